@@ -1,9 +1,7 @@
-"""The driver of one controller, the same live and simulated: an inbox, named timers, a record, and
-who executes which command.
+"""The driver of one controller, live and simulated: inbox, named timers, record and executors.
 
-An event that comes while another is handled waits in the inbox, so that a controller never sees
-an event before the commands of the one before it were executed. The clock, and what calls back at
-a time, are given: an event loop's live, an event queue's simulated.
+An event that comes while another is handled waits in the inbox, so that a controller sees it only
+after the commands of the one before. Clock and scheduler are given: an event loop or a simulation.
 """
 
 from collections import deque
@@ -37,10 +35,9 @@ class Driver(Generic[E, C]):
         deliver: Callable[[TimerFired], None] | None = None,
         handled: Callable[[], None] | None = None,
     ) -> None:
-        """`execute` takes the commands for which nobody registered. `record` gets one line per
-        event. `failed` hears of an event at which the controller raised. `around` holds while an
-        event is handled, `handled` is called after it. `deliver` is given due timers in place of
-        `feed`.
+        """`execute` takes commands without a registered executor; `record` one line per event.
+        `failed` hears of an event at which the controller raised. `around` wraps the handling of an
+        event, `handled` follows it. `deliver` takes due timers in place of `feed`.
         """
         self.controller = controller
         self.current: E | None = None

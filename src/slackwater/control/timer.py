@@ -1,7 +1,6 @@
-"""Timers: how a controller without a clock of its own asks to be woken.
+"""Timers: how a controller without a clock asks to be woken.
 
-Every controller asks with the same `SetTimer` and hears the same `TimerFired`. Where several
-controllers share one body, the part of the name before the first ":" says whose timer it is.
+Where several controllers share one driver, the beginning of the name says whose timer it is.
 """
 
 from slackwater.control.message import Message, TimedMessage

@@ -90,10 +90,9 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one action was given, exactly. Cores and GPUs are its own until it ends.
+    """What one action was given. Cores and GPUs are its own until it ends.
 
-    `amounts` has every resource that it asked for. `gpus` are the numbers of an aligned chunk on
-    the node.
+    `amounts` has every requested resource; `gpus` are an aligned chunk of the node.
     """
 
     amounts: tuple[tuple[ResourceName, int], ...]

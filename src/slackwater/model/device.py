@@ -34,11 +34,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRequest:
-    """A deployment asks for `devices` of one node, each with `memory_mb`; without a `node` any will
-    do.
+    """A deployment asks for `devices` of one node, of any without `node`, each with `memory_mb`.
 
-    Deployments of one sharing `group` may own the same devices, because permits make them
-    alternate.
+    Deployments of one sharing `group` may own the same devices, because permits alternate them.
     """
 
     deployment: DeploymentId

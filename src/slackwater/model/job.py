@@ -15,9 +15,8 @@ SloScope = Literal["iteration", "job"]
 class JobProfile:
     """What one iteration needs, at worst: every response at the job's token limit (WEAVE 4.2).
 
-    `train_s` holds on `train_nodes` nodes; on n nodes it is `train_s * train_nodes / n`, since the
-    data-parallel degree is matched to the group. State sizes are what one node keeps in host
-    memory.
+    On n nodes training takes `train_s * train_nodes / n`, since the data-parallel degree is matched
+    to the group. State sizes are per node in host memory.
     """
 
     rollout_s: float
@@ -55,8 +54,8 @@ class JobTerms:
     alone they may be: each of them, or all together (`slo_scope`).
 
     `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it
-    bounds the slowdown as the SLO does. Of two jobs that wait for a place, that of higher
-    `priority` is tried first. Nodes and sizes are those that it needs while it has no profile yet.
+    bounds the slowdown as the SLO does. A higher `priority` is placed first. Nodes and sizes are
+    those that it needs while it has no profile yet.
     """
 
     iterations: int

@@ -74,11 +74,9 @@ class OwnJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile(OwnJob):
-    """One job. Its driver is `recipe` with `options` (as `slackwater train RECIPE --set` takes
-    them), or `command`.
-
-    `env` are variables of the driver, which runs in `workdir`. A known `profile` saves the cycles
-    in which the job is profiled alone.
+    """One job. Its driver is `recipe` with `options` (as `train RECIPE --set` takes them), or
+    `command`. `env` are variables of the driver, which runs in `workdir`. A known `profile` saves
+    the cycles in which the job is profiled alone.
     """
 
     model: str

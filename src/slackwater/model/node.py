@@ -52,8 +52,7 @@ class NodeType:
 class Pool:
     """Nodes of one role and one type; `max_nodes` is how many can be rented at once.
 
-    An `owned` pool is paid for whether its nodes are used or not: there time is to be saved, not
-    rent.
+    An `owned` pool is paid for whether its nodes are used or not: it saves time, not rent.
     """
 
     role: Role

@@ -44,7 +44,7 @@ class OpStatus(StrEnum):
 
 
 class FaultOwner(StrEnum):
-    """Who can mend a failure: the caller, or whoever runs the service."""
+    """Who can fix a failure: the caller, or the operator of the service."""
 
     USER = "user"
     SERVER = "server"

@@ -1,9 +1,7 @@
-"""Ids of what a tenant names itself: actions and environments as `NAME@TENANT`, snapshots by a
-digest.
+"""Ids of what a tenant names: actions and environments as `NAME@TENANT`, snapshots by a digest.
 
-Neither a tenant's name nor the name that it gives has an `@`, so two tenants never share an id,
-whatever dots or colons are in their names. The id only tells things apart: who owns one is stored
-with it, and checked there.
+Neither name has an `@`, so two tenants never share an id. Who owns something is stored with it, and
+checked there.
 """
 
 import hashlib

@@ -38,9 +38,8 @@ class PhaseSlot:
 class GroupPlan:
     """A cyclic order of phases that a group repeats: at worst one cycle takes `period_s`.
 
-    A job may have several slots of each phase in one cycle. On every node phases run in slot order;
-    since a fixed order only ever starts earlier when phases are shorter, worst-case lengths bound
-    every cycle.
+    A job may have several slots of each phase in one cycle. On every node phases run in slot order,
+    and shorter phases only ever start others earlier, so worst-case lengths bound every cycle.
     """
 
     period_s: float

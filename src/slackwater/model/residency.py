@@ -17,9 +17,8 @@ class Tier(IntEnum):
 class PartRole(Enum):
     """What happens to a part when its deployment leaves the device.
 
-    KEPT is written back to the host. FROZEN never changes: its host copy is made once, and it is
-    dropped, not written back. SCRATCH is not stored at all, and is zero when the deployment returns
-    (an empty gradient).
+    KEPT is written back to the host. FROZEN never changes: it is copied to the host once and then
+    dropped. SCRATCH is not stored, and zero on return (an empty gradient).
     """
 
     KEPT = "kept"
@@ -45,8 +44,7 @@ class StateKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One stored tensor: its key, its element type by PyTorch's name (`float32`), the bytes of an
-    element, its role.
+    """One stored tensor: key, element type by PyTorch's name (`float32`), element size, role.
 
     `shape` is that of the whole parameter; a slice is of its elements laid out flat.
     """

@@ -1,7 +1,7 @@
 """Seeds for requests that bring none: the same recipe run again draws the same numbers.
 
-Drawn from counters that a rerun repeats (where the weights come from, the request's number in its
-sampling session, the sample's number in the request), never from random ids or the clock.
+Drawn from counters that a rerun repeats (the weights' lineage, the request's number in its sampling
+session, the sample's number), never from random ids or the clock.
 """
 
 import hashlib

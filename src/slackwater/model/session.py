@@ -41,10 +41,8 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """An immutable snapshot of weights to sample from.
-
-    `lineage` says where the weights come from in words that a rerun repeats (no random ids):
-    default seeds are drawn from it.
+    """An immutable snapshot of weights to sample from; default seeds are drawn from `lineage`,
+    which says where the weights come from without random ids.
     """
 
     sampling_session: SamplingSessionId

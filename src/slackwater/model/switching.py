@@ -7,12 +7,11 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SwitchCosts:
-    """Seconds by model size (WEAVE Figure 4: cold up to 135 s at 32B, warm up to 71.5 times
-    faster).
+    """Seconds by model size (WEAVE Figure 4: cold up to 135 s at 32B, warm 71.5 times faster).
 
-    Warm, from host memory, is part of every declared phase length, and saved when the state is on
-    the devices already. Cold, with processes and communicators built anew, is paid before a job's
-    first phase wherever it is placed.
+    Warm, from host memory, is part of every declared phase, and saved if the state is on the
+    devices. Cold, with new processes and communicators, is paid before a job's first phase in a
+    place.
     """
 
     warm_base_s: float = 0.0

@@ -18,11 +18,10 @@ _MOST = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """Ceilings on one action or environment, then on all of a tenant's, then its `weight` among
-    others.
+    """Ceilings on one action or environment, then on all of a tenant's, then its `weight`.
 
-    `waiting_actions`, `memory_share`, `core_share` and `network` have defaults that depend on how
-    many tenants there are.
+    Defaults of `waiting_actions`, `memory_share`, `core_share` and `network` depend on how many
+    tenants there are.
     """
 
     memory_mib: int = 16_384
@@ -96,8 +95,7 @@ class OperatorLimits(TenantLimits):
         return decode(TenantLimits, common | dict(own), f"limits.tenants.{name}")
 
     def table(self, tenants: Sequence[str], operator: str, max_waiting: int) -> TenantTable:
-        """With the defaults that depend on the tenants: who is alone may hold everything, the
-        operator has the network."""
+        """With the defaults that depend on the tenants: one alone may hold everything."""
         named = {name: self._filled(name, tenants, operator, max_waiting) for name in tenants}
         return TenantTable(self._filled("", tenants, operator, max_waiting), named)
 

@@ -1,9 +1,7 @@
-"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node, whoever has the
-bytes.
+"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node.
 
-Kinds: `models` (base models by the name that the service gives them), `weights` (weight versions),
-`snapshots` and `checkpoints` (saved training states). A URI is no path: each node resolves it
-through its own files.
+Kinds: `models` (base models by their name in the service), `weights` (weight versions), `snapshots`
+and `checkpoints` (saved training states). Each node resolves a URI through its own files.
 """
 
 from dataclasses import dataclass

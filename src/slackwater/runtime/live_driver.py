@@ -49,8 +49,7 @@ def live_driver(
 ) -> Driver[E, C]:
     """The driver of a live controller; each executor registers the commands that it executes.
 
-    One that raises may have wrong state: `died` is called, and the next start takes over from the
-    durable log.
+    If the controller raises, `died` is called, and the next start recovers from the durable log.
     """
 
     def unexecuted(command: C) -> None:

@@ -10,11 +10,10 @@ _FIRST_NICE = -10
 
 
 def give_way(nice: int, process: int = 0, *, session_nice: int | None = None) -> None:
-    """Lower the priority of a process, which must have a session of its own, by so much. Process 0
-    is this one.
+    """Lower the priority of a process (0: this one), which must have a session of its own.
 
-    Linux may share processors by session first (`sched_autogroup`) and look at `nice` only within
-    one, so the session is told as well: the same, or `session_nice`.
+    Linux may share processors by session first (`sched_autogroup`), so the session is set as well,
+    by the same or by `session_nice`.
     """
     now = os.getpriority(os.PRIO_PROCESS, process)
     os.setpriority(os.PRIO_PROCESS, process, min(now + nice, 19))
@@ -25,9 +24,8 @@ def give_way(nice: int, process: int = 0, *, session_nice: int | None = None) ->
 
 
 def come_first() -> None:
-    """Let this process' session have a processor before others as soon as it can use one, where
-    the system allows that; what it starts in sessions of their own is scheduled as usual. A
-    session that is shared, such as a terminal's, stays as it is.
+    """Let this process' own session have a processor before others, where the system allows it; a
+    shared session, such as a terminal's, stays as it is.
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
@@ -35,9 +33,8 @@ def come_first() -> None:
 
 
 class UninterruptedSection:
-    """Code of the event loop that is short and should not be cut in pieces: no other thread that
-    begins to wait for Python's lock asks for it for a millisecond. Who waits for it already may
-    get it once; then the event loop asks for it in its turn.
+    """Short code of the event loop: other threads that begin to wait for Python's lock now do not
+    ask for it for a millisecond.
     """
 
     def __enter__(self) -> None:

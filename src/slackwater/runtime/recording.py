@@ -1,4 +1,4 @@
-"""Where recorded events of controllers go, if anybody asked for a record."""
+"""The files to which controllers' events are recorded."""
 
 from collections.abc import Callable
 from pathlib import Path

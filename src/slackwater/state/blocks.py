@@ -1,8 +1,7 @@
-"""The device tier's memory: blocks that are used again, so that a switch waits neither for fresh
-pages nor for an allocator.
+"""The device tier's memory: reused blocks, so that a switch does not wait for an allocator.
 
-Which deployments are there at the same time, and so that the budget holds, is the book's to say;
-blocks that nobody uses are given back before they would add to it.
+The controller decides what is there and keeps the budget; unused blocks are freed before they would
+exceed it.
 """
 
 import torch

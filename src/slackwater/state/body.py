@@ -1,8 +1,6 @@
-"""The live body of the book of states (PlexRL 4.5, 5.3): does what the book says with holders, host
-images and the disk.
+"""The executor of the residency controller (PlexRL 4.5, 5.3): holders, host images, the disk.
 
-Workers' parts of the device are holders: told to load or save, they copy between their device
-memory and the images, which stay the body's.
+Holders are workers' parts of the device: they copy between device memory and the images here.
 """
 
 import itertools
@@ -83,7 +81,7 @@ class StateBody:
                     self.tell(on.WaitGivenUp(time.monotonic(), ticket))
                     self._answers.pop(ticket, None)
                     raise UnavailableError(
-                        f"state: {what} was not to be had in {timeout_s:g} s; who runs there?"
+                        f"state: {what} was not reached in {timeout_s:g} s; others hold the room"
                     )
                 self._answered.wait(left_s)
             refused = self._answers.pop(ticket)

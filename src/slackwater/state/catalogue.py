@@ -1,7 +1,6 @@
 """Which image holds which key: a tensor that several deployments or ranks have is stored once.
 
-Frozen parts have images of their own, apart from any deployment's, so that no deployment is needed
-for another's base.
+Frozen parts have images of their own, so that no deployment depends on another for its base.
 """
 
 import itertools
@@ -39,10 +38,7 @@ class Catalogue:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def entry_for(self, deployment: str, parts: Sequence[StoredPart]) -> CatalogueEntry:
-        """What the deployment's entry would be; nothing is changed.
-
-        Scratch lies last, so that the rest is one run.
-        """
+        """What the deployment's entry would be; scratch lies last, so that the rest is one run."""
         order = {PartRole.KEPT: 0, PartRole.FROZEN: 1, PartRole.SCRATCH: 2}
         on_device = laid_out(sorted(parts, key=lambda part: order[part.role]))
         own: list[StoredPart] = []

@@ -1,8 +1,7 @@
-"""A worker's part of the device tier: binds bodies to device memory, and moves their bytes when the
-manager says so.
+"""A worker's part of the device tier: binds owners to device memory and moves their bytes.
 
 Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another
-comes, beside the operation that runs.
+comes, beside the running operation.
 """
 
 import contextlib
@@ -32,10 +31,8 @@ class DeploymentOwner(Protocol):
     def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
         """The tensors are on the device (flat, each of its key's elements).
 
-        `about` is what `unbind` said last.
-
-        Without it they are zeros, except frozen ones that another brought. The body fills them:
-        frozen parts are what they ever will be when this returns.
+        `about` is what `unbind` returned last. Without it they are zeros, except frozen ones that
+        another brought; the owner fills them, and frozen parts are final when this returns.
         """
         ...
 

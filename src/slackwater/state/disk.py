@@ -1,5 +1,4 @@
-"""The disk tier: one checksummed file per image, by direct I/O where the filesystem allows it,
-written whole or not at all.
+"""The disk tier: one checksummed file per image, by direct I/O if possible, written atomically.
 
 A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are
 per piece, so that reading, checking and copying on to the device overlap.
@@ -78,11 +77,9 @@ class DiskTier:
         began: Callable[[dict[str, Any]], None] | None = None,
         reached: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
-        """Fill the pages from the image's file; what was said at its writing. Refused if a byte is
-        not as written.
+        """Fill the pages from the image's file and return its `about`; refuse damaged bytes.
 
-        `began` is told what was said at its writing before the first byte comes, `reached` how many
-        bytes are there and are right.
+        `began` gets `about` before the first byte, `reached` how many bytes are there and right.
         """
         path = self.path(name)
         try:

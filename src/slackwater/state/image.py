@@ -1,5 +1,4 @@
-"""A deployment's image in host memory: a memfd, so that it lives as long as the node's manager
-holds it, whoever else dies.
+"""A deployment's image in host memory: a memfd, alive as long as the node's manager holds it.
 
 Its descriptor is passed to the worker, which maps the same pages. Pages are made once, at the first
 mapping, and used again for every switch: touching fresh ones costs ten times the copy.
@@ -44,7 +43,7 @@ class HostImage:
         except OSError as error:
             os.close(descriptor)
             raise RefusedError(
-                f"host memory: {size} bytes for the state of {name} cannot be had: {error}; "
+                f"host memory: {size} bytes for the state of {name} are not available: {error}; "
                 "lower the host budget"
             ) from error
 

@@ -1,5 +1,4 @@
-"""The state manager of one node: what its workers, its agent and other nodes may ask of the states
-that it keeps (PlexRL 4.5, 5.3).
+"""The state manager of one node, for its workers, its agent and other nodes (PlexRL 4.5, 5.3).
 
 Every public call may come from any thread.
 """
@@ -136,8 +135,7 @@ class StateManager:
         return {"found": book.found, "waited": book.waited, "early": book.early}
 
     def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
-        """Write a checkpoint (or with one of `kinds`, weights) from managed state, while other
-        deployments run.
+        """Write a checkpoint (or weights, with one of `kinds`) while other deployments run.
 
         A state that is on the device is saved to the host first.
         """
@@ -244,11 +242,10 @@ class StateManager:
     def taking(
         self, deployment: str, parts: Sequence[StoredPart], about: About, *, warm: bool = True
     ) -> Iterator[dict[int, Bytes]]:
-        """Take over a state that comes from another node, into host memory; its worker registers
-        later.
+        """Take over a state from another node into host memory; its worker registers later.
 
-        Inside the memory of the parts that are not here yet is to be filled, by their number among
-        `parts`. If that fails, it is forgotten.
+        Inside, fill the memory of the missing parts, given by their number among `parts`. If that
+        fails, the state is forgotten.
         """
         holder = f"arrival of {deployment}"
         self.register(deployment, holder, parts, warm=warm)

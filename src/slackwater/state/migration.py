@@ -1,10 +1,8 @@
-"""A deployment's state from one node to another, checked, into the other manager's host memory
-(PlexRL 4.5.3).
+"""Moves a deployment's state, checked, into another node's host memory (PlexRL 4.5.3).
 
-Both sides prove a secret, which the control plane made for this move; then the sender says which
-parts there are, the receiver which of them it lacks (a frozen base that others brought is there
-already), and only those travel. Encrypted where the receiver has a certificate, whose SHA-256 the
-sender must know.
+Both sides prove a secret that the control plane made for this move; the sender lists the parts, the
+receiver those it lacks (perhaps not the frozen base), and only these travel. Encrypted where the
+receiver has a certificate, whose SHA-256 the sender must know.
 """
 
 import contextlib
@@ -43,8 +41,7 @@ def migrate(
     arrives_as: str | None = None,
     pin: str | None = None,
 ) -> int:
-    """Send the state to the node at the address, under its own name or another; how many bytes had
-    to travel.
+    """Send the state to the node at the address; returns how many bytes had to travel.
 
     It is still here afterwards: whoever uses it forgets it, once it is in use over there.
     """
@@ -69,18 +66,16 @@ def migrate(
             raise RefusedError(f"state of {deployment}: {error}; it is still here") from error
         except (OSError, EOFError, ValueError, KeyError, TypeError, UnavailableError) as error:
             raise UnavailableError(
-                f"state of {deployment}: {address[0]}:{address[1]} took it not: {error}; it is "
+                f"state of {deployment}: {address[0]}:{address[1]} did not take it: {error}; it is "
                 "still here"
             ) from error
     return sum(len(each) for each in found)
 
 
 class MigrationServer:
-    """Takes states from other nodes that know a secret. `warm` is as that of
-    `StateManager.register`.
+    """Takes states from nodes that know a secret; `warm` as in `StateManager.register`.
 
-    Secrets are for one state each: by secret, the model whose state comes. Or there is one, for
-    any.
+    A secret is for the state of one model (by secret), or one secret is for all.
     """
 
     def __init__(

@@ -16,8 +16,7 @@ About = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ImageRange:
-    """So many bytes of a deployment's device image, and where they are in the host image called
-    `image`.
+    """Bytes of a deployment's device image, and where they are in the host image `image`.
 
     `writes`: they go back there when the deployment leaves the device.
     """
@@ -49,12 +48,10 @@ class MoveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HolderMove:
-    """Load from the images or save to them, and say how it ended. `blank`: come to the device as
-    zeros.
+    """Load from the images (zeros if `blank`) or save to them, and report the outcome.
 
     `arrival`: the deployment's own image is still coming from disk, and is loaded as it comes.
-    `fills`: images of frozen parts that have nothing yet, and get it from the body once it is
-    bound.
+    `fills`: empty images of frozen parts that are filled once the owner is bound.
     """
 
     deployment: str

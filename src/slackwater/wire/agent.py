@@ -1,6 +1,4 @@
-"""What a node's agent and the control plane say to each other. Nothing in it is a path of somebody
-else's disk.
-"""
+"""Messages between a node's agent and the control plane; they hold no paths of another disk."""
 
 import msgspec
 

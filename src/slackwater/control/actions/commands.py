@@ -9,11 +9,8 @@ from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ServiceName
 
 
 class StartAction(Message, frozen=True):
-    """Run it on exactly this; answer with `ActionFinished` of this attempt when all its processes
-    are gone.
-
-    `grant.node` is None for an action that needs no worker (an API call): the body runs it where it
-    likes.
+    """Run it on exactly this; answered by `ActionFinished` when all its processes are gone. Without
+    `grant.node` (an API call) it needs no worker.
     """
 
     spec: ActionSpec
@@ -74,14 +71,8 @@ class RestoreService(Message, frozen=True):
     service: ServiceName
 
 
+EnvironmentCommand: TypeAlias = OpenEnvironment | CloseEnvironment | EndEnvironment
+ServiceCommand: TypeAlias = EvictService | RestoreService
 Command: TypeAlias = (
-    StartAction
-    | StopAction
-    | EndAction
-    | OpenEnvironment
-    | CloseEnvironment
-    | EndEnvironment
-    | EvictService
-    | RestoreService
-    | SetTimer
+    StartAction | StopAction | EndAction | EnvironmentCommand | ServiceCommand | SetTimer
 )

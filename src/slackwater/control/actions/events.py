@@ -30,11 +30,9 @@ class ActionAdopted(TimedMessage, frozen=True):
 
 
 class ActionFinished(TimedMessage, frozen=True):
-    """A worker says that what an attempt started is over, with all its processes: its resources are
-    free again.
+    """All processes of an attempt are gone and its resources free.
 
-    `ended` is DONE, FAILED or TIMED_OUT (the worker's own limits); of a stopped one, whatever it
-    came to. `ran_s` is the execution alone, without the time to prepare it.
+    `ended` is DONE, FAILED or TIMED_OUT; `ran_s` is the execution without its preparation.
     """
 
     action: ActionId
@@ -119,15 +117,7 @@ PlaceEvent: TypeAlias = (
     | WorkerLost
 )
 
-Event: TypeAlias = (
-    ActionSubmitted
-    | ActionAdopted
-    | ActionFinished
-    | ActionCancelled
-    | PlaceEvent
-    | LimitDeclared
-    | ServiceDeclared
-    | TimerFired
-)
+ActionEvent: TypeAlias = ActionSubmitted | ActionAdopted | ActionFinished | ActionCancelled
+Event: TypeAlias = ActionEvent | PlaceEvent | LimitDeclared | ServiceDeclared | TimerFired
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}

@@ -1,8 +1,7 @@
 """The GPUs of the pool: aligned chunks, and the services that their memory holds (ARL-Tangram 5.3).
 
-A service stays on its GPUs after an action, and is evicted only when another needs the memory,
-least recently used first. Nothing is written back: its copy in host memory is whole. One action at
-a time runs on a GPU.
+A service stays on its GPUs until another needs the memory, least recently used first. Nothing is
+written back, since host memory has a copy. A GPU runs one action at a time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,9 +56,7 @@ class GpuNode:
     def places(
         self, service: ServiceName, size: int
     ) -> Iterable[tuple[tuple[bool, int, float, NodeId, int], tuple[int, ...]]]:
-        """Every idle chunk of this size with its preference, least first: where the service lies
-        already; else where the smallest idle chunk is split; else what was used longest ago.
-        """
+        """Idle chunks of this size by preference: with the service, small, long unused."""
         ready = {r.gpus for r in self.residents if r.service == service}
         for whole in self.whole_chunks():
             for first in range(0, len(whole) - size + 1, size):

@@ -125,7 +125,7 @@ class Lane(ABC):
 
     @abstractmethod
     def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
-        """Units of its own; None if they cannot be had after all, and it must wait."""
+        """Units of its own; None if they are not available after all, and it must wait."""
 
     @abstractmethod
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None: ...

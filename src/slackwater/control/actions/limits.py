@@ -1,5 +1,4 @@
-"""Limits that no worker brings: how many at once, how many in any window of time, or both
-(ARL-Tangram 5.1).
+"""Limits no worker brings: on concurrency, on use per window of time, or both (ARL-Tangram 5.1).
 
 An action waits for its quota instead of failing against it, so there are no storms of retries.
 """

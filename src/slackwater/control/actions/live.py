@@ -53,11 +53,10 @@ class LiveAction:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One start of an action. It holds its grant until its worker says that it is over, even if the
-    action has ended.
+    """One start of an action; it holds its grant until its worker says that it is over.
 
-    `ends_s` is when we expect it to end. `stopping` is the outcome that awaits a stopped one;
-    `short` says that it could not use more units.
+    `ends_s` is when we expect it to end, `stopping` the outcome of a stopped one; a `short` one
+    could not use more units.
     """
 
     number: int
@@ -85,11 +84,9 @@ class EnvironmentState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class LiveEnvironment:
-    """An environment that has not ended. Its actions run one at a time, in order; the first of
-    `line` is in a lane or runs.
+    """An environment that has not ended. Its actions in `line` run one at a time, in order.
 
-    `busy` is the attempt that runs in it, perhaps one that was stopped and has not reported its end
-    yet.
+    `busy` is the attempt that runs in it, perhaps a stopped one that has not reported its end.
     """
 
     spec: EnvironmentSpec

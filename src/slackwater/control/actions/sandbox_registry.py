@@ -1,8 +1,7 @@
-"""Where things live: workers with what they bring, and the environments on them (ARL-Tangram 5.2).
+"""Workers with what they bring, and the environments on them (ARL-Tangram 5.2).
 
-An environment goes to the node with memory for its whole life where the largest share of memory is
-free. It stays there, with its memory, until it is closed or lost; it holds no cores between
-actions.
+An environment goes to the node where the largest share of memory is free, and keeps its memory
+there until it is closed or lost; it holds no cores between actions.
 """
 
 from bisect import bisect_left, insort

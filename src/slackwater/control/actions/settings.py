@@ -11,12 +11,10 @@ from slackwater.policy.actions.scheduling import Scheduling
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """`max_waiting` and the tenants' own limits bound the queue: what comes beyond them is refused
-    at once.
+    """`max_waiting` and the tenants' limits bound the queue; what exceeds them is refused at once.
 
-    A stopped action must have confirmed its end within `stop_grace_s`; then its owner is told
-    without it, while its resources stay taken. Environments from the durable log must come back
-    with their worker within `return_s`.
+    A stopped action must end within `stop_grace_s`, else its owner is told while its resources stay
+    taken. Environments of the durable log must return with their worker within `return_s`.
     """
 
     scheduling: Scheduling = field(default_factory=PricedScheduling)

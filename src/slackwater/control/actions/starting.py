@@ -1,9 +1,8 @@
-"""Who starts in a lane: the first in line whose least needs fit, with as much as the policy gives
-them (ARL-Tangram 4.2).
+"""Who starts in a lane: the first in line that fit, with as much as the policy gives (ARL-Tangram
+4.2).
 
-One that waits for cores or GPUs keeps them from all behind it, so no one starves. One that waits
-for a limit steps aside for those that do not need the limit, and keeps the limit from all behind
-it, in every lane.
+An action that waits for cores or GPUs keeps them from all behind it, so none starves. One that
+waits for a limit lets others pass, but keeps the limit from all behind it, in every lane.
 """
 
 from collections.abc import Callable

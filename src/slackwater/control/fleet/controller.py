@@ -169,9 +169,7 @@ class FleetController:
         return self.rollout.handle(event)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant of a component, or one between two, does not
-        hold.
-        """
+        """Raise AssertionError if an invariant of a component, or between two, is broken."""
         for component in self.components():
             component.check_integrity()
         self.check_agreement()

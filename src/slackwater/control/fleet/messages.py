@@ -49,16 +49,4 @@ FleetCommand: TypeAlias = (
     | PhaseCommand
 )
 
-EVENT_TYPES: dict[str, type] = {
-    **of_rollout.EVENT_TYPES,
-    **of_operation.EVENT_TYPES,
-    **of_device.EVENT_TYPES,
-    **of_device.ALLOCATION_TYPES,
-    **of_lending.EVENT_TYPES,
-    **of_weight.EVENT_TYPES,
-    **of_step.EVENT_TYPES,
-    **of_job.EVENT_TYPES,
-    **of_driver.EVENT_TYPES,
-    **of_schedule.EVENT_TYPES,
-    **of_phase.EVENT_TYPES,
-}
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in FleetEvent.__args__}

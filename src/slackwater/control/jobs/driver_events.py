@@ -18,10 +18,8 @@ class DriverSubmitted(TimedMessage, frozen=True):
 
 
 class DriverAdopted(TimedMessage, frozen=True):
-    """A submitted job from the durable store. `attempt` processes were started for it; `lives` says
-    whether the last still runs.
-
-    `over` is how it ended, if it has.
+    """A submitted job of the durable store: `attempt` processes were started; the last may still
+    live. `over` is how it ended, if it has.
     """
 
     job: JobId
@@ -49,10 +47,9 @@ class DriverUndue(TimedMessage, frozen=True):
 
 
 class DriverEnded(TimedMessage, frozen=True):
-    """The process of that attempt is gone. No `status`: nobody saw it end. `said` are its last
-    words.
+    """The attempt's process is gone, with a status if anybody saw it; `said` are its last words.
 
-    `hopeless`: the same would come of another attempt, since its input is wrong.
+    `hopeless`: another attempt would end the same way, since its input is wrong.
     """
 
     job: JobId
@@ -74,16 +71,8 @@ class ResumeAsked(TimedMessage, frozen=True):
     job: JobId
 
 
-DriverEvent = (
-    DriverSubmitted
-    | DriverAdopted
-    | DriverDue
-    | DriverUndue
-    | DriverEnded
-    | IterationDone
-    | TimerFired
-    | StopAsked
-    | ResumeAsked
-)
+ArrivalEvent = DriverSubmitted | DriverAdopted
+ProgressEvent = DriverDue | DriverUndue | DriverEnded | StopAsked | ResumeAsked
+DriverEvent = ArrivalEvent | ProgressEvent | IterationDone | TimerFired
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in DriverEvent.__args__}

@@ -1,15 +1,13 @@
-"""The driver book: one process at a time for every submitted job, from its first start to its last
-end.
+"""The driver registry: one process at a time for every submitted job, from first start to last end.
 
     waiting -> running -> over
        ^          |  \\-> leaving -> over
        \\-- crash -/
 
-A driver waits until its job has a place. One that ends with status 0 has finished its job. One that
-crashes makes it a new arrival (`JobCrashed`), and is started again after a growing pause; after
-`most_crashes` in a row, without a complete iteration between them, its job has failed. One that
-nobody saw end, since the control plane was gone too, is started again and not blamed. What it says
-to the job book are events of that: `JobSubmitted`, `JobCrashed`, `JobEnded`.
+A driver waits until its job has a place. Status 0 finishes the job. A crash makes the job a new
+arrival (`JobCrashed`), started again after a growing pause; after `most_crashes` in a row without a
+complete iteration the job has failed. A driver that ended while the control plane was gone is
+started again without blame. It emits events of the job registry.
 """
 
 from collections.abc import Sequence
@@ -85,7 +83,7 @@ class DriverRegistry:
                 job = event.job
             driver = self._drivers.get(job)
             if driver is not None:
-                self._goes_on(driver, event, out)
+                self._continue(driver, event, out)
         return out
 
     # ---- questions ----
@@ -119,17 +117,8 @@ class DriverRegistry:
             driver.stage = DriverStage.RUNNING
         out.append(driver.submitted(event.now_s))
 
-    def _goes_on(
-        self,
-        driver: JobDriver,
-        event: on.DriverDue
-        | on.DriverUndue
-        | on.DriverEnded
-        | IterationDone
-        | TimerFired
-        | on.StopAsked
-        | on.ResumeAsked,
-        out: Out,
+    def _continue(
+        self, driver: JobDriver, event: on.ProgressEvent | IterationDone | TimerFired, out: Out
     ) -> None:
         match event:
             case on.DriverDue(now_s):

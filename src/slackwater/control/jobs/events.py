@@ -10,11 +10,9 @@ from slackwater.model.job_life import JobAccount, JobStage
 
 
 class JobSubmitted(TimedMessage, frozen=True):
-    """An owner's run begins, or resumes at its last complete iteration. One with terms and without
-    a profile is profiled first.
-
-    One without terms (a session that nobody submitted) shares what there is. One that is `driven`
-    has a driver that the service runs, and ends with that.
+    """A run begins, or resumes at its last complete iteration; with terms and no profile it is
+    profiled first. Without terms (a session) it shares what there is. A `driven` job has a driver
+    that the service runs, and ends with that.
     """
 
     job: JobId
@@ -96,19 +94,8 @@ class IdleJobsSought(TimedMessage, frozen=True):
     attended: frozenset[JobId] = frozenset()
 
 
-JobEvent = (
-    JobSubmitted
-    | JobProfiled
-    | JobAnswered
-    | TurnOpened
-    | TurnClosed
-    | JobTrained
-    | IterationDone
-    | JobCrashed
-    | JobEnded
-    | JobAdopted
-    | JobHeard
-    | IdleJobsSought
-)
+ProgressEvent = JobProfiled | JobAnswered | IterationDone | JobCrashed | JobEnded
+UsageEvent = TurnOpened | TurnClosed | JobTrained
+JobEvent = JobSubmitted | JobAdopted | ProgressEvent | UsageEvent | JobHeard | IdleJobsSought
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in JobEvent.__args__}

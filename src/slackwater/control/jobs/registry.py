@@ -1,12 +1,10 @@
-"""The job book: where every job stands between its submission and its end, and what it has used.
+"""The job registry: the stage of every job from submission to end, and what it has used.
 
     submitted -> profiling -> placed | held | refused -> running -> finished | failed | stopped
 
-A job whose profile is known skips profiling. A crash or a lost node makes it a new arrival at its
-last complete iteration. Messages that come late (of a job that is over, or not known) change
-nothing but the account. A job that was submitted with a driver runs and ends with it
-(`drivers.py`). One that has neither driver nor session (a key's, or that of a program which asks
-for permits itself) ends when nothing was heard of it for long.
+A known profile skips profiling. A crash or a lost node makes the job a new arrival at its last
+complete iteration. Late messages only change the account. A job with a driver ends with it
+(`drivers.py`); one with neither driver nor session ends after a long silence.
 """
 
 from collections.abc import Sequence
@@ -73,15 +71,10 @@ class JobRegistry:
             case _:
                 entry = self._jobs.get(event.job)
                 if entry is not None and not entry.stage.over:
-                    self._goes_on(entry, event, out)
+                    self._continue(entry, event, out)
         return out
 
-    def _goes_on(
-        self,
-        entry: RegisteredJob,
-        event: on.JobProfiled | on.JobAnswered | on.IterationDone | on.JobCrashed | on.JobEnded,
-        out: Out,
-    ) -> None:
+    def _continue(self, entry: RegisteredJob, event: on.ProgressEvent, out: Out) -> None:
         match event:
             case on.JobProfiled(_, _, profile):
                 if entry.stage is JobStage.PROFILING:

@@ -27,9 +27,7 @@ class ServingNodeJoined(TimedMessage, frozen=True):
 
 
 class ServingNodeReported(TimedMessage, frozen=True):
-    """What its service used of a node's KV memory and time since the last report, at most and on
-    average; and whether it keeps its promise lately.
-    """
+    """What its service used of a node since the last report: KV memory at most, time on average."""
 
     node: NodeId
     kv_share: float
@@ -44,10 +42,7 @@ class ServingNodeLost(TimedMessage, frozen=True):
 
 
 class CapacityWanted(TimedMessage, frozen=True):
-    """A job's rollout of a base model would use up to `nodes` borrowed nodes.
-
-    Said again, the number changes.
-    """
+    """A job's rollout of a base model would use up to `nodes` borrowed nodes; replaces the last."""
 
     job: JobId
     nodes: int
@@ -79,18 +74,9 @@ class LoanFailed(TimedMessage, frozen=True):
     reason: str
 
 
-LendingEvent = (
-    ServiceOpened
-    | LendingStopped
-    | ServingNodeJoined
-    | ServingNodeReported
-    | ServingNodeLost
-    | CapacityWanted
-    | BorrowerStepBegan
-    | CapacityReturned
-    | NodeCleared
-    | LoanFailed
-    | TimerFired
-)
+ServiceEvent = ServiceOpened | LendingStopped
+NodeEvent = ServingNodeJoined | ServingNodeReported | ServingNodeLost | NodeCleared | LoanFailed
+BorrowerEvent = CapacityWanted | BorrowerStepBegan | CapacityReturned
+LendingEvent = ServiceEvent | NodeEvent | BorrowerEvent | TimerFired
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LendingEvent.__args__}

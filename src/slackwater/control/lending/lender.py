@@ -2,10 +2,9 @@
 
     events -> lender.handle(event) -> commands
 
-A node lends to one job at a time. It lends when its service has used little of it for a whole
-window; it is taken back at once when the service needs it or breaks its promise, and rests before
-it lends again. What happens on the node between two steps is not the lender's business: that is
-the arbiter's (`policy/serving/arbiter.py`).
+A node lends to one job at a time, after its service has used little of it for a whole window. It is
+taken back at once when the service needs it or misses its SLO, and rests before it lends again. On
+the node itself the arbiter decides (`policy/serving/arbiter.py`).
 """
 
 from collections import deque

@@ -10,10 +10,7 @@ from slackwater.model.operation import FaultOwner, Operation
 
 
 class RunOp(Message, frozen=True):
-    """Run an operation; `replay` says that its result is known and only its effect is wanted.
-
-    `at_most` of a replayed creation is as that of `RestoreState`.
-    """
+    """Run an operation; with `replay` only its effect is wanted. `at_most`: see `RestoreState`."""
 
     worker: WorkerId
     ticket: int
@@ -23,10 +20,8 @@ class RunOp(Message, frozen=True):
 
 
 class RestoreState(Message, frozen=True):
-    """Load the state that was saved after `seq`; or, where the node has kept one of a trainer that
-    died, a later one.
-
-    Such a state may have the effects of operations up to `at_most`, and of no later one.
+    """Load the state that was saved after `seq`, or a later one that the node kept from a dead
+    trainer, with the effects of operations up to `at_most`.
     """
 
     worker: WorkerId
@@ -109,15 +104,7 @@ class FailOp(Message, frozen=True):
     owner: FaultOwner
 
 
+StateCommand: TypeAlias = CommitSnapshot | ForgetModel | MoveState | ForgetStrays
 Command: TypeAlias = (
-    StartWork
-    | CommitSnapshot
-    | ForgetModel
-    | MoveState
-    | ForgetStrays
-    | CompleteOp
-    | FailOp
-    | OpOver
-    | PublishDetached
-    | SetTimer
+    StartWork | StateCommand | CompleteOp | FailOp | OpOver | PublishDetached | SetTimer
 )

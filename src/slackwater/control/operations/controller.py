@@ -1,10 +1,8 @@
-"""Which trainer runs which operation when (PlexRL 4.2: one deployment's operations run in order,
-one at a time).
+"""Which trainer runs which operation when (PlexRL 4.2: operations of a deployment run in order).
 
 Invariants: an operation runs only when all before it are over; a trainer does one thing at a time;
-a model's state is never used unless it is the saved state plus the whole log, applied in order; a
-request ends exactly once. `state_recovery.py` brings a model's state to a trainer, also after the
-loss of another.
+a model's state is used only if it is the saved state plus the whole log, applied in order; a
+request ends exactly once. `state_recovery.py` brings a model's state to a trainer.
 """
 
 from collections.abc import Sequence
@@ -61,10 +59,7 @@ class OperationsController:
         self._watch_gaps(event.now_s)
         return state.out
 
-    def _of_trainers(
-        self,
-        event: on.TrainerJoined | on.TrainerLost | on.OpsGated | on.StateMoved | on.TicketDetached,
-    ) -> None:
+    def _of_trainers(self, event: on.TrainerEvent) -> None:
         state = self._state
         match event:
             case on.TrainerJoined(_, worker, node):
@@ -304,10 +299,7 @@ class OperationsController:
                     state.forget(line)
 
     def _snapshot_due(self, line: ModelQueue) -> bool:
-        """Only right after an optim_step, when no gradients are pending.
-
-        Not while a replay must make a version again.
-        """
+        """Only right after an optim_step, without pending gradients or unwritten publishes."""
         if line.aside:
             return False
         config = self._config

@@ -64,10 +64,7 @@ class TrainerLost(TimedMessage, frozen=True):
 
 
 class TicketDetached(TimedMessage, frozen=True):
-    """The trainer has its copy of what it publishes, and is free.
-
-    `TicketDone` or `TicketFailed` says how the writing ended.
-    """
+    """The trainer has its copy of what it publishes, and is free; another report follows."""
 
     worker: WorkerId
     ticket: int
@@ -75,9 +72,7 @@ class TicketDetached(TimedMessage, frozen=True):
 
 
 class TicketDone(TimedMessage, frozen=True):
-    """A trainer did what a ticket told it. `reached`: it found a state that has the effects of all
-    operations up to that one.
-    """
+    """A trainer executed a ticket; it found a state with all operations up to `reached`, if any."""
 
     worker: WorkerId
     ticket: int
@@ -95,18 +90,7 @@ class TicketFailed(TimedMessage, frozen=True):
     state_lost: bool
 
 
-Event: TypeAlias = (
-    ModelAdopted
-    | OpSubmitted
-    | OpRejected
-    | ModelClosed
-    | TrainerJoined
-    | OpsGated
-    | StateMoved
-    | TrainerLost
-    | TicketDetached
-    | TicketDone
-    | TicketFailed
-    | TimerFired
-)
+TrainerEvent: TypeAlias = TrainerJoined | TrainerLost | OpsGated | StateMoved | TicketDetached
+ModelEvent: TypeAlias = ModelAdopted | OpSubmitted | OpRejected | ModelClosed
+Event: TypeAlias = ModelEvent | TrainerEvent | TicketDone | TicketFailed | TimerFired
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in Event.__args__}

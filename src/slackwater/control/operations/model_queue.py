@@ -1,13 +1,11 @@
-"""One model's line of operations: what comes next, what a replay needs, and the poison rule.
+"""One model's queue of operations: what comes next, what a replay needs, and the poison rule.
 
-Operations run in the order of `seq`. A number that was refused at the door is used up. A number
-that never comes is given up after a while and counts as a refused forward_backward, since it may
-have been one.
+Operations run in the order of `seq`. A rejected number is used up. A missing number is given up
+after a while and counts as a rejected forward_backward, since it may have been one.
 
-**Poison.** A refused, failed or given-up forward_backward spoils the gradients that are being
-accumulated. The next optim_step then fails instead of stepping on incomplete gradients. Whenever an
-optim_step fails or is refused, whatever was accumulated is dropped and the slate is clean: the
-operations after it run as usual. A load_weights replaces what was accumulated, and so cleans it.
+**Poison.** A rejected, failed or given-up forward_backward spoils the accumulated gradients: the
+next optim_step fails instead of using incomplete gradients, which are then dropped, and later
+operations run as usual. A load_weights replaces what was accumulated, and so cleans it.
 """
 
 from dataclasses import dataclass, field
@@ -74,10 +72,8 @@ class ModelQueue:
         return bool(self.waiting) and self.next_seq not in self.waiting
 
     def has_work(self) -> bool:
-        """Something could run if a trainer were free.
-
-        A load replaces the log, and so waits for what is set aside; that itself must be replayed
-        where the trainer was lost.
+        """Whether something could run on a free trainer. A load waits for detached publishes, which
+        must be replayed if their trainer was lost.
         """
         head = self.head()
         if self.aside and self.applied < len(self.log):
@@ -167,9 +163,7 @@ class ModelQueue:
         self.log_cost_s = 0.0
 
     def usable_state(self) -> int:
-        """The last operation that a state found elsewhere may have in it; a version that is not
-        yet written must be made again.
-        """
+        """The last operation that a state found elsewhere may have; -1 with unwritten publishes."""
         return -1 if self.aside else self.next_seq - 1
 
     def caught_up(self, reached: int) -> None:
@@ -184,10 +178,10 @@ class ModelQueue:
         self.applied = 0
 
     def adopt(self, saved_seq: int | None, records: tuple[OperationRecord, ...]) -> None:
-        """Take over from the durable log; a hole before a number that ran is one that was given up.
+        """Take over from the durable log; a hole before a number that ran was given up.
 
-        A number behind a hole that failed may have been refused before the hole's own number came,
-        which is waited for.
+        A failed number behind a hole may have been rejected before the missing one, which is
+        awaited.
         """
         self.saved_seq = saved_seq
         self.next_seq = 0 if saved_seq is None else saved_seq + 1

@@ -1,8 +1,4 @@
-"""Which sessions live: a session ends when its client says so, or when its heartbeats stop.
-
-A session counts as alive from its creation, so that one which never sends a heartbeat is reaped
-too.
-"""
+"""Which sessions live: from their creation until their client ends them or heartbeats stop."""
 
 from dataclasses import dataclass, field
 

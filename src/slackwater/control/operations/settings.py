@@ -7,9 +7,8 @@ from dataclasses import dataclass
 class OperationsConfig:
     """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
 
-    `max_skipped` is how far a number may lie ahead of the one whose turn it is. A move between
-    nodes that is not heard of is given up after `give_up_move_after_s`; one that breaks off is
-    heard of much sooner.
+    `max_skipped` is how far a number may lie ahead of the next one. A move between nodes without a
+    report is given up after `give_up_move_after_s`.
     """
 
     give_up_gap_after_s: float = 60.0

@@ -108,21 +108,9 @@ class LimitInstances(Message, frozen=True):
     most: int
 
 
+TurnCommand = Dispatch | AbortOn | AppendTokens | CompleteTurn | FailTurn
+SeedingCommand = SeedingChanged | EndSeeding | ResumeSeeding | LimitInstances
+RolloutReport = TurnOpened | TurnClosed | VersionNeeded | VersionFreed
 RolloutCommand = (
-    Dispatch
-    | AbortOn
-    | VersionNeeded
-    | VersionFreed
-    | TurnOpened
-    | TurnClosed
-    | SeedingChanged
-    | AppendTokens
-    | CompleteTurn
-    | FailTurn
-    | SetTimer
-    | ReleaseInstance
-    | ReportFault
-    | EndSeeding
-    | ResumeSeeding
-    | LimitInstances
+    TurnCommand | SeedingCommand | RolloutReport | SetTimer | ReleaseInstance | ReportFault
 )

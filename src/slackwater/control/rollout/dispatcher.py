@@ -90,10 +90,8 @@ class Dispatcher:
         return [records[load.instance].offers(turn.spec.owner, share) for load in loads]
 
     def _warm_turn(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        """Of those whose prefix is here: the first to come, or, to keep warm what is, the last.
-
-        The last one's prefix is the least likely to be pushed out already; nobody is passed over
-        for longer than `patience_s`.
+        """Of the turns with their prefix here: the first, or, to keep caches warm, the last, whose
+        prefix is most likely still cached; none is passed over for longer than `patience_s`.
         """
         ends = self.line.preferring(record.spec.instance)
         if ends is None:

@@ -1,7 +1,7 @@
-"""What can happen to the rollout manager. Plain data, so that a record of it can be replayed.
+"""What can happen to the rollout manager.
 
-Frames of an instance are atomic: the body turns one frame into `TokensArrived`, then one
-`TurnEnded` per turn that finished in it, before it reads the next.
+Frames of an instance are atomic: one frame becomes `TokensArrived`, then one `TurnEnded` per turn
+that finished in it, before the next is read.
 """
 
 from collections.abc import Sequence
@@ -54,10 +54,9 @@ class InstanceFaulted(TimedMessage, frozen=True):
 
 
 class TokensArrived(TimedMessage, frozen=True):
-    """One frame, columnar: `counts[i]` tokens of `attempts[i]`, one after the other (no counts: one
-    each).
+    """One frame in columns: `counts[i]` tokens of `attempts[i]` in order (no counts: one each).
 
-    `topk` has one entry per token when any turn of the frame asked for it. Columns may be lists or,
+    `topk` has one entry per token if any turn of the frame requested it. Columns may be lists or,
     to save time, `array("I")` and `array("d")`.
     """
 
@@ -195,30 +194,10 @@ class JobGated(TimedMessage, frozen=True):
     gate: TurnGate | None
 
 
-RolloutEvent = (
-    TurnSubmitted
-    | TurnCancelled
-    | InstanceJoined
-    | VersionOffered
-    | VersionRecalled
-    | InstanceFaulted
-    | TokensArrived
-    | PromptScored
-    | TurnEnded
-    | TurnRefused
-    | InstanceHeartbeat
-    | InstanceNotice
-    | DrainAsked
-    | InstanceLost
-    | BudgetChanged
-    | TimerFired
-    | StepBegan
-    | TrainerWaits
-    | StepEnded
-    | StepDropped
-    | TrainerWanted
-    | OwnersNamed
-    | JobGated
-)
+TurnEvent = TurnSubmitted | TurnCancelled | TokensArrived | PromptScored | TurnEnded | TurnRefused
+SignOfLife = VersionOffered | InstanceFaulted | InstanceHeartbeat | InstanceNotice | BudgetChanged
+InstanceEvent = InstanceJoined | VersionRecalled | DrainAsked | InstanceLost | SignOfLife
+SeedingEvent = StepBegan | TrainerWaits | StepEnded | StepDropped | TrainerWanted
+RolloutEvent = TurnEvent | InstanceEvent | SeedingEvent | TimerFired | OwnersNamed | JobGated
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in RolloutEvent.__args__}

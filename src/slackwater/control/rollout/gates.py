@@ -9,11 +9,10 @@ from slackwater.model.instance import InstanceSpec
 
 @dataclass(frozen=True, slots=True)
 class TurnGate:
-    """A job's turns run on instances of `nodes`; without nodes they wait. A job that has no gate
-    runs anywhere.
+    """A job's turns run on instances of `nodes`; without nodes they wait.
 
-    `only` and `but` narrow the instances, while the tail of one rollout and the next rollout share
-    nodes. Turns that came as number `before` or later wait for the next rollout.
+    `only` and `but` narrow the instances while the tail of one rollout and the next one share
+    nodes. Turns numbered `before` or later wait for the next rollout.
     """
 
     nodes: tuple[NodeId, ...] = ()

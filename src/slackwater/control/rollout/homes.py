@@ -10,11 +10,10 @@ from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 
 @dataclass(slots=True)
 class CacheHome:
-    """`counted` tokens are in the instance's `homed_tokens`: only a trajectory that has come back
-    counts.
+    """`counted` tokens of a trajectory with more than one turn are in its instance's
+    `homed_tokens`.
 
-    One has come back when it had more than one turn; a turn that moved is still the same turn. The
-    record is the instance itself, not its name: one that joins again under an old name has an empty
+    The record is the instance itself, not its name: an instance that joins again has an empty
     cache.
     """
 

@@ -10,11 +10,10 @@ from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 class LiveTurn:
     """Tokens so far, and where the rest is being made.
 
-    `base_tokens` is how many there were at the last dispatch: an attempt that proves to be false is
-    rolled back to it. `barren_losses` counts instances lost under the turn since its last token;
-    `avoids` is the one that gave it back last. `settle` is set while tokens of the turn are still
-    kept by the frame: it brings them here before anyone looks. `inexact`: an engine had it that
-    cannot go on at a position of a random stream, so nothing is left to keep exact.
+    `base_tokens` is their number at the last dispatch, to which a false attempt is rolled back.
+    `barren_losses` counts instances lost since the last token; `avoids` is the one that gave the
+    turn back last. `settle` fetches tokens that a frame still keeps. `inexact`: an engine without
+    exact continuation had it.
     """
 
     __slots__ = (

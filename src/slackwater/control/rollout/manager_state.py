@@ -41,10 +41,9 @@ class RolloutCounters:
 
 @dataclass(slots=True)
 class JobWork:
-    """How many of a job's turns live, what of them is behind us, and when the last of them ended.
+    """A job's live turns, its finished ones, and when the last ended; `base_models` of all turns.
 
-    `base_models` are those that they were ever of. It is kept while a turn lives, and from the
-    job's first step on.
+    Kept while a turn lives, and from the job's first step on.
     """
 
     live_turns: int = 0

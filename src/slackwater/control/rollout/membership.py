@@ -77,7 +77,7 @@ class Membership:
         load.waiting = min(event.waiting, load.in_flight)
         load.kv_load_tokens = event.kv_used_tokens
         if event.stalled and not record.stalled:
-            self._stall(record, "it said that it is stalled", event.now_s, out)
+            self._stall(record, "it reported a stall", event.now_s, out)
         elif record.stalled and not event.stalled:
             record.stalled = False
             self._books.room_changed(record, event.now_s, out)
@@ -85,10 +85,9 @@ class Membership:
             self._books.dispatcher.fill(record, event.now_s, out)
 
     def _learn_rate(self, record: InstanceRecord, event: on.InstanceHeartbeat) -> None:
-        """Between two reports with about the same batch and no prefill, the decode rate is plain.
+        """Reports with about the same batch and no prefill between them show the decode rate.
 
-        What a step takes can be told from any two reports between which it was busy: it is fitted
-        over many.
+        The time of a step is fitted over many pairs of reports between which it was busy.
         """
         since_s = event.now_s - record.reported_s if record.reported_s is not None else 0.0
         made = event.produced_tokens - record.produced_tokens
@@ -238,15 +237,7 @@ class Membership:
         self._unbind(record, now_s, out)
         self.evacuate(record, now_s, out)
 
-    def _heard(
-        self,
-        event: on.VersionOffered
-        | on.InstanceFaulted
-        | on.InstanceHeartbeat
-        | on.InstanceNotice
-        | on.BudgetChanged,
-        out: Out,
-    ) -> InstanceRecord | None:
+    def _heard(self, event: on.SignOfLife, out: Out) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""
         record = self._books.instances.records.get(event.instance)
         if record is None:

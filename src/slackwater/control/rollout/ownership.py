@@ -1,10 +1,8 @@
-"""Token-level ownership (RLBoost 4.2): what instances send is checked, appended, and only then
-believed.
+"""Token-level ownership (RLBoost 4.2): what instances send is checked before it is believed.
 
-A reply of an attempt that is not the turn's current one is late and discarded. A reply that cannot
-be true (an attempt never sent there, tokens beyond the budget, another version, a gap) is a fault
-of the instance: the attempt is undone, the turn goes on elsewhere, and an instance with too many
-faults is released.
+A reply of an attempt that is no longer current is discarded. An impossible reply (an attempt never
+sent there, tokens beyond the budget, another version, a gap) is a fault of the instance: the
+attempt is undone, the turn continues elsewhere, and an instance with too many faults is released.
 """
 
 from array import array

@@ -59,8 +59,6 @@ class RolloutSettings:
 
 
 def rollout_settings(table: Mapping[str, Any], at: str = "rollout") -> RolloutSettings:
-    """From a table: policies by name (`routing = "affinity"`, or a table with parameters), limits
-    as they are called here.
-    """
+    """From a table: policies by name (`routing = "affinity"`) or as tables, limits by name."""
     made = {name: chosen(name, table[name], f"{at}.{name}") for name in POLICIES if name in table}
     return decode(RolloutSettings, table, at, made)

@@ -11,11 +11,10 @@ MOST_FRAMES = 64
 
 
 class SteadyFrame:
-    """The attempts of an instance's last frame, and how many more such frames all their budgets
-    allow.
+    """The attempts of an instance's last frame, and how many more such frames their budgets allow.
 
-    A turn gets its tokens when they are asked for (`LiveTurn.tokens` settles first) or after
-    `MOST_FRAMES`. Whoever takes a turn off the instance must forget the instance's steady frame.
+    A turn gets its tokens when `LiveTurn.tokens` is read, or after `MOST_FRAMES`. Whoever takes a
+    turn off the instance must forget the instance's steady frame.
     """
 
     __slots__ = ("_attempts", "_logprobs", "_room", "_tokens", "_turns")

@@ -11,9 +11,7 @@ NeedKey = tuple[JobId, str, str, tuple[str, ...]]
 
 
 def need_key(turn: LiveTurn) -> NeedKey:
-    """Job, base model, version and older versions allowed: what decides which instances are
-    eligible.
-    """
+    """What decides which instances are eligible: job, base model, version and older ones."""
     spec = turn.spec
     return (spec.job, spec.base_model, spec.version, tuple(spec.also_versions))
 

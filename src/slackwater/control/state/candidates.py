@@ -39,8 +39,8 @@ def _wanted_on_host(
 ) -> set[str]:
     """What stays because somebody waits for it.
 
-    Of a wait later than `by`, what is on the host may leave again while a piece is missing that
-    cannot come before `by` is served: else the two would wait for each other.
+    A wait later than `by` lets its host images go while a missing piece cannot come before `by` is
+    served: else the two would wait for each other.
     """
     found: set[str] = set()
     later = False

@@ -19,11 +19,9 @@ class Refuse(Message, frozen=True):
 
 
 class MoveTier(Message, frozen=True):
-    """Copy the state to the neighbouring tier; say MoveDone or MoveFailed. `blank`: there is
-    nothing to copy yet.
+    """Copy the state to the next tier (nothing if `blank`); answered by MoveDone or MoveFailed.
 
-    `follows`: the move to the host is still under way, and this one goes on behind it, as the bytes
-    arrive; it is done later than that one.
+    `follows`: it goes on behind the move to the host as the bytes arrive, and ends later.
     """
 
     deployment: str

@@ -5,14 +5,11 @@ from slackwater.model.residency import Tier
 
 
 class DeploymentRegistered(TimedMessage, frozen=True):
-    """A holder (a worker process) brings a deployment, or comes back for one whose holder has gone.
+    """A holder (a worker process) brings a deployment, or returns for one without a holder.
 
-    `host_bytes` is what its image on the host or on disk takes, `device_bytes` what it needs to
-    run. A `warm` one is never spilled to disk to make room for others: its place on the host is
-    reserved for as long as it is known.
-
-    `borrows` are the images that it reads besides its own, with their sizes: another deployment's,
-    or one of frozen parts, which no deployment has alone and which goes with the last of them.
+    `host_bytes` is the size of its image on host or disk, `device_bytes` what it needs to run. A
+    `warm` one keeps its place on the host. `borrows` are other images that it reads, with their
+    sizes: another deployment's, or one of frozen parts, which goes with its last user.
     """
 
     deployment: str
@@ -74,10 +71,8 @@ class MoveFailed(TimedMessage, frozen=True):
 
 
 class NextHinted(TimedMessage, frozen=True):
-    """The scheduler says what runs next, in order. Replaces the hint before.
-
-    `holding` are in the middle of their jobs' phases: between two of their operations, too, an
-    early load does not push them out.
+    """The scheduler says what runs next, in order; replaces the last hint. An early load does not
+    push out those in `holding`, which are within their jobs' phases.
     """
 
     deployments: tuple[str, ...]
@@ -108,18 +103,8 @@ class DeploymentForgotten(TimedMessage, frozen=True):
     deployment: str
 
 
-StateEvent = (
-    DeploymentRegistered
-    | ResidencyAsked
-    | EvictionAsked
-    | WaitGivenUp
-    | DeploymentFilled
-    | LeaseReleased
-    | MoveDone
-    | MoveFailed
-    | NextHinted
-    | HolderGone
-    | ReadingBegan
-    | ReadingEnded
-    | DeploymentForgotten
-)
+# Those that ask for nothing by themselves.
+NotedEvent = WaitGivenUp | DeploymentFilled | LeaseReleased | ReadingBegan | ReadingEnded
+DeploymentEvent = DeploymentRegistered | DeploymentForgotten | HolderGone
+TierEvent = ResidencyAsked | EvictionAsked | MoveDone | MoveFailed | NextHinted
+StateEvent = DeploymentEvent | TierEvent | NotedEvent

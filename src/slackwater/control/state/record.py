@@ -10,15 +10,13 @@ from slackwater.model.residency import Tier
 class Record:
     """Where one deployment's state is.
 
-    `tier` has the newest copy. `on_host` and `on_disk` say whether a whole image is there, perhaps
-    an older one than the device's; an image that is being overwritten is not whole. `blank`:
-    nothing was ever computed. `following`: beside its move to the host, its move to the device is
-    under way.
+    `tier` has the newest copy. `on_host` and `on_disk` say whether a whole image, perhaps an older
+    one, is there. `blank`: nothing was ever computed. `following`: its move to the device follows
+    its move to the host.
 
-    `borrows` names the records whose images it reads when it comes to the device. An `unowned` one
-    has no deployment behind it and goes with its last borrower: a frozen base, or a lender that was
-    forgotten. A base has no device bytes and never leaves the tiers below. `bereft`: the lender of
-    that name was lost, so what is on the device is all there is of this one.
+    `borrows` names the records whose images it reads on its way to the device. An `unowned` one (a
+    frozen base, or a forgotten lender) goes with its last borrower. A base has no device bytes.
+    `bereft`: that lender was lost, so this state exists on the device only.
     """
 
     name: str

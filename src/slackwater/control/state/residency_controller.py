@@ -1,16 +1,11 @@
-"""The book of one node's states: the only one that decides which tier each deployment's state is on
-(PlexRL 4.5.1).
+"""The tiers of one node's states: the only one that decides where each state is (PlexRL 4.5.1).
 
-    events -> book.handle(event) -> commands
+    events -> controller.handle(event) -> commands
 
-A state moves one tier at a time; from disk to the device the second move may follow close behind
-the first. On the device it keeps its place on the host, so that it can always come back there, and
-its last image there stays whole until the next one is written: what a worker's death can lose is
-what was computed since. Waits are served in the order in which they came. Budgets hold at every
-moment, moves under way included.
-
-What several deployments share (a frozen base) is a record of its own, counted once. It is on the
-host while one of them comes to the device, is used when any of them is, and goes with the last.
+A state moves one tier at a time; from disk to the device the second move may follow the first. On
+the device it keeps its place on the host and the last image there, so that a worker's death loses
+only what was computed since. Waits are served in order. Budgets hold at every moment, moves
+included. What deployments share (a frozen base) is one record, used when any of them is.
 """
 
 from collections.abc import Sequence
@@ -79,14 +74,7 @@ class ResidencyController:
         self._prefetch(out)
         return out
 
-    def _note(
-        self,
-        event: on.WaitGivenUp
-        | on.DeploymentFilled
-        | on.LeaseReleased
-        | on.ReadingBegan
-        | on.ReadingEnded,
-    ) -> None:
+    def _note(self, event: on.NotedEvent) -> None:
         """Events that by themselves ask for nothing."""
         match event:
             case on.WaitGivenUp(_, ticket):
@@ -290,10 +278,7 @@ class ResidencyController:
         out.append(do.AnswerTicket(wait.ticket, refused))
 
     def _serve(self, now_s: float, out: Out) -> None:
-        """Answer and advance the waits, the oldest first.
-
-        One that waits for room keeps later ones from taking it.
-        """
+        """Answer and advance the waits, the oldest first; later ones do not take its room."""
         for doomed in [r for r in self._records.values() if r.doomed]:
             if not doomed.readers:
                 self._forget(doomed.name, out)
@@ -396,10 +381,7 @@ class ResidencyController:
         wait: ResidencyWait | None = None,
         next_use: int | None = None,
     ) -> bool:
-        """Whether there is room; where there is not, others begin to leave, as far as they may.
-
-        For whoever waits, or else for the early load of what is used next but so many.
-        """
+        """Whether there is room; if not, others begin to leave, for `wait` or for an early load."""
         need = record.size_on(to)
         if to is Tier.HOST and record.warm:
             need = 0  # reserved

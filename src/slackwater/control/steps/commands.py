@@ -29,14 +29,5 @@ class RestEngine(Message, frozen=True):
 
 
 # What the rollout manager hears of steps are its own events.
-StepCommand = (
-    StartEngine
-    | RestEngine
-    | DevicesGranted
-    | SetTimer
-    | StepBegan
-    | TrainerWanted
-    | TrainerWaits
-    | StepEnded
-    | StepDropped
-)
+StepReport = StepBegan | TrainerWanted | TrainerWaits | StepEnded | StepDropped
+StepCommand = StartEngine | RestEngine | DevicesGranted | SetTimer | StepReport

@@ -25,8 +25,7 @@ class StepExpected(TimedMessage, frozen=True):
 
 
 class DevicesWanted(TimedMessage, frozen=True):
-    """The trainer has work: `DevicesAsked` or `DevicesUnwanted` follows. Until then no local
-    engine starts.
+    """The trainer has work; no local engine starts until `DevicesAsked` or `DevicesUnwanted`.
 
     `job` says whose devices; it may be left out where all jobs share the same.
     """
@@ -74,17 +73,8 @@ class SeedingChanged(TimedMessage, frozen=True):
 TrainerEvent = (
     DevicesWanted | DevicesUnwanted | DevicesAsked | DevicesReturned | StartWork | TrainerLost
 )
-StepEvent = (
-    LocalEngineUp
-    | InstanceLost
-    | InstanceReleased
-    | StepExpected
-    | TurnOpened
-    | TurnClosed
-    | TrainerEvent
-    | SeedingChanged
-    | JobEnded
-    | TimerFired
-)
+EngineEvent = LocalEngineUp | InstanceLost | InstanceReleased
+JobStepEvent = StepExpected | TurnOpened | TurnClosed | SeedingChanged | JobEnded
+StepEvent = EngineEvent | JobStepEvent | TrainerEvent | TimerFired
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in StepEvent.__args__}

@@ -1,13 +1,10 @@
-"""The step book: who has the trainers' devices, when a step begins and ends, and what waits
-(RLBoost 4.2).
+"""The step tracker: who has the trainers' devices, and when a step begins and ends (RLBoost 4.2).
 
-Local engines and trainers share devices, so only one kind works at a time. A job's step begins
-with the first of its turns that comes while no trainer works, and ends with its optim_step; that
-of a job which never trains ends with its turns. How long local engines roll out for a job is the
-rollout manager's decision (`SeedingChanged`); an engine that several jobs can use works as long as
-one of them seeds. Here is who holds the devices, and who waits for them. Without local engines
-nothing is shared, every request for devices is granted at once, and no step is told of. All jobs
-share one set of devices, as in a service with a few trainers.
+Local engines and trainers share devices, so only one kind works at a time. A job's step begins with
+its first turn while no trainer works, and ends with its optim_step; a job that never trains ends it
+with its turns. How long local engines roll out is the rollout manager's decision
+(`SeedingChanged`); an engine works as long as one of its jobs seeds. Without local engines every
+request for devices is granted at once. All jobs share one set of devices.
 """
 
 from collections.abc import Sequence
@@ -255,9 +252,7 @@ class StepTracker:
             self._look(step, now_s, out)
 
     def _look(self, step: RolloutStep, now_s: float, out: Out) -> None:
-        """Turns are live and trainers idle: a step begins, or the trainer waits in the one that
-        runs.
-        """
+        """Turns are live and trainers idle: a step begins, or the running one's trainer waits."""
         if not step.live_turns or step.seeding or self._busy or self._wanting:
             return
         if not any(step.uses(spec) for spec in self._engines.values()):

@@ -7,11 +7,10 @@ from slackwater.model.payload import Payload
 
 
 class PullWeights(Message, frozen=True):
-    """Let the instance get the version; it answers `InstanceReady` or `PullFailed`.
+    """Let the instance get the version; answered by `InstanceReady` or `PullFailed`.
 
-    `way` are the payloads to take from its node's relay, in order: the first whole, or a delta on
-    what the instance has in host memory. Without a way the version comes from the store. With
-    `keep` a copy stays in host memory for later deltas.
+    `way` are payloads of its node's relay, in order: one whole, or deltas on a copy in host memory.
+    Without it the version comes from the store. With `keep` a copy stays in host memory.
     """
 
     instance: InstanceId
@@ -50,13 +49,6 @@ class DeleteVersion(Message, frozen=True):
     version: str
 
 
-WeightCommand = (
-    PullWeights
-    | FetchPayload
-    | DropPayload
-    | DropVersion
-    | DeleteVersion
-    | VersionOffered
-    | VersionRecalled
-    | InstanceFaulted
-)
+RelayCommand = FetchPayload | DropPayload
+HolderReport = VersionOffered | VersionRecalled | InstanceFaulted
+WeightCommand = PullWeights | RelayCommand | DropVersion | DeleteVersion | HolderReport

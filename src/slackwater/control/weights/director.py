@@ -1,14 +1,11 @@
-"""The weight director: the only one that knows which versions exist, who holds and needs which,
-what is on its way, what may go.
+"""The weight director: which versions exist, who holds, needs and pulls them, and which may go.
 
     events -> director.handle(event) -> commands
 
-An instance pulls what the turns of its jobs ask for, and nothing else; it is asked once. A version
-is taken from an instance in two steps, so that nothing is ever sampled from weights that are gone:
-it is recalled from the rollout manager, and dropped when that has said that nothing runs with it. A
-version leaves the store when nothing names it and nobody needs or pulls it. `routes.py` decides
-over which route a version comes to an instance, and from which node to which; `pulls.py` who pulls
-and what yields.
+An instance pulls only what its jobs' turns need, and is asked once. A version is recalled from the
+rollout manager before it is dropped, so that nothing is sampled from weights that are gone. It
+leaves the store when nothing names, needs or pulls it. `routes.py` decides over which route a
+version comes; `pulls.py` who pulls and what yields.
 """
 
 from collections.abc import Sequence
@@ -67,15 +64,7 @@ class WeightDirector:
                 self._of_relays(event, out)
         return out
 
-    def _of_relays(
-        self,
-        event: on.RelayJoined
-        | on.RelayLeft
-        | on.PayloadsStocked
-        | on.PayloadArrived
-        | on.PayloadFailed,
-        out: Out,
-    ) -> None:
+    def _of_relays(self, event: on.RelayEvent, out: Out) -> None:
         routes = self.routes
         match event:
             case on.RelayJoined(_, node, site):

@@ -7,12 +7,10 @@ from slackwater.model.ids import InstanceId, JobId, NodeId
 
 
 class WeightsPublished(TimedMessage, frozen=True):
-    """A version can be pulled from now on. It belongs to `job`; without one it is a base model's
-    own, for everybody.
+    """A version can be pulled. It belongs to `job`; without one it is a base model's own.
 
-    `line` names the model in training whose versions follow each other: a newer one supersedes the
-    older ones. `sampled` says that turns are about to ask for it: who holds the line's last version
-    pulls this one at once.
+    `line` names the model whose newer versions supersede older ones. `sampled`: turns are about to
+    ask for it, so the holders of the last version pull it at once.
     """
 
     job: JobId | None
@@ -101,21 +99,9 @@ class VersionFreed(TimedMessage, frozen=True):
     version: str
 
 
-WeightEvent = (
-    WeightsPublished
-    | WeightsRetired
-    | VersionNeeded
-    | InstanceJoined
-    | InstanceLost
-    | InstanceReleased
-    | InstanceReady
-    | PullFailed
-    | VersionFreed
-    | RelayJoined
-    | RelayLeft
-    | PayloadsStocked
-    | PayloadArrived
-    | PayloadFailed
-)
+RelayEvent = RelayJoined | RelayLeft | PayloadsStocked | PayloadArrived | PayloadFailed
+HolderEvent = InstanceJoined | InstanceLost | InstanceReleased | InstanceReady | PullFailed
+VersionEvent = WeightsPublished | WeightsRetired | VersionNeeded | VersionFreed
+WeightEvent = VersionEvent | HolderEvent | RelayEvent
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

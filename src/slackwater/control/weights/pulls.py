@@ -21,9 +21,7 @@ class PullScheduler:
         self._routes = routes
 
     def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
-        """Let as many instances pull the version as its turns can use; one more if turns wait and
-        nobody is pulling.
-        """
+        """Let as many instances pull as its turns can use; one more if turns wait and none is."""
         able = self._books.able(record)
         having = [holder for holder in able if holder.has(record.version)]
         wanted = holders_wanted(record.turns, len(able))

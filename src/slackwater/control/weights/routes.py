@@ -1,9 +1,8 @@
-"""Over which route and from whom versions travel: the weight director's book of payloads and of the
-nodes that relay them.
+"""Routes of versions: the payloads, the nodes that relay them, and who takes them from whom.
 
-Every node's agent has a relay. A trainer stocks the one of its node; from there a payload goes from
-node to node, over a slow link once, and to the engines of a node out of that node's memory.
-`policy/weights/` decides: the way by bytes, the source by place, and what may go by need.
+A trainer stocks its node's relay; from there a payload goes from node to node, over a slow link
+once, and to a node's engines out of its memory. `policy/weights/` decides on route, source and
+retention.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,8 +1,7 @@
-"""Actions, live: the broker's commands become messages to sandbox workers, their answers its
-events.
+"""Actions, live: the broker's commands become messages to sandbox workers, their answers events.
 
-What goes to workers goes out in order (`store/write_ahead.py`): an action is marked as started in
-the durable log before its worker hears of it, so that a restart never runs twice what may not be.
+Messages go out in order (`store/write_ahead.py`): an action is logged as started before its worker
+hears of it, so that a restart never runs twice what may not be.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""Drivers, live: a process with a keeper for every submitted job that is to run, adopted by the
-next control plane if this one dies.
+"""Drivers, live: a keeper process for every submitted job, adopted by the next control plane.
 
 A driver's lock (`wire/driver_files.py`) says whether it lives. It is taken here and inherited by
-the keeper, so that there is no moment in which a second driver of a job could be started, whoever
-is killed when.
+the keeper, so that never two drivers of a job can run, whoever is killed when.
 """
 
 import asyncio

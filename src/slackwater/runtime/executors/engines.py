@@ -66,9 +66,7 @@ EngineCommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineHooks:
-    """What engines need of the rest of the service.
-
-    `release` ends an engine's process, `delete` a version in the store; `place_of` is the
+    """`release` ends an engine's process, `delete` a version in the store; `place_of` is the
     co-scheduler's name of a worker's node.
     """
 

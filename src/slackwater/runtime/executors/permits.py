@@ -24,9 +24,7 @@ _LATENCIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GrantTime:
-    """How long a permit took from the event that made it possible, and how much of that this
-    thread computed: the rest it waited for a processor or for Python's lock.
-    """
+    """How long a permit took from its event, and how much of that this thread computed."""
 
     wall_s: float
     own_s: float
@@ -34,11 +32,9 @@ class GrantTime:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCallbacks:
-    """What permits lead to in the rest of the service.
-
-    `refused` ends what a job has running. `changed` is called when what must survive a crash of
-    the control plane did. `prefetch` hears which jobs train now, and which roll out and train
-    next: their states are needed on devices.
+    """What permits lead to: `refused` ends what a job has running, `changed` is called when what
+    must survive a crash changed, `prefetch` gets the jobs that train now, and those that train
+    next.
     """
 
     refused: Callable[[JobId, str], None]

@@ -1,9 +1,7 @@
-"""Which trajectory a prompt continues: the APIs name none, but a next turn's prompt begins with
-the last turn.
+"""Which trajectory a prompt continues: a next turn's prompt begins with the last turn.
 
 Sequences are hashed in blocks, each hash covering all before it. A finished turn is remembered
-under its last whole block; a prompt that has that block in the same place continues it, and may
-find its keys cached where the turn ran.
+under its last whole block; a prompt with that block in the same place continues it.
 """
 
 from collections import OrderedDict
@@ -23,10 +21,7 @@ class TrajectoryIndex:
         self._asked: tuple[str, Sequence[int], TrajectoryId | None] | None = None
 
     def continued_by(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
-        """The trajectory whose last turn is the longest beginning of the prompt.
-
-        Many samples of one prompt ask one after the other; the answer is looked up once.
-        """
+        """The trajectory whose last turn is the longest prefix of the prompt; cached."""
         if self._asked is None or self._asked[0] != version or self._asked[1] is not prompt:
             self._asked = (version, prompt, self._find(version, prompt))
         return self._asked[2]
@@ -46,10 +41,8 @@ class TrajectoryIndex:
         sampled: Sequence[int],
         trajectory: TrajectoryId,
     ) -> None:
-        """A turn of the trajectory is over.
-
-        It is told from others by what was sampled, so nothing is remembered unless a whole block
-        reaches into that: a beginning that many prompts share would draw them all to one place.
+        """A turn is over. It is remembered only if a whole block reaches into what was sampled: a
+        prefix that many prompts share would draw them all to one place.
         """
         whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= len(prompt):

@@ -1,17 +1,14 @@
-"""The depot: models, weight versions and saved states for nodes that do not share the control
-plane's disk.
+"""The depot: models, weight versions and saved states for nodes without the control plane's disk.
 
-    GET  /files/KIND/NAME[/FILE]       one file; a Range goes on where a connection broke
+    GET  /files/KIND/NAME[/FILE]       one file; a Range continues where a connection broke
     GET  /files/KIND/NAME?list=1       the files of a folder, their sizes, a fingerprint of all
     PUT  /uploads/ID/FILE              one file of something new
     POST /files/KIND/NAME?upload=ID    what was uploaded becomes visible under its name, whole
 
-A weight version is what its first writer made of it: the same bytes again are nothing, others are
-refused. The SHA-256 that was taken when it was uploaded goes with it to whoever fetches it.
-
-Every call needs the key of a worker that runs, and a worker gets and gives what it was told to use:
-whatever the control plane has not told it about is forbidden. Models can be read only; a model that
-changes on disk while the service runs is refused.
+The first writer determines a weight version: equal bytes are accepted again, others refused. Its
+SHA-256 goes with it to whoever fetches it. Every call needs the key of a running worker, which may
+use only what the control plane has told it about. Models are read only, and refused if they change
+on disk.
 """
 
 import asyncio
@@ -33,13 +30,12 @@ from aiohttp import web
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri, digest_file
-from slackwater.runtime.net.listening import bound_socket
+from slackwater.runtime.net.listening import accepted, bound_socket
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire.proof import STRANGER_S
 
 logger = logging.getLogger(__name__)
 
-_ACCEPT_AGAIN_S = 0.1
 _CHUNK_BYTES = 1 << 20
 _HANG_UP = {"Connection": "close"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -113,19 +109,11 @@ class Depot:
             await self._runner.cleanup()
 
     async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
-        loop = asyncio.get_running_loop()
         opening: set[asyncio.Task[None]] = set()
-        with listening:
-            while True:
-                try:
-                    connection, peer = await loop.sock_accept(listening)
-                except OSError as error:  # too many files are open: others may close theirs
-                    logger.warning("no connection can be taken: %s", error)
-                    await asyncio.sleep(_ACCEPT_AGAIN_S)
-                    continue
-                task = loop.create_task(self._open(connection, peer, context))
-                opening.add(task)
-                task.add_done_callback(opening.discard)
+        async for connection, peer in accepted(listening):
+            task = asyncio.create_task(self._open(connection, peer, context))
+            opening.add(task)
+            task.add_done_callback(opening.discard)
 
     async def _open(
         self, connection: socket.socket, peer: object, context: ssl.SSLContext | None

@@ -1,9 +1,8 @@
-"""Connections of workers: who may come in, what they say, and when they are gone.
+"""Connections of workers: who may connect, what they say, and when they are gone.
 
-A peer has `hello_timeout_s` to prove the key of its name and to say a hello; until it has proved
-itself it may send small frames only, and few such peers are heard at a time. Garbage, oversized and
-truncated frames, a silent peer and a closed connection all end the same way: the worker is lost,
-and everybody is told once.
+A peer has `hello_timeout_s` to prove the key of its name and say hello; until then it may send
+small frames only, and few such peers are served at a time. Garbage, oversized and truncated frames,
+silence and a closed connection end the same way: the worker is lost, and reported once.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from typing import Protocol
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.net.credentials import Credentials
-from slackwater.runtime.net.listening import bound_socket
+from slackwater.runtime.net.listening import accepted, bound_socket
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire import messages
 from slackwater.wire.frames import (
@@ -35,10 +34,7 @@ from slackwater.wire.proof import NONCE_BYTES, new_nonce, peer_proof, plane_proo
 logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
-_BUFFER_BYTES = (
-    1 << 16
-)  # before a connection is read from no more; peers that nobody knows have one too
-_ACCEPT_AGAIN_S = 0.1
+_BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
 _LAST_LOOK_S = 0.5
 _FRAMES_AT_ONCE = 4  # in a crowd: an engine that was not heard for a while has said thousands
 
@@ -56,11 +52,10 @@ class _TakenError(PermissionError):
 
 
 class WorkerHub:
-    """Listens on the loopback, or on `listen` with `context` for workers of other machines; one
-    connection per worker.
+    """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
-    `told` hears of every message before it is sent. While it is `crowded`, what came together is
-    passed on in pieces, and others have the event loop in between.
+    `told` hears of every message before it is sent. While it is `crowded`, frames that came
+    together are passed on in pieces, so that others get the event loop in between.
     """
 
     def __init__(
@@ -136,19 +131,11 @@ class WorkerHub:
             writer.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        with listening:
-            while True:
-                try:
-                    connection, _ = await loop.sock_accept(listening)
-                except OSError as error:  # too many files are open: others may close theirs
-                    logger.warning("no connection can be taken: %s", error)
-                    await asyncio.sleep(_ACCEPT_AGAIN_S)
-                    continue
-                task = loop.create_task(self._serve(connection))
-                self._tasks.add(task)
-                task.add_done_callback(self._over)
-                self._strangers.add(task, task.cancel)
+        async for connection, _ in accepted(listening):
+            task = asyncio.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._over)
+            self._strangers.add(task, task.cancel)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -262,14 +249,21 @@ class WorkerHub:
         return request
 
     @staticmethod
-    async def _next_body(reader: asyncio.StreamReader, decoder: FrameDecoder) -> bytes:
-        """The one frame that a peer sends before it waits for an answer."""
+    async def _next_frames(
+        reader: asyncio.StreamReader, decoder: FrameDecoder, most_bytes: int, left: str
+    ) -> list[Frame]:
         frames: list[Frame] = []
         while not frames:
-            data = await reader.read(MAX_STRANGER_FRAME_BYTES)
+            data = await reader.read(most_bytes)
             if not data:
-                raise ConnectionError("the peer left before it had proved itself")
+                raise ConnectionError(f"the peer left {left}")
             frames = decoder.feed(data)
+        return frames
+
+    async def _next_body(self, reader: asyncio.StreamReader, decoder: FrameDecoder) -> bytes:
+        """The one frame that a peer sends before it waits for an answer."""
+        left, most_bytes = "before it had proved itself", MAX_STRANGER_FRAME_BYTES
+        frames = await self._next_frames(reader, decoder, most_bytes, left)
         if len(frames) > 1 or frames[0].kind is not FrameKind.CONTROL:
             raise FrameError("a peer that has not proved itself sends one message at a time")
         return frames[0].body
@@ -280,12 +274,7 @@ class WorkerHub:
         reader: asyncio.StreamReader,
         decoder: FrameDecoder,
     ) -> tuple[messages.Hello, list[Frame]]:
-        frames: list[Frame] = []
-        while not frames:
-            data = await reader.read(_READ_BYTES)
-            if not data:
-                raise ConnectionError("the peer left without a hello")
-            frames = decoder.feed(data)
+        frames = await self._next_frames(reader, decoder, _READ_BYTES, "without a hello")
         if frames[0].kind is not FrameKind.CONTROL:
             raise FrameError("the first frame must be a hello")
         hello = messages.decode_from_worker(frames[0].body)

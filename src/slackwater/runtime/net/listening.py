@@ -1,10 +1,17 @@
 """Sockets to listen on."""
 
+import asyncio
+import logging
 import secrets
 import socket
+from collections.abc import AsyncIterator
+from typing import Any
 
 from slackwater.model.errors import ConfigError, UnavailableError
 
+logger = logging.getLogger(__name__)
+
+_ACCEPT_AGAIN_S = 0.1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,3 +43,17 @@ def _bound(host: str, port: int) -> socket.socket:
         made.close()
         raise
     return made
+
+
+async def accepted(listening: socket.socket) -> AsyncIterator[tuple[socket.socket, Any]]:
+    """The connections that come in, with their peers' addresses."""
+    loop = asyncio.get_running_loop()
+    with listening:
+        while True:
+            try:
+                connection = await loop.sock_accept(listening)
+            except OSError as error:  # too many files are open: others may close theirs
+                logger.warning("no connection can be taken: %s", error)
+                await asyncio.sleep(_ACCEPT_AGAIN_S)
+            else:
+                yield connection

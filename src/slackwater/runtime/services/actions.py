@@ -1,9 +1,7 @@
-"""Actions and environments for tenants: durable from the answer on, each action with exactly one
-outcome.
+"""Actions and environments for tenants: durable once answered, one outcome for each action.
 
-An action is written to the log before the broker hears of it; its outcome is written before its
-owner does. A restart adopts what the log has: what waited goes on waiting, what was running is lost
-unless it may run again.
+An action is logged before the broker hears of it, its outcome before its owner does. A restart
+adopts the log: what waited waits again, what was running is lost unless it may be retried.
 """
 
 import asyncio
@@ -172,8 +170,7 @@ class ActionService:
         return name
 
     async def _begin(self, tenant: TenantId, request: log.ActionRequest, *, started: bool) -> None:
-        """What is likely to start at once was written as started, which saves a second write; if it
-        does not start after all, that is taken back, before anything else is written of it."""
+        """Logged as started, if likely, to save a second write; corrected if it does not."""
         name = request.spec.action
         live = self._live[name] = _Live(tenant, request, loop_time())
         if started:

@@ -1,10 +1,7 @@
-"""Work that would hold up the event loop, done on a few threads, with every tenant getting its
-turn.
+"""Work that would hold up the event loop, on a few threads, with every tenant in turn.
 
-Tokenising a long text, decoding a large batch or writing a long answer takes longer than anyone
-else's request may wait. Tenants' lines are served in turn, one piece of work each; and where there
-are several tenants, none may have all threads, so that a tenant with nothing under way starts at
-once.
+Tokenising a long text, decoding a large batch or writing a long answer takes longer than others may
+wait. With several tenants none may have all threads, so that an idle tenant starts at once.
 """
 
 import asyncio

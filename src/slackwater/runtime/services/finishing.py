@@ -1,5 +1,4 @@
-"""What a finished save or publish leaves behind: its checkpoint or sampling session, and its
-answer.
+"""What a finished save or publish leaves: its checkpoint or sampling session, and its answer.
 
 Runs on the store's thread, in the transaction that finishes the operation.
 """

@@ -1,9 +1,7 @@
-"""Python's search for garbage in cycles stops the event loop: a whole one for a tenth of a second
-and more once many turns are under way.
+"""Python's cyclic garbage collection stops the event loop, for 0.1 s and more with many turns.
 
-What the service is made of is left out of it, young objects are looked through a few thousand at a
-time, which takes some milliseconds (a hundred thousand took 75), and the whole is looked through
-when nothing is under way, or at the latest after ten minutes.
+So the service's own objects are left out, young objects are collected a few thousand at a time
+(some milliseconds), and all of them when nothing is under way, or after ten minutes.
 """
 
 import asyncio

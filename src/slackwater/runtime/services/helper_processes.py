@@ -1,10 +1,8 @@
-"""Work that holds Python's lock for long, done in processes of its own.
+"""Work that holds Python's lock for long, such as reading a large JSON text, in processes.
 
-Reading a large JSON text is one call that lets no other thread go on until it is over, so that a
-thread would not help the event loop. A helper is `python -m MODULE`: it reads two parts, each with
-its length, from its standard input, answers in the same way, and ends when its input does, which is
-when the service is gone, however it went. The second part is raw bytes, which nobody has to take
-apart. Helpers are started when they are first needed and give way to the service and its engines.
+A helper is `python -m MODULE`: it reads two parts, each with its length, from standard input,
+answers in the same way, and ends with its input, however the service ended. The second part is raw
+bytes. Helpers are started on demand and give way to the service and its engines.
 """
 
 import contextlib

@@ -1,9 +1,7 @@
-"""Instances beside those that the service always keeps: added, listed, drained, killed, or replayed
-from a trace.
+"""Instances beside those that the service always keeps: added, listed, drained, killed, replayed.
 
-An added instance is a process of one of the fleet's nodes: an embedded engine, or the adapter of a
-vLLM server. When it is gone it stays gone; the engines that `slackwater up` keeps, and the
-instances of its list, are started again, unless they were drained.
+An added instance, an embedded engine or a vLLM adapter, runs on a node of the fleet. When it is
+gone it stays gone; engines of `slackwater up` and of its list are restarted, unless drained.
 """
 
 import asyncio

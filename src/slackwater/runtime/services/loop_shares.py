@@ -1,11 +1,9 @@
-"""The event loop's time, shared by tenants: who had more than its part of late waits, while others
-are about.
+"""The event loop's time, shared by tenants: a tenant that had more than its part lately waits.
 
-All that the loop does for a tenant is counted: the steps of its requests (`metered`), what its
-streams write (`spent`), and many small things that are done in slices (`each`). A tenant that
-several others are about beside may have two fifths of the loop's time; what it had beyond that it
-owes, and it waits (`turn`), one of its requests at a time, until the debt is paid. Alone it never
-waits for longer than a round of the loop.
+The steps of a tenant's requests (`metered`), what its streams write (`spent`) and work in slices
+(`each`) are counted. With others active a tenant may have two fifths of the loop's time; for what
+it had beyond that it waits (`turn`), one request at a time, until the debt is paid. Alone it never
+waits longer than a round of the loop.
 """
 
 import asyncio
@@ -76,9 +74,7 @@ class LoopShares:
         return self._turns[tenant].locked() or self._rest_s(tenant) > 0
 
     async def first_turn(self, tenant: TenantId) -> None:
-        """When a request of the tenant's may begin: as `turn`; and alone, once it has had much, one
-        in a round of the loop, for others may come.
-        """
+        """When a request may begin: as `turn`; a busy tenant alone, one in a round of the loop."""
         if self.several and self._late(tenant):
             async with self._turns[tenant]:
                 await asyncio.sleep(0)
@@ -98,9 +94,7 @@ class LoopShares:
         return await _Metered(work, self._clock, lambda took_s: self.spent(tenant, took_s))
 
     async def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
-        """`work` on every item, in order; in short slices, one of the tenant's requests at
-        a time.
-        """
+        """Do `work` on every item in order, in short slices, one request of a tenant at a time."""
         left, more = iter(items), True
         while more:
             async with self._turns[tenant]:

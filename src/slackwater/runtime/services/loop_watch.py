@@ -1,9 +1,7 @@
-"""How long the event loop was held: the longest time between two looks at it, in processor time and
-by the clock.
+"""How long the event loop was held: the longest time between two looks, in CPU and wall time.
 
-Processor time says what the service's own code did in one go; what the clock says beyond that is
-waiting, for a processor or for Python's lock. A loop that has little to do is looked at less often:
-each look wakes the process, on a processor that a worker may need.
+CPU time is what the service's own code did in one go; the rest is waiting for a processor or for
+Python's lock. An idle loop is looked at less often, since each look wakes the process.
 """
 
 import asyncio

@@ -51,11 +51,9 @@ class ServedMinute:
 
 
 class SloTracker:
-    """Follows the requests for one served model. Moments are on the event loop's clock; `since_s`
-    is its start.
+    """Follows the requests for one served model; `since_s` is when it started.
 
-    A request that fails breaks the promise. One that its user gives up counts only if it was late
-    by then.
+    A failed request misses the SLO. One that its user gives up counts only if it was late by then.
     """
 
     def __init__(self, model: str, slo: ServingSlo, since_s: float) -> None:

@@ -27,7 +27,7 @@ class Tenants:
             stored = json.loads(path.read_text()) if path.exists() else {}
             keys = {str(key): str(tenant) for key, tenant in stored.items()}
         except (ValueError, AttributeError):
-            raise ConfigError.of("keys file", str(path), "is not JSON; mend or remove it") from None
+            raise ConfigError.of("keys file", str(path), "is not JSON; fix or remove it") from None
         known = {key: check_tenant(name, f"keys file {path}") for key, name in keys.items()}
         new = [
             check_tenant(name, "--tenant")
@@ -46,10 +46,9 @@ class Tenants:
         return found
 
     def job_key(self, tenant: TenantId, name: str) -> str:
-        """A key of the tenant's for one job: whatever comes with it belongs to that job.
+        """A tenant's key for one job: whatever comes with it belongs to that job.
 
-        It is derived from the tenant's own, so nothing more has to be kept, and the other cannot be
-        found from it.
+        It is derived from the tenant's own key, which cannot be found from it, and is not stored.
         """
         if ":" in name:  # a key is read back by its colons
             raise ConfigError.of("job", name, "must not have a colon")

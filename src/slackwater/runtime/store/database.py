@@ -1,17 +1,13 @@
-"""The durable store: one thread, one connection, one transaction per call, in the order of the
-calls.
+"""The durable store: one thread, one connection, one transaction per call, in order.
 
-SQLite in WAL mode by default (a commit survives the death of this process at any moment),
-PostgreSQL by URL. A plain `sqlite3` connection on its own thread commits several times faster than
-an async driver.
+SQLite in WAL mode by default (a commit survives the death of this process), PostgreSQL by URL. A
+plain `sqlite3` connection on its own thread commits several times faster than an async driver.
 
-A database that goes away, or a disk that is full, is waited for: the call is tried again, those
-behind it wait their turn. After `patience_s` the store is lost and the service has to stop; nothing
-that it answered before is lost with it, and the next start goes on from there.
+If the database goes away or the disk is full, the call is tried again and later ones wait. After
+`patience_s` the store is lost and the service stops; the next start recovers all it had answered.
 
-What is small and wanted at once (`call_small`) is written on the event loop's own thread while the
-store has nothing else to do: handing it over and back takes several times as long as SQLite's
-write, which goes to the page cache.
+Small urgent writes (`call_small`) run on the event loop's thread while the store is idle: a hand
+over and back takes several times as long as SQLite's write to the page cache.
 """
 
 import asyncio

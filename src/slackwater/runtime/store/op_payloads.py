@@ -1,7 +1,6 @@
 """What the durable log keeps of each kind of operation, and what it answers with.
 
-Every row says which `FORMAT` its messages are in. 1 is version 0.1.0's; in 2 a load names its state
-by URI.
+Every row names its `FORMAT`: 1 is version 0.1.0's; in 2 a load names its state by URI.
 """
 
 import msgspec

@@ -1,8 +1,7 @@
 """What must be in the durable log before anybody hears of it.
 
-What is written in one turn of the event loop is one transaction: an action that ends and the one
-that takes its cores wait for a single write. Then whoever waited for it is told, in the order in
-which it was asked for.
+Writes of one turn of the event loop are one transaction: an action that ends and the one that takes
+its cores wait for a single write. Then the waiters are told in order.
 """
 
 import asyncio
