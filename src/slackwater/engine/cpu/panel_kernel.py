@@ -120,7 +120,12 @@ def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: in
                     target = out.ctypes.data + (row * out_stride + number * PANEL) * 4
                     _tile(count, start, x_stride, panel, depth, target, out_stride, adds)
                 else:
-                    edge[:count, :left] = out[row : row + count, width - left :]
+                    # One by one: to copy slices takes numba seconds more to compile.
+                    for i in range(count):
+                        for j in range(left):
+                            edge[i, j] = out[row + i, width - left + j]
                     _tile(count, start, x_stride, panel, depth, edge.ctypes.data, PANEL, adds)
-                    out[row : row + count, width - left :] = edge[:count, :left]
+                    for i in range(count):
+                        for j in range(left):
+                            out[row + i, width - left + j] = edge[i, j]
                 row += count

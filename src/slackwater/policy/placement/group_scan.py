@@ -13,7 +13,7 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.ordering.round_robin_cycle import (
     TOLERANCE_S,
     load_s,
@@ -146,8 +146,9 @@ def scan_groups(
         longest = longest_solo_s(work[row], count)
         if load_s(work[row], pins[row], count) >= longest:
             continue
-        trial[:, :count] = work[row, :, :count]
-        pinned[:count] = pins[row, :count]
+        for column in range(len(trial)):
+            copy_row(trial[column], work[row, column], count)
+        copy_row(pinned, pins[row], count)
         trial[ROLL_S, count], trial[SYNC_S, count] = job.rollout_s, job.sync_s
         trial[TRAIN_S, count], trial[BOUND_S, count] = job.train_s / train_nodes[row], job.bound_s
         tightest = trial[BOUND_S, : count + 1].min()

@@ -15,7 +15,7 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
@@ -230,8 +230,9 @@ def scan_cycles(
         if stay[row] >= best_cost:
             break
         count, nodes = members[row], train_nodes[row]
-        trial[:, :count] = work[row, :, :count]
-        pinned[:count] = pins[row, :count]
+        for column in range(len(trial)):
+            copy_row(trial[column], work[row, column], count)
+        copy_row(pinned, pins[row], count)
         trial[ROLL_S, count], trial[TRAIN_S, count] = job.rollout_s, job.train_s / nodes
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
         trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s

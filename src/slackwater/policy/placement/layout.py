@@ -20,7 +20,7 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.placement.arrival import PlacementBudget
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, fit_cycle
 from slackwater.policy.placement.group_scan import count_bits, free_slots
@@ -222,6 +222,6 @@ def best_layout(
                 )
                 if cost < best - 1e-9:
                     best, found = cost, True
-                    best_pins[:] = pins
+                    copy_row(best_pins, pins, len(pins))
         more = next_sharing(block, count)
     return float(best) if found else np.inf

@@ -9,7 +9,7 @@ nodes after the phase before it (interval fitting, PlexRL 4.3 and 5.2).
 import numpy as np
 
 from slackwater.policy.columns import CAP_S, ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S
 
 
@@ -138,6 +138,13 @@ def chain_s(
 
 
 @compiled
+def _shift(starts: Floats, by_s: float) -> None:
+    for phase in range(len(starts)):
+        for i in range(starts.shape[1]):
+            starts[phase, i] += by_s
+
+
+@compiled
 def insert(
     work: Floats,
     job: int,
@@ -171,12 +178,13 @@ def insert(
         taken = chain_s(work, job, pins, rounds, at, length, count, period_s, begin, trial)
         if taken < best - TOLERANCE_S:
             best = taken
-            starts[:, :] = trial
+            for phase in range(len(starts)):
+                copy_row(starts[phase], trial[phase], starts.shape[1])
             if best <= work_s + TOLERANCE_S:
                 break
     if best == np.inf:
         return False
-    starts -= np.floor(starts[0, 0] / period_s) * period_s
+    _shift(starts, -np.floor(starts[0, 0] / period_s) * period_s)
     for i in range(rounds):
         occupy(pins, at, length, count, period_s, starts[0, i], work[ROLL_S, job])
         occupy(0, at, length, count, period_s, starts[1, i], work[TRAIN_S, job])

@@ -164,8 +164,9 @@ def _compared(
         )
         kinds[block] = kind
         if kind == _DENSE:
-            ours[values : values + size] = new[start : start + size]
-            theirs[values : values + size] = old[start : start + size]
+            # One by one: to copy slices takes numba seconds more to compile.
+            for i in range(size):
+                ours[values + i], theirs[values + i] = new[start + i], old[start + i]
             values += size
             moved += block_sum
             moved -= range_sum(old_bytes, start * item, (start + size) * item, keys)
