@@ -26,7 +26,8 @@ from typing import Any
 
 from benchmarks.fleet.kill_load import Seen, missing, work
 from benchmarks.options import BenchOptions
-from harness.killed_service import KilledService, free_port
+from harness.killed_service import KilledService
+from harness.ports import free_port
 from harness.postgres_cluster import PostgresCluster, can_run_postgres
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.zoo.tiny import make_model

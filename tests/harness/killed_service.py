@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from harness.ports import free_port
 from slackwater.cli.demo import two_nodes
 from slackwater.model.errors import UnavailableError
 
@@ -208,12 +209,3 @@ def _shared_memory() -> set[str]:
     # else.
     names = (path.name for path in _SHARED_MEMORY.iterdir())
     return {name for name in names if name.startswith(("slackwater", "torch", "psm_"))}
-
-
-def free_port() -> int:
-    """Below the ports that connections of this machine are given."""
-    for port in random.Random(os.urandom(8)).sample(range(21_000, 32_000), 50):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise UnavailableError("no free port below 32000")

@@ -1,13 +1,12 @@
-"""What process tests share: a tiny model, and ports."""
+"""What process tests share: a tiny model, and a service."""
 
-import os
-import random
-import socket
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
+
+from harness.ports import free_port
 
 from .service_process import (
     ServiceProcess,
@@ -72,27 +71,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     make_model("tiny", directory, 0)
     return directory
-
-
-_given: set[int] = set()
-
-
-def free_port() -> int:
-    """Below where services look for ports themselves, never one twice, and none that another
-    process of this run may give: a port is taken later than it is chosen.
-    """
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    ports = set(range(4_000 + number, 10_000, processes)) - _given
-    for port in random.sample(sorted(ports), 50):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            _given.add(port)
-            return port
-    raise AssertionError("no free port")
 
 
 @pytest.fixture

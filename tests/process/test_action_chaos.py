@@ -16,10 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.ports import free_port
 from harness.sleep_markers import sleep_marker
 
 from .action_service import ActionServiceProcess
-from .conftest import free_port
 from .service_process import wait_for
 
 pytestmark = pytest.mark.process

@@ -15,11 +15,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.ports import free_port
 from harness.sleep_markers import sleep_marker
 from slackwater.rl.actions import ActionClient, ActionOutcome
 
 from .action_service import ActionServiceProcess
-from .conftest import free_port
 from .service_process import wait_for
 
 pytestmark = pytest.mark.process

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import openai
 import pytest
 
+from harness.ports import free_port
 from slackwater.rl.actions import ActionClient
 from slackwater.rl.tools import Tools
 
 from .action_service import ActionServiceProcess
-from .conftest import free_port
 from .service_process import wait_for
 
 pytestmark = pytest.mark.process

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

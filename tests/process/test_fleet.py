@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, wait_for
 from .test_rollout_service import completions
 from .test_serve_faults import STEPS, train

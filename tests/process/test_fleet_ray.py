@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, wait_for
 from .test_fleet import nodes
 from .test_rollout_service import completions

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, wait_for
 from .test_rollout_service import (
     completions,

@@ -12,7 +12,8 @@ import pytest
 import tinker
 from tinker import types
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, wait_for
 from .test_switched_models import TEXT, example
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .cookbook import MODEL_NAME, Workspace
 from .service_process import ServiceProcess, wait_for
 

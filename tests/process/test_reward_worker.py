@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.rl.actions import ActionClient
 from slackwater.zoo.tiny import make_model
 
-from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
 pytestmark = pytest.mark.process

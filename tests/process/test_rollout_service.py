@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from harness.ports import free_port
 from slackwater.cli import instance as instance_command
 
-from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

@@ -15,13 +15,13 @@ import pytest
 import tinker
 from tinker import types
 
+from harness.ports import free_port
 from slackwater.control.controller import Controller
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import EVENT_TYPES
 from slackwater.control.record import replay
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 
-from .conftest import free_port
 from .cookbook import MODEL_NAME, Workspace
 from .service_process import ServiceProcess, wait_for
 

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from sqlalchemy.engine import Connection
 
+from harness.ports import free_port
 from harness.postgres_cluster import PostgresCluster, can_run_postgres
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.operation import Operation, OpKind, OpStatus
@@ -16,8 +17,6 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store import operation_log, sample_log
 from slackwater.runtime.store.database import Store, StoreLostError
 from slackwater.runtime.store.future_board import RequestOutcome
-
-from .conftest import free_port
 
 pytestmark = [
     pytest.mark.process,

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess, gone, wait_for
 
 pytestmark = pytest.mark.process

@@ -9,11 +9,11 @@ import pytest
 import tinker
 from tinker import types
 
+from harness.ports import free_port
 from slackwater.nets.lora import LoraSpec
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
 
-from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

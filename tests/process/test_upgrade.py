@@ -8,7 +8,8 @@ import pytest
 import tinker
 from tinker import types
 
-from .conftest import free_port
+from harness.ports import free_port
+
 from .service_process import ServiceProcess
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]

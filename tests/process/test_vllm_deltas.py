@@ -9,9 +9,9 @@ import pytest
 import tinker
 from tinker import types
 
+from harness.ports import free_port
 from slackwater.zoo.tiny import make_model
 
-from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 from .test_serve_faults import Run, take_step
 from .test_weight_relays import fleet_file
