@@ -111,7 +111,8 @@ class Dashboard:
     async def changer(self, request: Request) -> Viewer:
         """Who may change something: the token shows that our page asks, not another site's."""
         session = await self.session(request)
-        if not secrets.compare_digest(request.headers.get("x-csrf-token", ""), session.csrf):
+        token = request.headers.get("x-csrf-token", "")
+        if not secrets.compare_digest(token.encode(), session.csrf.encode()):
             raise ForbiddenError("x-csrf-token: is not this session's; reload the dashboard")
         return session.viewer
 
