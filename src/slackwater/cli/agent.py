@@ -69,6 +69,12 @@ def agent(
     site: Annotated[
         str, typer.Option(help="Name of its fast network: weights reach a site once.")
     ] = "",
+    devices: Annotated[
+        int, typer.Option(help="On a CPU: so many equal slices of the cores, each a device.")
+    ] = 1,
+    gpu_ids: Annotated[
+        str | None, typer.Option(help="GPUs that it lends, such as 0,1,2. Default: all.")
+    ] = None,
     directory: Annotated[Path, typer.Option(help="Folder for models, versions and logs.")] = Path(
         "~/.cache/slackwater/node"
     ),
@@ -91,6 +97,9 @@ def agent(
         arguments += ["--pool", told["pool"]]
     if site:
         arguments += ["--site", site]
+    arguments += ["--devices", str(devices)]
+    if gpu_ids is not None:
+        arguments += ["--gpu-ids", gpu_ids]
     own.mkdir(parents=True, exist_ok=True)
     print(f"node {name}: dialling {told['hub']}; stop with Ctrl-C", file=sys.stderr, flush=True)
     os.execve(sys.executable, arguments, environment)

@@ -57,6 +57,7 @@ def settings_table(
 def up(ctx: typer.Context, options: UpOptions) -> int:
     """Start the service: prints its URL and a key, runs until Ctrl-C or `slackwater down`."""
     from slackwater.cli.background_start import removing_failed_start, start_behind
+    from slackwater.cli.device_preview import assigned_devices
     from slackwater.cli.preflight import check_device, check_models
     from slackwater.cli.service_process import run_service
     from slackwater.runtime.launch.fleet_file import read_fleet_file
@@ -68,10 +69,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     table = settings_table(options.config, given_settings(ctx), options.changes or [])
     if options.model:
         table["models"] = plain(parse_models(options.model))
-    if options.tenant:
-        table["tenants"] = list(dict.fromkeys(options.tenant))
-    if options.allowed_host:
-        table["allowed_hosts"] = options.allowed_host
+    table |= _given_lists(options)
     if options.instances is not None:
         table |= plain(read_instance_list(options.instances))
     if options.fleet is not None:
@@ -82,20 +80,38 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     table["state"] = str(root)
     settings = decode(ServiceSettings, {"models": {}} | table)
     if options.dry_run:
+        devices = assigned_devices(settings)
         print(toml_text(plain(settings)), end="")
+        print("".join(f"# {line}\n" for line in devices), end="")
         return 0
-    if settings.fleet is None:
+    if settings.fleet is None and not settings.gpu_ids:
         check_device(settings.device)
-    if settings.engines + settings.local_engines:
+    if settings.has_engines:
         check_models(settings.models)
     if options.background:
         return start_behind(root)
+    devices = assigned_devices(settings)
+    if len(devices) > len(settings.whole_fleet.nodes):  # a node's only device needs no mention
+        print(*devices, sep="\n")
     with removing_failed_start(root) as folder:
         if not settings.models and not settings.only_actions:
             settings = replace(settings, models=_default_models(folder))
             check_models(settings.models)
         write_whole(folder.root / "config.toml", toml_text(plain(settings)))
         return run_service(settings, folder)
+
+
+def _given_lists(options: UpOptions) -> dict[str, Any]:
+    """Settings that are lists, of those options that were given."""
+    from slackwater.worker.node_devices import parse_gpu_ids
+
+    gpu_ids = None if options.gpu_ids is None else list(parse_gpu_ids(options.gpu_ids))
+    lists = {
+        "tenants": list(dict.fromkeys(options.tenant or ())),
+        "allowed_hosts": options.allowed_host,
+        "gpu_ids": gpu_ids,
+    }
+    return {name: given for name, given in lists.items() if given}
 
 
 def _serving_tables(table: dict[str, Any], options: UpOptions) -> dict[str, Any]:

@@ -29,8 +29,10 @@ class UpOptions:
         typer.Option(help="NAME=DIRECTORY of a base model; repeatable. Default: a tiny one."),
     ] = None
     engines: Annotated[
-        int, typer.Option(help="Engine processes per model."), Setting("engines")
-    ] = 1
+        int | None,
+        typer.Option(help="Engines per model. Default: on all devices that no trainer has."),
+        Setting("engines"),
+    ] = None
     serve: Annotated[
         str | None, typer.Option(help="NAME=DIRECTORY of a model to serve with an SLO (--slo).")
     ] = None
@@ -108,6 +110,24 @@ class UpOptions:
         Setting("database_url"),
     ] = None
     device: Annotated[str, typer.Option(help="cpu or cuda."), Setting("device")] = "cpu"
+    devices: Annotated[
+        int,
+        typer.Option(help="On a CPU: so many equal slices of the cores, each a device."),
+        Setting("devices"),
+    ] = 1
+    gpu_ids: Annotated[
+        str | None, typer.Option(help="GPUs to use, such as 0,1,2. Default: all.")
+    ] = None
+    engine_layout: Annotated[
+        str,
+        typer.Option(help="Devices of each engine, such as tp=2. Default: one."),
+        Setting("engine_layout"),
+    ] = ""
+    trainer_layout: Annotated[
+        str,
+        typer.Option(help="Devices of each trainer, such as tp=2,dp=2. Default: one."),
+        Setting("trainer_layout"),
+    ] = ""
     train_dtype: Annotated[
         str | None,
         typer.Option(

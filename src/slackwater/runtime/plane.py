@@ -56,6 +56,7 @@ from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
+from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
@@ -97,7 +98,6 @@ class ControlPlane:
         self._recording = Recording(settings.record)
         self._served = settings.serving
         self._places = coscheduled_places(*settings.coscheduled_nodes)
-        self._open_fleet()
         self.controller = new_fleet_controller(settings)
         clock = DecisionClock()
         self.runtime = live_driver(
@@ -106,6 +106,7 @@ class ControlPlane:
             record=self._recording.of("fleet"),
             died=self.failed.set,
         )
+        self._open_fleet()
         self._open_engines()
         self._open_jobs(clock, url)
         self._open_sampling()
@@ -147,7 +148,10 @@ class ControlPlane:
         budgets = None if given is None else given.environment()
         models = self._model_folders
         self.fleet = LaunchedFleet(
-            file, state, self.hub, models, self._plans.of, launch_plan, keys, budgets
+            *(file, state, self.hub, models, self._plans, launch_plan, keys, budgets),
+            runtime=self.runtime,
+            allocator=self.controller.allocator,
+            store=AssignmentStore(self.store, self.background),
         )
         self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
 

@@ -60,7 +60,10 @@ class RewardSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """`models` maps names to directories; `engines` is per model; `record` is a file for events.
+    """`models` maps names to directories; `engines` is per model, by default as many as there are
+    devices that no trainer has; `record` is a file for events. `devices` are slices of the cores,
+    each a device of its own; `gpu_ids` are the GPUs to use, by default all. A layout such as
+    `tp=2,dp=2` spreads each engine or trainer over several devices.
 
     `instances` lists engines beside those, under names of the operator's. `train_dtype` is what
     trainers compute in (master weights and moments are fp32 always); None is the device's own:
@@ -72,7 +75,7 @@ class ServiceSettings:
 
     state: Path
     models: Mapping[str, Path]
-    engines: int = 1
+    engines: int | None = None
     local_engines: int = 0
     instances: tuple[ListedInstance, ...] = ()
     trainers: int = 1
@@ -92,6 +95,10 @@ class ServiceSettings:
     database_url: str | None = None
     record: Path | None = None
     device: str = "cpu"
+    devices: int = 1
+    gpu_ids: tuple[str, ...] = ()
+    engine_layout: str = ""
+    trainer_layout: str = ""
     train_dtype: str | None = None
     threads: int = 1
     kv_mb: int = 1024
@@ -113,7 +120,7 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         for name in ("engines", "local_engines"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 flag = f"--{name.replace('_', '-')}"
                 raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
         if self.serving is not None and self.serving.model not in self.models:
@@ -123,14 +130,14 @@ class ServiceSettings:
         self._check_coscheduling()
         InstanceList(self.instances)
         _ = self.rollout_settings  # a wrong table is refused at once
-        no_engines = self.engines + self.local_engines == 0 and not self.instances
+        no_engines = not self.has_engines and not self.instances
         if no_engines and not self.only_actions:
             raise ConfigError.of(
                 "--engines", 0, "must be at least 1 without --local-engines or --instances"
             )
         if self.trainers < (0 if self.only_actions else 1):
             raise ConfigError.of("--trainers", self.trainers, "must be at least 1")
-        for name in ("threads", "kv_mb", "max_running", "max_live_turns"):
+        for name in ("devices", "threads", "kv_mb", "max_running", "max_live_turns"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(
                     f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"
@@ -164,7 +171,7 @@ class ServiceSettings:
         """The fleet's nodes that roll out, and those that train; a node may be both."""
         file = self.whole_fleet
         pools = {pool.name: pool for pool in file.pools}
-        rollout = tuple(node.name for node in file.nodes if pools[node.pool].engines)
+        rollout = tuple(node.name for node in file.nodes if pools[node.pool].has_engines)
         train = tuple(node.name for node in file.nodes if pools[node.pool].trainers)
         return rollout, train
 
@@ -192,6 +199,11 @@ class ServiceSettings:
         return rollout_settings({"lease_s": SILENT_AFTER_S} | dict(self.rollout))
 
     @property
+    def has_engines(self) -> bool:
+        """Whether workers of this machine roll out."""
+        return self.engines != 0 or self.local_engines > 0
+
+    @property
     def only_actions(self) -> bool:
         """No engine and no trainer is wanted: the service brokers actions, and nothing else."""
         has_actions = self.sandboxes > 0 or self.rewards is not None
@@ -206,6 +218,9 @@ class ServiceSettings:
             self.trainers,
             self.sandboxes,
             int(self.rewards is not None),
+            layouts=(self.engine_layout, self.trainer_layout),
+            devices=self.devices,
+            gpu_ids=self.gpu_ids,
         )
 
     @property

@@ -18,11 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from slackwater.model.device import CPU, CUDA, Device
+from slackwater.model.device import CPU, Device
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
@@ -251,16 +250,13 @@ def _facts(
 
 def _devices(options: argparse.Namespace) -> tuple[Device, ...]:
     gpu_ids = None if options.gpu_ids is None else parse_gpu_ids(options.gpu_ids)
-    found = node_devices(
+    return node_devices(
         NodeId(options.node),
         slices=options.devices,
         gpu_ids=gpu_ids,
         look=options.device != CPU,
+        share_gpu=options.share_gpu,
     )
-    gpus = [device for device in found if device.kind == CUDA]
-    if options.share_gpu and len(gpus) == 1:  # nodes of one machine use its only GPU together
-        found = [replace(device, hardware="") for device in found]
-    return tuple(found)
 
 
 def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:

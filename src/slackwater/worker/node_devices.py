@@ -41,10 +41,16 @@ def parse_gpu_ids(text: str) -> tuple[str, ...]:
 
 
 def node_devices(
-    node: NodeId, *, slices: int = 1, gpu_ids: Sequence[str] | None = None, look: bool = True
-) -> list[Device]:
+    node: NodeId,
+    *,
+    slices: int = 1,
+    gpu_ids: Sequence[str] | None = None,
+    look: bool = True,
+    share_gpu: bool = False,
+) -> tuple[Device, ...]:
     """GPUs, then `slices` of the cores. With `gpu_ids` the GPUs are those, whether the driver knows
-    them or not; otherwise the driver is asked, unless it is not to `look`.
+    them or not; otherwise the driver is asked, unless it is not to `look`. With `share_gpu` the
+    only GPU of the machine may be that of other nodes too.
     """
     gpus = find_gpus() if look else []
     visible = os.environ.get(VISIBLE_VARIABLE)
@@ -60,7 +66,9 @@ def node_devices(
         found = [
             _gpu_device(node, number, known.get(name), name) for number, name in enumerate(gpu_ids)
         ]
-    return [*found, *_cpu_devices(node, slices)]
+    if share_gpu and len(found) == 1:
+        found = [replace(found[0], hardware="")]
+    return (*found, *_cpu_devices(node, slices))
 
 
 def _gpu_device(node: NodeId, index: int, gpu: Gpu | None, name: str = "") -> Device:

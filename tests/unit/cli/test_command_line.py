@@ -71,7 +71,7 @@ def test_a_shell_completes_commands_and_options() -> None:
         return done.stdout.split()
 
     assert complete("st") == ["status", "storm"]
-    assert sorted(complete("up", "--trai")) == ["--train-dtype", "--trainers"]
+    assert sorted(complete("up", "--train-")) == ["--train-dtype"]
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

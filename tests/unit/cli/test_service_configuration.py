@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from slackwater.cli import up as up_command
 from slackwater.cli.up_options import UpOptions, option_settings
 from slackwater.model.config import decode
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.policy.rollout.balancing import EvenSteps
 from slackwater.policy.rollout.catalogue import POLICIES, chosen
 from slackwater.policy.rollout.routing import CacheAffine
@@ -84,6 +84,39 @@ def test_a_wrong_setting_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
+def test_eight_gpus_have_a_trainer_and_seven_engines_each_on_its_own(tmp_path: Path) -> None:
+    ids = ("--device", "cuda", "--gpu-ids", "0,1,2,3,4,5,6,7")
+    said = resolved(tmp_path, *ids, text="")
+    lines = [line for line in said.splitlines() if line.startswith("# device")]
+    owners = ["trainer-0", *(f"engine-0-{number}" for number in range(7))]
+    assert lines == [f"# device local/cuda:{at}   {name}" for at, name in enumerate(owners)]
+    assert tomllib.loads(said)["gpu_ids"] == list("01234567")
+
+
+def test_one_device_is_shared_as_ever(tmp_path: Path) -> None:
+    said = resolved(tmp_path, "--engines", "2", text="")
+    assert said.endswith("# device local/cpu:0   trainer-0, engine-0-0, engine-0-1\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--devices", "4", "--engines", "4"], "engine-0-3 needs 1 cpu device; of node local"),
+        (["--devices", "4", "--trainer-layout", "dp=8"], "trainer-0 needs 8 cpu devices; the most"),
+        (["--gpu-ids", "0,0"], "--gpu-ids: '0,0' must be different ids"),
+        (["--engine-layout", "xp=2"], "engine_layout: 'xp=2' must be such as tp=2"),
+        (["--devices", "0"], "--devices: 0 must be at least 1"),
+    ],
+)
+def test_deployments_that_do_not_fit_are_refused_before_the_start(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    with pytest.raises((ConfigError, RefusedError)) as error:
+        resolved(tmp_path, *options, text="")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 def test_what_a_node_gives_to_managed_state_is_said_in_the_file(tmp_path: Path) -> None:
     text = "[residency]\ndevice_mb = 64.0\ndisk_mb = 10.0\n"
     settings = decode(ServiceSettings, tomllib.loads(resolved(tmp_path, text=text)))
@@ -102,7 +135,7 @@ def test_every_option_of_a_setting_names_a_field_and_has_its_default() -> None:
     of_settings = {field.name: field.default for field in fields(ServiceSettings)}
     of_options = {field.name: field.default for field in fields(UpOptions)}
     settings = option_settings()
-    assert len(settings) == 20
+    assert len(settings) == 23
     for name, setting in settings.items():
         assert setting.key in of_settings, f"--{name} sets {setting.key}, which is no setting"
         assert (of_options[name] or None) == (of_settings[setting.key] or None), name

@@ -63,6 +63,11 @@ def test_gpus_that_no_driver_knows_can_be_named() -> None:
     assert len({one.hardware for one in found}) == 2
 
 
+def test_nodes_of_one_machine_may_share_its_only_gpu() -> None:
+    assert [one.hardware for one in gpus(gpu_ids=("0",), look=False, share_gpu=True)] == [""]
+    assert all(one.hardware for one in gpus(gpu_ids=("0", "1"), look=False, share_gpu=True))
+
+
 def test_a_cpu_machine_is_one_device_or_several_slices() -> None:
     (whole,) = node_devices(NODE, look=False, gpu_ids=())
     assert (whole.device, whole.cores) == ("a/cpu:0", ())

@@ -53,7 +53,7 @@ class JoinAddress:
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
     """One agent to bring up. `files` is as the worker option; `logs` is a folder on the agent's own
-    machine.
+    machine; `options` say which devices it reports.
     """
 
     node: NodeId
@@ -62,13 +62,15 @@ class AgentPlan:
     pool: str | None = None
     site: str = ""
     cores: tuple[int, ...] = ()
+    options: tuple[str, ...] = ()
 
     def arguments(self, join: JoinAddress) -> tuple[str, ...]:
         """Of the agent's process."""
         pool = () if self.pool is None else ("--pool", self.pool)
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
         site = ("--site", self.site) if self.site else ()
-        return ("-m", "slackwater.worker.agent", "--connect", join.hub, *named, *pool, *site)
+        connect = ("--connect", join.hub)
+        return ("-m", "slackwater.worker.agent", *connect, *named, *pool, *site, *self.options)
 
     def environment(self, join: JoinAddress) -> dict[str, str]:
         """Of the agent's process."""

@@ -1,13 +1,27 @@
 """The live fleet: its agents are brought up, their nodes followed, and every node runs the workers
-of its pool.
+of its pool, each on the devices that the fleet controller gives it.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slackwater.model.ids import NodeId, WorkerId
+from slackwater.control.devices.allocator import DeviceAllocator
+from slackwater.control.devices.messages import (
+    AllocationCommand,
+    AssignmentsRestored,
+    DeploymentReleased,
+    DeploymentsRequested,
+    DevicesLost,
+    DevicesReported,
+    RefuseDeployment,
+    StartDeployment,
+)
+from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.model.ids import DeploymentId, NodeId, WorkerId
 from slackwater.runtime.launch.agents import (
     AgentLauncher,
     AgentPlan,
@@ -15,14 +29,16 @@ from slackwater.runtime.launch.agents import (
     JoiningAgents,
     LocalAgents,
 )
-from slackwater.runtime.launch.fleet_file import FleetFile, FleetPool
+from slackwater.runtime.launch.fleet_file import FleetFile
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
-from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
+from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as says
 from slackwater.wire import messages
@@ -32,9 +48,6 @@ if TYPE_CHECKING:
     from slackwater.runtime.net.depot import Depot
 
 logger = logging.getLogger(__name__)
-
-# The workers of one node of a pool; the name tells those of different nodes apart.
-PlansOf = Callable[[NodeId, FleetPool], Sequence[WorkerPlan]]
 
 
 class LaunchedFleet:
@@ -48,10 +61,14 @@ class LaunchedFleet:
         state: StateDirectory,
         hub: WorkerHub,
         models: Mapping[str, Path],
-        plans_of: PlansOf,
+        plans: WorkerPlans,
         plan: LaunchPlan,
         keys: NodeKeys,
         budgets: Mapping[str, str] | None = None,
+        *,
+        runtime: FleetDriver,
+        allocator: DeviceAllocator,
+        store: AssignmentStore,
     ) -> None:
         self.file = file
         self._budgets = tuple((budgets or {}).items())
@@ -62,11 +79,18 @@ class LaunchedFleet:
         self._hub = hub
         self._models = models
         self._depot: Depot | None = None
-        self._plans_of = plans_of
-        self._launcher = _launcher(file, state.logs)
+        self._plans = plans
+        self._launcher = _launcher(file, state.logs, plans.kind)
+        self._feed, self._allocator, self._store = runtime.feed, allocator, store
+        self._wanted: dict[DeploymentId, WorkerPlan] = {}
+        self._spawning: dict[DeploymentId, asyncio.Future[WorkerPlan]] = {}
+        self._spawned: set[WorkerId] = set()
+        runtime.register(self._execute, (StartDeployment, RefuseDeployment))
 
     async def start(self, certificate: Certificate | None) -> None:
         """Open the depot, and begin to bring agents up."""
+        if before := await self._store.read():
+            self._feed(AssignmentsRestored(loop_time(), before))
         host, _ = self.file.address()
         if self.needs_depot:
             from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
@@ -78,6 +102,7 @@ class LaunchedFleet:
             AgentPlan(
                 *(NodeId(node.name), *self._places(node.directory, join)),
                 *(node.pool, node.site, node.cores),
+                options=self._plans.agent_options(node),
             )
             for node in self.file.nodes
         ]
@@ -112,30 +137,120 @@ class LaunchedFleet:
 
     # ---- what the hub says ----
     def agent_joined(self, facts: says.NodeFacts) -> None:
-        """ConfigError if the fleet has no pool for the node."""
+        """ConfigError if the fleet has no pool for the node, RefusedError if another node has one
+        of its devices.
+        """
         pool = self.file.pool_of(facts.node, facts.pool)
+        devices = self._plans.usable(facts.devices, pool)
+        if (why := self._allocator.conflict(NodeId(facts.node), devices)) is not None:
+            raise RefusedError(why)
         node = self.nodes.joined(facts, loop_time())
-        self.supervisor.start(node, self._plans_of(node, pool))
+        plans = self._plans.of(node, pool, devices)
+        self._feed(DevicesReported(loop_time(), node, devices))
+        self._forget_unplanned(node, {plan.name for plan in plans})
+        self._request(node, [plan for plan in plans if plan.layout is not None])
+        self.supervisor.start(node, [plan for plan in plans if plan.layout is None])
 
     def agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
         self.nodes.said(node, message)
+        if isinstance(message, says.WorkerEnded | says.WorkerNotStarted):
+            worker = WorkerId(message.worker)
+            if worker in self._spawned:
+                self._spawned.remove(worker)
+                self._release(worker)
+            elif self.supervisor.is_leaving(worker):
+                self._release(worker.rpartition(".")[0])
 
     def agent_lost(self, node: NodeId) -> None:
         """Its workers are gone with it; they come back when the node does."""
         self.supervisor.stop(node)
+        for worker in self.nodes.workers(node):
+            if worker in self._spawned:
+                self._spawned.remove(worker)
+                self._release(worker)
         self.nodes.lost(node)
+        self._feed(DevicesLost(loop_time(), node))
+
+    # ---- devices ----
+    def _forget_unplanned(self, node: NodeId, planned: set[str]) -> None:
+        """Deployments of an earlier configuration get nothing back."""
+        for deployment, devices in self._allocator.assignments().items():
+            if deployment not in planned and devices[0].startswith(f"{node}/"):
+                self._feed(DeploymentReleased(loop_time(), deployment))
+
+    def _request(self, node: NodeId, plans: Sequence[WorkerPlan]) -> None:
+        """Ask for the devices of deployments; `_execute` starts them."""
+        self._wanted |= {DeploymentId(plan.name): plan for plan in plans}
+        requests = deployment_requests(node, self._plans.kind, plans)
+        self._feed(DeploymentsRequested(loop_time(), requests))
+
+    def _execute(self, command: AllocationCommand) -> None:
+        plan = self._wanted.pop(command.deployment)
+        waiting = self._spawning.pop(command.deployment, None)
+        match command:
+            case RefuseDeployment(_, reason):
+                logger.error("%s", reason)
+                if waiting is None:
+                    self.supervisor.refuse(plan, reason)
+                else:
+                    waiting.set_exception(UnavailableError(reason))
+            case StartDeployment(_, devices):
+                threads = ("--threads", str(len(devices[0].cores))) if devices[0].cores else ()
+                placed = replace(plan, devices=devices, arguments=(*plan.arguments, *threads))
+                if waiting is None:
+                    self.supervisor.start(devices[0].node, [placed])
+                else:
+                    waiting.set_result(placed)
+        self._save()
+
+    def _release(self, deployment: str) -> None:
+        self._feed(DeploymentReleased(loop_time(), DeploymentId(deployment)))
+        self._save()
+
+    def _save(self) -> None:
+        """Of nodes with a choice of devices; of others there is nothing to know."""
+        if any(len(self._allocator.devices(node)) > 1 for node in self.nodes.names()):
+            self._store.save_soon(self._allocator.assignments)
 
     # ---- for the rest of the service ----
     async def spawn(self, plan: WorkerPlan, worker: WorkerId) -> WorkerProcess:
-        """Start a worker where there are the fewest."""
-        return await self.nodes.spawn(self.nodes.least_busy(), plan, worker)
+        """Start a worker where there are the fewest, and a device for it if it needs one."""
+        if plan.layout is None:
+            return await self.nodes.spawn(self.nodes.least_busy(), plan, worker)
+        free = [
+            node for node in self.nodes.names() if self._allocator.has_room(node, self._plans.kind)
+        ]
+        node = self.nodes.least_busy(free)
+        shared = len(self._allocator.devices(node)) < 2
+        placed = self._spawning[DeploymentId(plan.name)] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._request(node, [replace(plan, group=str(node) if shared else "")])
+        self._spawned.add(worker)
+        return await self.nodes.spawn(node, await placed, worker)
 
     def rows(self) -> list[dict[str, Any]]:
         """Every node that is here, and every listed one that is not."""
-        rows = self.nodes.rows(loop_time())
+        rows = [row | self._device_rows(row["node"]) for row in self.nodes.rows(loop_time())]
         here = {row["node"] for row in rows}
         away = [node for node in self.file.nodes if node.name not in here]
         return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in away)]
+
+    def _device_rows(self, node: NodeId) -> dict[str, Any]:
+        """The devices of a node, and which deployments own each."""
+        devices = self._allocator.devices(node)
+        return {
+            "devices": [
+                {
+                    "device": device.device,
+                    "kind": device.kind,
+                    "memory_mb": device.memory_mb,
+                    "domain": device.domain,
+                    "owners": self._allocator.owners(device.device),
+                }
+                for device in devices
+            ]
+        }
 
     async def close(self) -> None:
         """After the hub has told everybody to stop."""
@@ -145,7 +260,7 @@ class LaunchedFleet:
             await self._depot.close()
 
 
-def _launcher(file: FleetFile, logs: Path) -> AgentLauncher:
+def _launcher(file: FleetFile, logs: Path, kind: str) -> AgentLauncher:
     match file.launcher:
         case "local":
             return LocalAgents(logs)
@@ -154,4 +269,4 @@ def _launcher(file: FleetFile, logs: Path) -> AgentLauncher:
         case "ray":
             from slackwater.runtime.launch.ray_agents import RayAgents
 
-            return RayAgents(file.ray, file.pools[0].name)
+            return RayAgents(file.ray, file.pools[0].name, kind)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Literal
 
 from slackwater.model.config import decode
+from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.runtime.net.listening import LOOPBACK
@@ -44,21 +45,34 @@ def check_name(field: str, name: str) -> None:
 class FleetPool:
     """What runs on every node of a pool: engines per model, engines that share the trainers'
     devices, trainers, sandboxes, workers that hold reward services.
+
+    Without a number of `engines` they take all devices of the node that no trainer has, and one
+    engine per model shares the device of a node that has only one. A layout such as `tp=2,dp=2`
+    spreads each trainer or engine over several devices.
     """
 
     name: str
-    engines: int = 1
+    engines: int | None = None
     local_engines: int = 0
     trainers: int = 0
     sandboxes: int = 0
     rewards: int = 0
     price_per_h: float = 0.0
+    engine_layout: str = ""
+    trainer_layout: str = ""
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
         for field in ("engines", "local_engines", "trainers", "sandboxes", "rewards"):
-            if getattr(self, field) < 0:
+            if (getattr(self, field) or 0) < 0:
                 raise ConfigError.of(field, getattr(self, field), "must be at least 0")
+        count_ranks(self.engine_layout, "engine_layout")
+        count_ranks(self.trainer_layout, "trainer_layout")
+
+    @property
+    def has_engines(self) -> bool:
+        """Whether its nodes roll out when nothing else is said."""
+        return self.engines != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +80,8 @@ class FleetNode:
     """One node. Without a `directory` it shares the control plane's disk (local launcher only).
 
     Nodes of one `site` share a fast network; weights come to a site once, and go from node to node
-    within it. Workers of a node with `cores` run on those alone (local launcher).
+    within it. Workers of a node with `cores` run on those alone (local launcher). So many
+    `devices` are slices of its cores; `gpu_ids` are its GPUs, by default all of the machine.
     """
 
     name: str
@@ -74,9 +89,13 @@ class FleetNode:
     directory: str | None = None
     site: str = ""
     cores: tuple[int, ...] = ()
+    devices: int = 1
+    gpu_ids: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
+        if self.devices < 1:
+            raise ConfigError.of(f"nodes: {self.name}: devices", self.devices, "must be at least 1")
         here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         if not here.issuperset(self.cores):
             fix = f"must be cores of this machine: {sorted(here)}"
@@ -85,11 +104,14 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """An existing Ray cluster: every node of it that has the resources gets an agent."""
+    """An existing Ray cluster: every node of it that has the resources gets an agent, with so many
+    `gpus`; by default all that the node has.
+    """
 
     address: str = "auto"
     namespace: str = "slackwater"
     cores: float = 1.0
+    gpus: int | None = None
     directory: str = "/tmp/slackwater"
     look_every_s: float = 2.0
 
@@ -155,11 +177,29 @@ def _named_once(field: str, names: Sequence[str]) -> None:
 
 
 def one_node(
-    engines: int, local_engines: int, trainers: int, sandboxes: int = 0, rewards: int = 0
+    engines: int | None,
+    local_engines: int,
+    trainers: int,
+    sandboxes: int = 0,
+    rewards: int = 0,
+    *,
+    layouts: tuple[str, str] = ("", ""),
+    devices: int = 1,
+    gpu_ids: tuple[str, ...] = (),
 ) -> FleetFile:
-    """What `slackwater up` means without a fleet file."""
-    pool = FleetPool("local", engines, local_engines, trainers, sandboxes, rewards)
-    return FleetFile((pool,), (FleetNode(LOCAL_NODE, "local"),))
+    """What `slackwater up` means without a fleet file; `layouts` are of engines and trainers."""
+    engine_layout, trainer_layout = layouts
+    pool = FleetPool(
+        name=LOCAL_NODE,
+        engines=engines,
+        local_engines=local_engines,
+        trainers=trainers,
+        sandboxes=sandboxes,
+        rewards=rewards,
+        engine_layout=engine_layout,
+        trainer_layout=trainer_layout,
+    )
+    return FleetFile((pool,), (FleetNode(LOCAL_NODE, "local", devices=devices, gpu_ids=gpu_ids),))
 
 
 def read_fleet_file(file: Path) -> FleetFile:

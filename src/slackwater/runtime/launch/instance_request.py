@@ -23,6 +23,11 @@ class InstanceRequest:
     engine: Literal["embedded", "vllm"] = "embedded"
     vllm_url: str | None = None
 
+    @property
+    def layout(self) -> str | None:
+        """Of its deployment; a server elsewhere needs none of our devices."""
+        return "" if self.vllm_url is None else None
+
     def worker(self) -> tuple[str, tuple[str, ...]]:
         """The worker's module and what it is told beside its model."""
         arguments = ("--kind", self.kind.value)

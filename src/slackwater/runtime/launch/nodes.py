@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,11 +124,17 @@ class Nodes:
         if starting is not None and not starting.done():
             starting.set_exception(UnavailableError(f"worker {worker}: {error}"))
 
-    def least_busy(self) -> NodeId:
-        """The node with the fewest worker processes; UnavailableError if none is here."""
+    def workers(self, node: NodeId) -> tuple[WorkerId, ...]:
+        return tuple(self._nodes[node].processes)
+
+    def least_busy(self, among: Sequence[NodeId] = ()) -> NodeId:
+        """The node with the fewest worker processes, of some if there are any; UnavailableError
+        if none is here.
+        """
         if not self._nodes:
             raise UnavailableError("no node of the fleet is here; see `slackwater node list`")
-        return min(self._nodes, key=lambda node: (len(self._nodes[node].processes), node))
+        nodes = among or self.names()
+        return min(nodes, key=lambda node: (len(self._nodes[node].processes), node))
 
     async def spawn(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> NodeProcess:
         """Start a worker on a node, and wait until its process runs."""

@@ -12,9 +12,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slackwater.model.device import CPU, CUDA
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
@@ -23,6 +24,14 @@ from slackwater.runtime.launch.fleet_file import RayCluster
 logger = logging.getLogger(__name__)
 
 _PLACED_WITHIN_S = 30.0
+
+
+def bundle(resources: Mapping[str, float], cluster: RayCluster, kind: str) -> dict[str, float]:
+    """What the agent of a Ray node reserves there: cores, and GPUs where deployments need them."""
+    if kind != CUDA:
+        return {"CPU": cluster.cores}
+    gpus = int(resources.get("GPU", 0)) if cluster.gpus is None else cluster.gpus
+    return {"CPU": cluster.cores, "GPU": max(gpus, 1)}
 
 
 class AgentHolder:
@@ -51,9 +60,11 @@ class RayAgents:
     agent.
     """
 
-    def __init__(self, cluster: RayCluster, pool: str) -> None:
+    def __init__(self, cluster: RayCluster, pool: str, kind: str = CPU) -> None:
+        """`kind` is of the devices that deployments have; only for CUDA are GPUs reserved."""
         self._cluster = cluster
         self._pool = pool
+        self._kind = kind
         self._held: dict[str, tuple[Any, Any]] = {}  # Ray's node id -> actor, placement group
         self._task: asyncio.Task[None] | None = None
 
@@ -104,11 +115,12 @@ class RayAgents:
                 if ray.get(actor.status.remote(), timeout=5) is not None:
                     self._drop(node_id)
         for node_id, node in living.items():
-            enough = node["Resources"].get("CPU", 0.0) >= self._cluster.cores
+            wanted = bundle(node["Resources"], self._cluster, self._kind)
+            enough = all(node["Resources"].get(name, 0.0) >= much for name, much in wanted.items())
             if node_id not in self._held and enough:
-                self._held[node_id] = self._place(node_id, join)
+                self._held[node_id] = self._place(node_id, join, wanted)
 
-    def _place(self, node_id: str, join: JoinAddress) -> tuple[Any, Any]:
+    def _place(self, node_id: str, join: JoinAddress, wanted: dict[str, float]) -> tuple[Any, Any]:
         import ray
         from ray.util.placement_group import (
             placement_group,
@@ -117,9 +129,8 @@ class RayAgents:
         )
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": self._cluster.cores}
         group = placement_group(
-            [bundle], strategy="STRICT_PACK", _soft_target_node_id=node_id, lifetime="detached"
+            [wanted], strategy="STRICT_PACK", _soft_target_node_id=node_id, lifetime="detached"
         )
         try:
             ray.get(group.ready(), timeout=_PLACED_WITHIN_S)
@@ -131,9 +142,12 @@ class RayAgents:
             raise
         node = NodeId(f"ray-{node_id[:8]}")
         folder = f"{self._cluster.directory}/{node}"
-        plan = AgentPlan(node, f"{join.depot}={folder}/files", f"{folder}/logs", self._pool)
+        files, logs = f"{join.depot}={folder}/files", f"{folder}/logs"
+        plan = AgentPlan(node, files, logs, self._pool, options=("--device", self._kind))
+        # Ray makes the GPUs of the bundle visible to the actor, and so to the agent.
         holder = ray.remote(AgentHolder).options(
-            num_cpus=self._cluster.cores,
+            num_cpus=wanted["CPU"],
+            num_gpus=wanted.get("GPU", 0),
             lifetime="detached",
             name=f"slackwater-{node}",
             get_if_exists=False,

@@ -22,12 +22,22 @@ Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
 @dataclass(frozen=True, slots=True)
 class FailedStart:
     """A worker that has not come up: how often in a row it ended before it joined, and what it said
-    last.
+    last. Without a device it was never started.
     """
 
     name: str
     deaths: int
     said: str
+
+    @property
+    def persists(self) -> bool:
+        """Whether it is not expected to come up."""
+        return self.deaths != 1
+
+    def __str__(self) -> str:
+        if not self.deaths:
+            return f"worker {self.name} has no device: {self.said}"
+        return f"worker {self.name} failed to start {self.deaths} times: {self.said}"
 
 
 class WorkerSupervisor:
@@ -52,6 +62,11 @@ class WorkerSupervisor:
         tasks = [asyncio.create_task(self._keep(node, plan)) for plan in wanted]
         self._tasks.setdefault(node, []).extend(tasks)
 
+    def refuse(self, plan: WorkerPlan, why: str) -> None:
+        """There is no device for it, so it is not started."""
+        self._starts.setdefault(plan.name, 0)
+        self._failed[plan.name] = FailedStart(plan.name, 0, why)
+
     def stop(self, node: NodeId) -> None:
         """The node is lost: its workers are not started again until it comes back."""
         for task in self._tasks.pop(node, []):
@@ -73,6 +88,10 @@ class WorkerSupervisor:
             and name not in self._retired_plans
             and name not in self._failed
         )
+
+    def is_leaving(self, worker: WorkerId) -> bool:
+        """Whether a worker is not to be started again."""
+        return worker in self._retired
 
     def is_retired(self, name: str) -> bool:
         """Whether a plan's worker was let go for good."""

@@ -1,14 +1,21 @@
-"""What every worker of a node is told: which module, which model, how much memory. Nothing in it is
-a path.
+"""What every worker of a node is told: which module, which model, how much memory, and how many of
+the node's devices it needs. Nothing in it is a path.
+
+All deployments of a node with one device share that. On a node with several each has devices of its
+own; only local engines, which work while a trainer does not, are on the devices of a trainer.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
+from slackwater.model.device import CUDA, DeploymentRequest, Device, count_ranks, usable_devices
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import NodeId
+from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
-from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetPool
+from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetNode, FleetPool
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.launch.sandboxes import sandbox_plans
 from slackwater.runtime.settings import ServiceSettings
@@ -31,38 +38,99 @@ class WorkerPlans:
         self._bases = bases
         self._judges = judges or BaseModels({}, or_none=True)
 
-    def of(self, node: NodeId, pool: FleetPool) -> Sequence[WorkerPlan]:
+    @property
+    def kind(self) -> str:
+        """Of the devices that deployments have."""
+        return self._settings.device.partition(":")[0]
+
+    def agent_options(self, node: FleetNode) -> tuple[str, ...]:
+        """Which devices an agent that we start reports."""
+        slices = ("--devices", str(node.devices)) if node.devices > 1 else ()
+        gpus = ("--gpu-ids", ",".join(node.gpu_ids)) if node.gpu_ids else ("--share-gpu",)
+        return ("--device", self.kind, *slices, *gpus)
+
+    def usable(self, devices: Iterable[Device], pool: FleetPool) -> tuple[Device, ...]:
+        """The devices of a node for its deployments: of the service's kind, and not those of the
+        reward services.
+        """
+        rewards = self._settings.rewards
+        taken = rewards.devices if rewards is not None and pool.rewards else ()
+        found = usable_devices(devices, self._settings.device)
+        if len(found) < 2:
+            return found
+        return tuple(one for one in found if f"{one.kind}:{one.index}" not in taken)
+
+    def of(self, node: NodeId, pool: FleetPool, devices: Sequence[Device]) -> Sequence[WorkerPlan]:
         """The workers of one node; names of a fleet's nodes begin with the node's."""
         prefix = "" if node == LOCAL_NODE else f"{node}."
-        trainer = (*self._common(), "--dtype", self._settings.trainer_dtype)
+        common = self._common()
+        trainers = [f"{prefix}trainer-{number}" for number in range(pool.trainers)]
+        shared = str(node) if len(devices) < 2 else ""
+
+        def group(number: int) -> str:
+            """Of the trainer whose devices a local engine has too."""
+            alternates = pool.local_engines and trainers
+            return shared or (trainers[number % len(trainers)] if alternates else "")
+
         plans = [
-            WorkerPlan(f"{prefix}trainer-{number}", TRAINER, trainer)
-            for number in range(pool.trainers)
+            WorkerPlan(
+                *(name, TRAINER, (*common, "--dtype", self._settings.trainer_dtype)),
+                layout=pool.trainer_layout,
+                memory_mb=self._memory_mb(list(self._bases), pool.trainer_layout),
+                group=group(number),
+            )
+            for number, name in enumerate(trainers)
         ]
-        for place, base in enumerate(self._bases):
-            arguments = self.engine_arguments(base.name)
+        counts = self._engine_counts(pool, len(devices))
+        for place, (base, count) in enumerate(zip(self._bases, counts, strict=True)):
+            arguments = (*common, *self._engine_options(base.name))
+            kind, module, engines = "engine", ENGINE, count
             served = self._settings.serving
-            if served is not None and base.name == served.model:
-                plans += [
-                    WorkerPlan(
-                        f"{prefix}serving-{place}-{number}", COSERVING, self.serving_arguments()
-                    )
-                    for number in range(max(pool.engines, 1))
-                ]
-                continue
+            is_served = served is not None and base.name == served.model
+            if is_served:
+                kind, module, engines = "serving", COSERVING, max(count, 1)
+                arguments = (*common, *self._serving_options())
+            engine = WorkerPlan(
+                "",
+                module,
+                arguments,
+                layout=pool.engine_layout,
+                memory_mb=self._memory_mb([base], pool.engine_layout),
+                group=shared,
+            )
             plans += [
-                WorkerPlan(f"{prefix}engine-{place}-{number}", ENGINE, arguments)
-                for number in range(pool.engines)
+                replace(engine, name=f"{prefix}{kind}-{place}-{number}")
+                for number in range(engines)
             ]
             local = (*arguments, "--kind", InstanceKind.LOCAL.value)
             plans += [
-                WorkerPlan(f"{prefix}local-{place}-{number}", ENGINE, local)
-                for number in range(pool.local_engines)
+                replace(
+                    engine,
+                    name=f"{prefix}local-{place}-{number}",
+                    arguments=local,
+                    group=group(number),
+                )
+                for number in range(0 if is_served else pool.local_engines)
             ]
         for number in range(pool.rewards):
             name = f"{prefix}rewards-{number}"
             plans.append(WorkerPlan(name, REWARDS, self.reward_arguments(name)))
         return [*plans, *sandbox_plans(self._settings, node, prefix, pool.sandboxes)]
+
+    def _engine_counts(self, pool: FleetPool, devices: int) -> list[int]:
+        """Engines of each model; where no number is set, they fill the node's devices."""
+        models = len(list(self._bases))
+        if pool.engines is not None or devices < 2 or not models:
+            return [1 if pool.engines is None else pool.engines] * models
+        left = devices - pool.trainers * count_ranks(pool.trainer_layout)
+        each, more = divmod(left // count_ranks(pool.engine_layout), models)
+        return [max(each + (place < more), 1) for place in range(models)]
+
+    def _memory_mb(self, models: Sequence[BaseModel], layout: str) -> int:
+        """The least that a rank needs on a GPU: its part of the smallest model's weights."""
+        if not self._settings.device.startswith(CUDA) or not models:
+            return 0
+        return min(weights_mb(base.directory) for base in models) // count_ranks(layout)
 
     def reward_arguments(self, name: str) -> tuple[str, ...]:
         """Of a worker that holds the reward services; `name` is the broker's for its devices."""
@@ -78,13 +146,16 @@ class WorkerPlans:
 
     def engine_arguments(self, model: str) -> tuple[str, ...]:
         """Of an engine of a base model; NotFoundError if the service has no such model."""
+        return (*self._common(), *self._engine_options(model))
+
+    def _engine_options(self, model: str) -> tuple[str, ...]:
         base, settings = self._bases.get(model), self._settings
         named = ("--model", base.uri, "--base", base.name, "--base-version", base.version)
         room = ("--kv-mb", str(settings.kv_mb), "--max-running", str(settings.max_running))
-        return (*self._common(), *named, *room)
+        return (*named, *room)
 
-    def serving_arguments(self) -> tuple[str, ...]:
-        """Of a worker that serves with a promise, and may lend."""
+    def _serving_options(self) -> tuple[str, ...]:
+        """Of a worker that serves within an SLO, and may lend."""
         served = self._settings.serving
         assert served is not None
         slo = f"ttft={served.slo.ttft_s:g},tpot={served.slo.tpot_s:g},share={served.slo.share:g}"
@@ -93,10 +164,39 @@ class WorkerPlans:
             others = [base for base in self._bases if base.name != served.model]
             borrowers = (("--borrower", base.uri, base.version) for base in others)
             lends = ("--lend", *chain.from_iterable(borrowers))
-        return (*self.engine_arguments(served.model), "--slo", slo, "--mode", served.mode, *lends)
+        return (*self._engine_options(served.model), "--slo", slo, "--mode", served.mode, *lends)
 
     def _common(self) -> tuple[str, ...]:
-        return ("--threads", str(self._settings.threads), "--device", self._settings.device)
+        """A worker sees its own device alone, so that is always the first."""
+        return ("--threads", str(self._settings.threads), "--device", self.kind)
+
+
+def deployment_requests(
+    node: NodeId, kind: str, plans: Sequence[WorkerPlan]
+) -> tuple[DeploymentRequest, ...]:
+    """What those of a node's workers that are deployments need of its devices."""
+    return tuple(
+        DeploymentRequest(
+            DeploymentId(plan.name),
+            count_ranks(plan.layout),
+            node=node,
+            kind=kind,
+            memory_mb=plan.memory_mb,
+            group=plan.group,
+        )
+        for plan in plans
+        if plan.layout is not None
+    )
+
+
+def weights_mb(directory: Path) -> int:
+    """What a model's weights take in two bytes each."""
+    whole = sum(file.stat().st_size for file in directory.glob("*.safetensors")) >> 20
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return 0  # whoever reads the model says what is wrong with it
+    return whole // 2 if config.get("torch_dtype") == "float32" else whole
 
 
 def reward_models(settings: ServiceSettings) -> BaseModels:

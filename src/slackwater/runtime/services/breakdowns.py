@@ -36,7 +36,7 @@ class Breakdowns:
         kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
         begun = [name for name in self._fleet.supervisor.names() if any(k in name for k in kinds)]
         names = [name for name in begun if not self._fleet.supervisor.is_retired(name)]
-        planned = any(pool.engines or pool.local_engines for pool in self._fleet.file.pools)
+        planned = any(pool.has_engines or pool.local_engines for pool in self._fleet.file.pools)
         if not names and (begun or (not planned and self._instances.had(model))):
             add = f"`slackwater instance add --model {model}`" if fully else "the operator"
             return f"model {model}: no engine serves it, the last one was drained; {add} adds one"
@@ -51,7 +51,7 @@ class Breakdowns:
 
     def _said(self, names: Sequence[str], what: str, fully: bool) -> str | None:
         failed = self._fleet.supervisor.failed()
-        if not names or any(name not in failed or failed[name].deaths < 2 for name in names):
+        if not names or any(name not in failed or not failed[name].persists for name in names):
             return None
         why = failed[names[0]].said if fully else "the operator's status says why"
         return f"{what}: {why}"

@@ -177,7 +177,7 @@ class InstanceService:
         wish = self._wishes[instance]
         module, arguments = wish.worker()
         common = self._engine_arguments(wish.model)
-        plan = WorkerPlan(instance, module, (*common, *arguments))
+        plan = WorkerPlan(instance, module, (*common, *arguments), layout=wish.layout)
         return await self._spawn_worker(plan, WorkerId(instance))
 
     def _heard(self, event: ProviderEvent) -> None:

@@ -29,10 +29,7 @@ def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
     away = [row["node"] for row in plane.fleet.rows() if "host" not in row]
     return [
         *found,
-        *(
-            f"worker {name} failed to start {one.deaths} times: {one.said}"
-            for name, one in failed.items()
-        ),
+        *map(str, failed.values()),
         *(
             f"node {node} is not here: its agent has not joined"
             for node in away

@@ -1,12 +1,19 @@
 """What workers are told is what their programs take."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slackwater.model.device import CUDA, Device
+from slackwater.model.ids import NodeId
+from slackwater.runtime.launch.fleet_file import RayCluster
 from slackwater.runtime.launch.instance_request import VLLM_VARIABLE, InstanceRequest
-from slackwater.runtime.launch.worker_plans import WorkerPlans
-from slackwater.runtime.settings import ServiceSettings
+from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.runtime.launch.ray_agents import bundle
+from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
+from slackwater.runtime.settings import RewardSettings, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.worker.vllm.adapter import adapter_parser
 
@@ -22,3 +29,76 @@ def test_a_vllm_adapter_takes_what_every_engine_is_told(
     place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
     options = adapter_parser().parse_args([*place, *told, *own])
     assert (options.vllm, options.kv_mb, options.base) == ("/opt/vllm", 4096, "tiny")
+
+
+def plans_of(settings: ServiceSettings, devices: list[Device]) -> Sequence[WorkerPlan]:
+    base = BaseModel("tiny", settings.state, 300, 512, (), "qwen3")
+    bases = {name: replace(base, name=name) for name in settings.models}
+    plans = WorkerPlans(settings, BaseModels(bases))
+    (pool,) = settings.whole_fleet.pools
+    return plans.of(NodeId("local"), pool, plans.usable(devices, pool))
+
+
+def gpus(count: int) -> list[Device]:
+    return [Device(NodeId("local"), index, CUDA, visible=str(index)) for index in range(count)]
+
+
+def names(plans: Sequence[WorkerPlan]) -> list[str]:
+    return [plan.name for plan in plans]
+
+
+def test_without_a_number_engines_take_the_devices_that_no_trainer_has(tmp_path: Path) -> None:
+    settings = ServiceSettings(state=tmp_path, models={"a": tmp_path, "b": tmp_path}, device="cuda")
+    assert names(plans_of(settings, gpus(1))) == ["trainer-0", "engine-0-0", "engine-1-0"]
+    found = plans_of(settings, gpus(8))
+    engines = [*(f"engine-0-{number}" for number in range(4))]
+    engines += [f"engine-1-{number}" for number in range(3)]
+    assert names(found) == ["trainer-0", *engines]
+    assert {plan.group for plan in found} == {""}
+    one = replace(settings, device="cuda:5")
+    assert {plan.group for plan in plans_of(one, gpus(8))} == {"local"}
+    assert len(plans_of(replace(settings, engines=1), gpus(8))) == 3
+
+
+def test_layouts_spread_deployments_and_local_engines_share_with_trainers(tmp_path: Path) -> None:
+    settings = ServiceSettings(
+        state=tmp_path,
+        models={"a": tmp_path},
+        device="cuda",
+        local_engines=1,
+        trainer_layout="dp=4",
+        engine_layout="tp=2",
+    )
+    requests = deployment_requests(NodeId("local"), CUDA, plans_of(settings, gpus(8)))
+    assert [(one.deployment, one.devices, one.group) for one in requests] == [
+        ("trainer-0", 4, "trainer-0"),
+        ("engine-0-0", 2, ""),
+        ("engine-0-1", 2, ""),
+        ("local-0-0", 2, "trainer-0"),
+    ]
+
+
+def test_a_rank_needs_room_for_its_part_of_the_weights(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(12 << 20))
+    (tmp_path / "config.json").write_text('{"torch_dtype": "float32"}')
+    settings = ServiceSettings(state=tmp_path, models={"a": tmp_path}, device="cuda")
+    assert {plan.memory_mb for plan in plans_of(settings, gpus(2))} == {6}
+    spread = replace(settings, trainer_layout="tp=2", engine_layout="tp=3")
+    assert [plan.memory_mb for plan in plans_of(spread, gpus(8))] == [3, 2, 2]
+    assert plans_of(replace(settings, device="cpu"), [Device(NodeId("local"), 0)])[0].memory_mb == 0
+
+
+def test_devices_of_reward_services_are_not_given_to_deployments(tmp_path: Path) -> None:
+    rewards = RewardSettings(services={"judge": tmp_path}, devices=("cuda:0",))
+    settings = ServiceSettings(
+        state=tmp_path, models={"a": tmp_path}, device="cuda", rewards=rewards
+    )
+    assert names(plans_of(settings, gpus(3))) == ["trainer-0", "engine-0-0", "rewards-0"]
+
+
+def test_a_ray_node_lends_all_its_gpus_where_deployments_need_them() -> None:
+    resources = {"CPU": 8.0, "GPU": 4.0}
+    assert bundle(resources, RayCluster(), "cpu") == {"CPU": 1.0}
+    assert bundle(resources, RayCluster(cores=2.0), CUDA) == {"CPU": 2.0, "GPU": 4}
+    assert bundle(resources, RayCluster(gpus=2), CUDA) == {"CPU": 1.0, "GPU": 2}
+    assert bundle({"CPU": 8.0}, RayCluster(), CUDA) == {"CPU": 1.0, "GPU": 1}  # so it gets none

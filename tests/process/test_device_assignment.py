@@ -1,0 +1,39 @@
+"""`slackwater up` on a machine with several devices: each worker has one of its own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from slackwater.model.device import core_slices
+
+from .conftest import free_port
+from .service_process import ServiceProcess, wait_for
+
+pytestmark = pytest.mark.process
+
+
+def test_four_virtual_devices_have_a_trainer_and_three_engines(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    service = ServiceProcess(tmp_path / "state", tiny_model, free_port(), "--devices", "4")
+    service.start()
+    try:
+        # Processes, not workers that have joined: their devices are settled when they begin.
+        wait_for("four processes", lambda: len(service.status()["pids"]) == 4)
+        (node,) = service.get("/slackwater/nodes").json()["nodes"]
+        pids = service.status()["pids"]
+        owners = {row["device"]: row["owners"] for row in node["devices"]}
+        slices = core_slices(sorted(os.sched_getaffinity(0)), 4)
+        seen = {name: os.sched_getaffinity(pid) for name, pid in pids.items()}
+    finally:
+        service.stop()
+    assert owners == {
+        "local/cpu:0": ["trainer-0"],
+        "local/cpu:1": ["engine-0-0"],
+        "local/cpu:2": ["engine-0-1"],
+        "local/cpu:3": ["engine-0-2"],
+    }
+    for (owner,), cores in zip(owners.values(), slices, strict=True):
+        assert seen[f"{owner}.1"] == set(cores)
+    assert "device local/cpu:3   engine-0-2" in (tmp_path / "state" / "up.log").read_text()
