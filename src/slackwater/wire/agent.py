@@ -1,5 +1,7 @@
 """Messages between a node's agent and the control plane; they hold no paths of another disk."""
 
+from typing import TypeAlias
+
 import msgspec
 
 from slackwater.model.device import Device
@@ -173,3 +175,12 @@ class WorkerEnded(Message, frozen=True):
     worker: str
     status: int
     said: str = ""
+
+
+WorkerOrder: TypeAlias = StartWorker | SignalWorker
+PayloadOrder: TypeAlias = FetchPayload | OfferPayload | DropPayload
+StateOrder: TypeAlias = PrefetchStates | SendState | TakeState | ForgetStates
+ToAgent: TypeAlias = WorkerOrder | PayloadOrder | StateOrder
+
+WorkerReport: TypeAlias = WorkerStarted | WorkerNotStarted | WorkerEnded
+FromAgent: TypeAlias = PayloadArrived | PayloadFailed | StateSent | WorkerReport

@@ -64,31 +64,12 @@ class PassResult(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-_batch_decoder = msgspec.msgpack.Decoder(PassBatch)
-_result_decoder = msgspec.msgpack.Decoder(PassResult)
-_metrics_decoder = msgspec.msgpack.Decoder(dict[str, float])
 _encoder = msgspec.msgpack.Encoder()
-
-
-def encode_batch(batch: PassBatch) -> bytes:
-    return _encoder.encode(batch)
-
-
-def decode_batch(data: bytes) -> PassBatch:
-    return _batch_decoder.decode(data)
-
-
-def encode_result(result: PassResult) -> bytes:
-    return _encoder.encode(result)
-
-
-def decode_result(data: bytes) -> PassResult:
-    return _result_decoder.decode(data)
+encode_batch = encode_result = _encoder.encode
+decode_batch = msgspec.msgpack.Decoder(PassBatch).decode
+decode_result = msgspec.msgpack.Decoder(PassResult).decode
+decode_metrics = msgspec.msgpack.Decoder(dict[str, float]).decode
 
 
 def encode_metrics(metrics: Mapping[str, float]) -> bytes:
     return _encoder.encode(dict(metrics))
-
-
-def decode_metrics(data: bytes) -> dict[str, float]:
-    return _metrics_decoder.decode(data)

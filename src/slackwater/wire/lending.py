@@ -1,5 +1,7 @@
 """Messages about a serving worker that lends its device."""
 
+from typing import TypeAlias
+
 from slackwater.wire.message import Message
 
 
@@ -33,3 +35,7 @@ class BudgetReport(Message, frozen=True):
 
     max_running: int
     kv_tokens: int
+
+
+ToLender: TypeAlias = LendTo | TakeBack | LentStepBegan
+FromLender: TypeAlias = LoanOver | BudgetReport

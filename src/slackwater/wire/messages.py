@@ -8,7 +8,7 @@ Token ids travel as raw u32 bytes; models, versions and saved states are named b
 (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 from slackwater.wire.message import Message as Message
 from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
+
+M = TypeVar("M")
 
 PROTOCOL = 4
 
@@ -294,16 +296,6 @@ TrainerOp: TypeAlias = (
     | LoadState
     | PublishWeights
 )
-TRAINER_OPS = (
-    CreateModel,
-    RestoreModel,
-    RunPass,
-    StepOptimizer,
-    DiscardGradients,
-    SaveState,
-    LoadState,
-    PublishWeights,
-)
 
 
 class PublishDetached(Message, frozen=True):
@@ -352,20 +344,10 @@ ToWorker: TypeAlias = (
     | DropVersion
     | DropModel
     | TrainerOp
-    | agent.StartWorker
-    | agent.SignalWorker
-    | agent.FetchPayload
-    | agent.OfferPayload
-    | agent.PrefetchStates
-    | agent.SendState
-    | agent.TakeState
-    | agent.ForgetStates
-    | agent.DropPayload
+    | agent.ToAgent
     | ToSandbox
     | ToRewards
-    | lending.LendTo
-    | lending.TakeBack
-    | lending.LentStepBegan
+    | lending.ToLender
 )
 FromWorker: TypeAlias = (
     Hello
@@ -380,15 +362,9 @@ FromWorker: TypeAlias = (
     | VersionStocked
     | OpDone
     | OpFailed
-    | agent.PayloadArrived
-    | agent.PayloadFailed
-    | agent.StateSent
-    | agent.WorkerStarted
-    | agent.WorkerNotStarted
-    | agent.WorkerEnded
+    | agent.FromAgent
     | FromSandbox
-    | lending.LoanOver
-    | lending.BudgetReport
+    | lending.FromLender
 )
 # Before a peer has proved itself nothing else is decoded; a Hello, only to tell an older peer what
 # it lacks.
@@ -405,7 +381,7 @@ def encode(message: Message) -> bytes:
     return encode_frame(FrameKind.CONTROL, _encoder.encode(message))
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
+def _decode(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -414,17 +390,14 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Any]", body: bytes) -> Any:
 
 def decode_to_worker(body: bytes) -> ToWorker:
     """What the control plane told a worker."""
-    message: ToWorker = _decode(_to_worker, body)
-    return message
+    return _decode(_to_worker, body)
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
     """What a worker told the control plane."""
-    message: FromWorker = _decode(_from_worker, body)
-    return message
+    return _decode(_from_worker, body)
 
 
 def decode_from_stranger(body: bytes) -> FromStranger:
     """What a peer said that has not proved itself."""
-    message: FromStranger = _decode(_from_stranger, body)
-    return message
+    return _decode(_from_stranger, body)

@@ -77,7 +77,7 @@ class TrainerWorker:
         if isinstance(message, messages.DropModel):
             self._drop(message.model)
             return
-        if not isinstance(message, messages.TRAINER_OPS):
+        if not isinstance(message, messages.TrainerOp):
             logger.warning("not for a trainer: %s", type(message).__name__)
             return
         started_s = time.perf_counter()

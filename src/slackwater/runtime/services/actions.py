@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.snapshots import Snapshot, SnapshotRegistry
@@ -29,12 +27,14 @@ from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.recent_results import RecentResults
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.facts import facts_under, put_fact
 from slackwater.runtime.store.snapshots import all_snapshots, drop_snapshot, put_snapshot
 from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.rewards import failure
 from slackwater.wire.sandbox import Stream
 
 _FORGET_EVERY_S = 60.0
+_LIMIT, _SERVICE = "limit/", "service/"  # facts of these names
 
 
 @dataclass(slots=True)
@@ -93,11 +93,11 @@ class ActionService:
 
     async def adopt(self) -> None:
         """Take over environments and actions from the durable log."""
-        for payload in await self._store.call(log.limits):
-            limit = msgspec.json.decode(payload, type=Limit)
+        for limit in await self._store.call(partial(facts_under, prefix=_LIMIT, kind=Limit)):
             self._body.feed(on.LimitDeclared(loop_time(), limit))
-        for payload in await self._store.call(log.services):
-            self._body.declare(msgspec.json.decode(payload, type=GpuService))
+        read = partial(facts_under, prefix=_SERVICE, kind=GpuService)
+        for service in await self._store.call(read):
+            self._body.declare(service)
         for snapshot in await self._store.call(all_snapshots):
             self._snapshots.add(snapshot)
         places = await self._store.call(log.open_environments)
@@ -339,14 +339,12 @@ class ActionService:
     # ---- limits ----
     async def declare(self, limit: Limit) -> None:
         """There is so much of a resource that no worker brings; remembered over a restart."""
-        payload = msgspec.json.encode(limit).decode()
-        await self._store.call(partial(log.put_limit, name=limit.resource, payload=payload))
+        await self._store.call(partial(put_fact, name=_LIMIT + limit.resource, value=limit))
         self._body.feed(on.LimitDeclared(loop_time(), limit))
 
     def service_declared(self, service: GpuService) -> None:
         """Remembered over a restart, so that what waits for it then goes on waiting."""
-        payload = msgspec.json.encode(service).decode()
-        write = partial(log.put_service, name=service.service, payload=payload)
+        write = partial(put_fact, name=_SERVICE + service.service, value=service)
         self._background.spawn(self._store.call(write))
 
     # ---- for the body ----

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from slackwater.control.coschedule.job_phases import JobPhases
 from slackwater.control.coschedule.phase_events import (
@@ -30,11 +29,32 @@ from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.schema import facts
+from slackwater.runtime.store.facts import find_fact, put_fact
 from slackwater.timeline.perfetto import trace_json
 
 _KEPT = "coscheduled_jobs"
 _SYNC_PERMITS = 1 << 40  # a sync holds no nodes: its permits are numbered apart
+
+
+class _KeptHold(msgspec.Struct, frozen=True):
+    permit: int
+    phase: Phase
+
+
+class _KeptJob(msgspec.Struct, frozen=True):
+    """What a new control plane must know of a job that its own code drives."""
+
+    job: JobId
+    tenant: TenantId
+    terms: JobTerms
+    profile: JobProfile | None
+    iterations_done: int
+    hold: _KeptHold | None
+
+
+class _KeptPhases(msgspec.Struct, frozen=True):
+    jobs: list[_KeptJob]
+    given: int
 
 
 class PhaseService:
@@ -147,21 +167,11 @@ class PhaseService:
     async def _save(self, store: Store, saved: asyncio.Future[None]) -> None:
         self._saving = False
         try:
-            await self._write(store)
+            await store.call(partial(put_fact, name=_KEPT, value=self._kept()))
         finally:
             saved.set_result(None)
 
-    async def _write(self, store: Store) -> None:
-        value = msgspec.json.encode(self._kept()).decode()
-
-        def write(connection: Connection) -> None:
-            mine = facts.c.name == _KEPT
-            if not connection.execute(facts.update().where(mine).values(value=value)).rowcount:
-                connection.execute(facts.insert().values(name=_KEPT, value=value))
-
-        await store.call(write)
-
-    def _kept(self) -> dict[str, Any]:
+    def _kept(self) -> "_KeptPhases":
         jobs = []
         for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
@@ -169,45 +179,28 @@ class PhaseService:
             one = self._keeper.find(entry.job)
             hold = None
             if one is not None and one.hold is not None and one.asks:
-                hold = {"permit": one.hold.known_as, "phase": one.hold.phase.value}
+                hold = _KeptHold(one.hold.known_as, one.hold.phase)
             state = self._keeper.scheduler.find(entry.job)
-            profile = entry.profile if state is None else state.profile
-            jobs.append(
-                {
-                    "job": entry.job,
-                    "tenant": entry.tenant,
-                    "terms": msgspec.to_builtins(entry.terms),
-                    "profile": None if entry.profile is None else msgspec.to_builtins(profile),
-                    "iterations_done": entry.iterations_done,
-                    "hold": hold,
-                }
-            )
-        return {"jobs": jobs, "given": self._keeper.scheduler.permits.given}
+            profile = entry.profile
+            if profile is not None and state is not None:
+                profile = state.profile
+            kept = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
+            jobs.append(_KeptJob(*kept))
+        return _KeptPhases(jobs, self._keeper.scheduler.permits.given)
 
     async def adopt(self, store: Store) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
-        query = sa.select(facts.c.value).where(facts.c.name == _KEPT)
-        value = await store.call(lambda c: c.execute(query).scalar())
-        if value is None:
+        kept = await store.call(partial(find_fact, name=_KEPT, kind=_KeptPhases))
+        if kept is None:
             return
-        kept = msgspec.json.decode(value)
-        self._feed(PermitsNumbered(loop_time(), kept["given"]))
-        rows = kept["jobs"]
-        for row in rows:
-            profile = row["profile"]
-            self._feed(
-                JobSubmitted(
-                    *(loop_time(), JobId(row["job"]), TenantId(row["tenant"])),
-                    None if profile is None else msgspec.convert(profile, JobProfile),
-                    msgspec.convert(row["terms"], JobTerms),
-                    row["iterations_done"],
-                )
-            )
-        for row in rows:
-            if row["hold"] is not None:
-                phase, permit = Phase(row["hold"]["phase"]), row["hold"]["permit"]
-                done = row["iterations_done"]
-                self._feed(PermitAsked(loop_time(), JobId(row["job"]), phase, done, permit))
+        self._feed(PermitsNumbered(loop_time(), kept.given))
+        for row in kept.jobs:
+            known = (row.profile, row.terms, row.iterations_done)
+            self._feed(JobSubmitted(loop_time(), row.job, row.tenant, *known))
+        for row in kept.jobs:
+            if row.hold is not None:
+                asked = (row.hold.phase, row.iterations_done, row.hold.permit)
+                self._feed(PermitAsked(loop_time(), row.job, *asked))
 
     # ---- for people ----
     def why_paused(self, job: JobId) -> str | None:

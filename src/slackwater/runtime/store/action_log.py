@@ -13,7 +13,7 @@ from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import ActionId, EnvironmentId, TenantId
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.store.op_payloads import FORMAT
-from slackwater.runtime.store.schema import actions, environments, facts
+from slackwater.runtime.store.schema import actions, environments
 from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
@@ -224,33 +224,3 @@ def drop_ended(connection: Connection, before_s: float) -> None:
     """What ended long ago is forgotten."""
     for table in (actions, environments):
         connection.execute(table.delete().where(table.c.finished_s < before_s))
-
-
-def put_limit(connection: Connection, name: str, payload: str) -> None:
-    """Remember how much there is of a resource."""
-    _put(connection, f"limit/{name}", payload)
-
-
-def put_service(connection: Connection, name: str, payload: str) -> None:
-    """Remember how a reward service can be held."""
-    _put(connection, f"service/{name}", payload)
-
-
-def _put(connection: Connection, key: str, payload: str) -> None:
-    connection.execute(facts.delete().where(facts.c.name == key))
-    connection.execute(facts.insert().values(name=key, value=payload))
-
-
-def limits(connection: Connection) -> list[str]:
-    return _all(connection, "limit/")
-
-
-def services(connection: Connection) -> list[str]:
-    return _all(connection, "service/")
-
-
-def _all(connection: Connection, prefix: str) -> list[str]:
-    rows = connection.execute(
-        sa.select(facts.c.value).where(facts.c.name.startswith(prefix)).order_by(facts.c.name)
-    )
-    return [row.value for row in rows]

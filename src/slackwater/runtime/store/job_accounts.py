@@ -4,54 +4,60 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.jobs.events import JobAdopted
 from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import JobAccount, JobStage
-from slackwater.runtime.store.schema import facts
+from slackwater.runtime.store.facts import find_fact, put_fact
 
 _NAME = "job_accounts"
+
+
+class SavedAccount(msgspec.Struct, frozen=True):
+    """One job's row; those of version 0.1 have no more than the first three fields."""
+
+    job: JobId
+    tenant: TenantId
+    account: JobAccount
+    over: JobStage | None = None
+    reason: str = ""
+    iterations_done: int = 0
+    crashes: int = 0
 
 
 def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
     """All of them, in one row."""
     held = [
-        {
-            "job": e.job,
-            "tenant": e.tenant,
-            "account": asdict(e.account),
-            "over": e.stage.value if e.stage.over else None,
-            "reason": e.reason,
-            "iterations_done": e.iterations_done,
-            "crashes": e.crashes,
-        }
+        SavedAccount(
+            e.job,
+            e.tenant,
+            e.account,
+            e.stage if e.stage.over else None,
+            e.reason,
+            e.iterations_done,
+            e.crashes,
+        )
         for e in entries
     ]
-    value = msgspec.json.encode(held).decode()
-    changed = connection.execute(facts.update().where(facts.c.name == _NAME).values(value=value))
-    if not changed.rowcount:
-        connection.execute(facts.insert().values(name=_NAME, value=value))
+    put_fact(connection, _NAME, held)
 
 
 def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
-    """As events for the job book."""
-    value = connection.execute(sa.select(facts.c.value).where(facts.c.name == _NAME)).scalar()
-    held: list[dict[str, Any]] = [] if value is None else msgspec.json.decode(value)
+    """As events for the job registry."""
     return [
         JobAdopted(
             now_s,
-            JobId(row["job"]),
-            TenantId(row["tenant"]),
-            msgspec.convert(row["account"], JobAccount),
-            JobStage(row.get("over") or JobStage.STOPPED),
-            row.get("reason", ""),
-            row.get("iterations_done", 0),
-            row.get("crashes", 0),
+            row.job,
+            row.tenant,
+            row.account,
+            row.over or JobStage.STOPPED,
+            row.reason,
+            row.iterations_done,
+            row.crashes,
         )
-        for row in held
+        for row in find_fact(connection, _NAME, list[SavedAccount]) or ()
     ]
 
 
