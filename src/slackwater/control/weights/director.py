@@ -241,6 +241,11 @@ class WeightDirector:
         """The versions that a job owns, oldest first."""
         return [record.version for record in self._books.versions.values() if record.job == job]
 
+    def job_of(self, version: str) -> JobId | None:
+        """Whose version it is; a base model's own weights are nobody's."""
+        record = self._books.versions.get(version)
+        return None if record is None else record.job
+
     def newest(self) -> list[tuple[VersionRecord, int, int]]:
         """The last version of every line, how many instances offer it, and how many pull it."""
         books, found = self._books, []

@@ -112,8 +112,10 @@ class ActivitySampler:
             self.timeline.begin(lane, turn.spec.job, ROLLOUT, now_s)
             doing[turn.spec.job].add("rollout")
         elif pulled:
-            version = next(iter(pulled))
-            self.timeline.begin(lane, f"version {version}", SYNC, now_s)
+            job = self._plane.controller.weights.job_of(next(iter(pulled)))
+            self.timeline.begin(lane, job or f"weights of {record.spec.base_model}", SYNC, now_s)
+            if job is not None:
+                doing[job].add("sync")
         else:
             self.timeline.end(lane, now_s)
 

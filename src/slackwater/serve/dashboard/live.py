@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -224,11 +225,14 @@ class LiveSource:
             raise RefusedError("no job has finished an iteration yet, so no length is known")
         spot = _count(plane, InstanceKind.SPOT)
         rollout, train = plane.settings.coscheduled_nodes
-        shared = plane.settings.coschedule
-        if shared is None:
-            return PlannedFleet(max(len(rollout), 1) + spot, max(len(train), 1), spot, jobs=known)
-        nodes = (len(rollout) + spot, len(train))
-        return PlannedFleet(*nodes, spot, shared.host_memory_gb, known)
+        found = PlannedFleet(
+            max(len(rollout), 1) + spot, max(len(train), 1), spot_nodes=spot, jobs=known
+        )
+        if (shared := plane.settings.coschedule) is None:
+            return found
+        return dataclasses.replace(
+            found, host_memory_gb=shared.host_memory_gb, placement=shared.placement
+        )
 
     def _planned_job(self, job: JobId) -> PlannedJob | None:
         """Lengths of the co-scheduler's profile; without one, device seconds per iteration."""

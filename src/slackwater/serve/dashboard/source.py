@@ -25,12 +25,15 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFleet:
-    """The nodes that current jobs share; `spot_nodes` are those of `rollout_nodes` that may go."""
+    """The nodes that current jobs share, and the policy that places them; `spot_nodes` are those of
+    `rollout_nodes` that may go.
+    """
 
     rollout_nodes: int
     train_nodes: int
     spot_nodes: int = 0
     host_memory_gb: float = 16.0
+    placement: str = "group"
     jobs: tuple[PlannedJob, ...] = field(default=())
 
 

@@ -17,7 +17,7 @@ from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.toml_text import toml_text
 from slackwater.serve.dashboard.source import PlannedFleet
 
-_LIMIT_S = 120.0
+_LIMIT_S = 300.0
 _REMEMBERED = 32
 
 
@@ -77,6 +77,7 @@ async def _run_planner(folder: Path, fleet: PlannedFleet) -> dict[str, Any]:
     files = ["--fleet", str(folder / "fleet.toml"), "--jobs", str(folder / "jobs.csv")]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slackwater", "plan", *files, "--json"),
+        *("--policy", fleet.placement),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

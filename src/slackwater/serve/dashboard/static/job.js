@@ -30,7 +30,7 @@ export class JobView {
     this.load();
   }
 
-  close() { clearInterval(this.timer); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
+  close() { clearInterval(this.timer); this.sizes?.disconnect(); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
 
   update(snapshot) {
     this.timeline.setNow(snapshot.now_s);
@@ -52,7 +52,7 @@ export class JobView {
     const row = { ...this.row, ...this.facts, ...this.row };
     const live = this.context.session.mode === "live", over = OVER.includes(row.stage);
     fill(this.head, h("a", { href: "#fleet", class: "back" }, "← Fleet"), h("h1", {}, row.name ?? shortJob(this.job)), row.stage ? pill(row.stage) : null,
-      h("span", { class: "note" }, row.why || row.reason || ""), h("span", { class: "grow" }), this.buttons);
+      h("span", { class: "note" }, row.why || (over || row.stage === "profiling" ? row.reason : "")), h("span", { class: "grow" }), this.buttons);
     if (live && row.stage !== this.stage) {
       this.stage = row.stage;
       const act = (what, text, kind) => h("button", { class: kind, onclick: (event) => this.act(what, event.target) }, text);
@@ -81,26 +81,26 @@ export class JobView {
   showCurves() {
     const curves = this.facts.curves ?? {}, steps = curves.step;
     if (!steps?.length) { if (!this.charts.size) fill(this.curves, h("p", { class: "empty" }, "No curves: this job's driver is not the service's, or has not finished a step.")); return; }
-    if (!this.charts.size) fill(this.curves);
     const wanted = [["reward", ["reward", "reward/best"]], ["loss", ["optim/loss"]], ["seconds per iteration", ["time/sample_s", "time/train_s"]], ["tokens per answer", ["answer/tokens"]]];
-    for (const [title, names] of wanted) {
-      const shown = names.filter((name) => curves[name]?.some((value) => value !== null));
-      if (!shown.length) continue;
-      const data = [steps, ...shown.map((name) => curves[name])];
-      const chart = this.charts.get(title);
-      if (chart) chart.setData(data);
-      else this.charts.set(title, this.chart(title, shown, data));
+    const found = wanted.map(([title, names]) => [title, names.filter((name) => curves[name]?.some((value) => value !== null))]).filter(([, names]) => names.length);
+    if (found.length !== this.charts.size) {
+      for (const chart of this.charts.values()) chart.destroy();
+      const figures = found.map(([title]) => h("figure", {}, h("figcaption", {}, title)));
+      fill(this.curves, figures); // all of them before the first is measured
+      this.charts = new Map(found.map(([title, names], at) => [title, this.chart(figures[at], names, [steps, ...names.map((name) => curves[name])])]));
+      this.sizes?.disconnect();
+      this.sizes = new ResizeObserver(() => found.forEach(([title], at) => this.charts.get(title)?.setSize({ width: figures[at].clientWidth - 12, height: 170 })));
+      this.sizes.observe(this.curves);
     }
+    for (const [title, names] of found) this.charts.get(title).setData([steps, ...names.map((name) => curves[name])]);
   }
 
-  chart(title, names, data) {
-    const place = h("figure", {}, h("figcaption", {}, title));
-    this.curves.append(place);
+  chart(place, names, data) {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const colors = [css("--accent"), css("--train"), css("--rollout")];
     return new uPlot({
       width: Math.max(place.clientWidth - 12, 200), height: 170, legend: { live: true }, cursor: { y: false },
-      scales: { x: { time: false } }, axes: [{ ...axis, size: 24 }, { ...axis, size: 46 }],
+      scales: { x: { time: false } }, axes: [{ ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000] }, { ...axis, size: 46 }],
       series: [{ label: "step" }, ...names.map((name, at) => ({ label: name, stroke: colors[at], width: 1.6, points: { show: data[0].length < 12 }, fill: names.length === 1 ? css("--area") : undefined }))],
     }, data, place);
   }

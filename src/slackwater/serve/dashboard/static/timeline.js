@@ -43,7 +43,7 @@ export class Timeline {
     const first = this.now === 0;
     this.now = now;
     if (first) { this.setWindow(this.live ? Math.max(now - 120, 0) : 0, Math.max(now, 1)); this.loadMap(); }
-    else if (this.follow) { const width = this.end - this.start; this.start = now - width; this.end = now; this.draw(); }
+    else if (this.follow) { const width = Math.max(this.end - this.start, this.zoomed ? 0 : Math.min(now, 120)); this.start = now - width; this.end = now; this.draw(); }
   }
 
   setWindow(start, end) {
@@ -58,12 +58,13 @@ export class Timeline {
   }
 
   zoom(factor, at = (this.start + this.end) / 2) {
+    this.zoomed = true;
     if (this.follow) at = this.end;
     this.setWindow(at - (at - this.start) * factor, at + (this.end - at) * factor);
   }
 
   get lanes() { return this.data?.lanes ?? []; }
-  get row() { const n = this.lanes.length; return n <= 14 ? 24 : n <= 40 ? 18 : n <= 120 ? 13 : 10; }
+  get row() { const n = this.lanes.length; return n <= 14 ? 24 : n <= 40 ? 18 : n <= 120 ? 13 : 12; }
   get plot() { return Math.max(this.canvas.clientWidth - GUTTER, 50); }
   x(time) { return GUTTER + (time - this.start) / (this.end - this.start) * this.plot; }
   time(x) { return this.start + (x - GUTTER) / this.plot * (this.end - this.start); }
@@ -90,7 +91,7 @@ export class Timeline {
   }
 
   resize() {
-    const height = Math.min(Math.max(this.lanes.length * this.row, 96), 420) + AXIS;
+    const height = Math.min(Math.max(this.lanes.length * this.row, 96), 432) + AXIS;
     this.canvas.style.height = `${height}px`;
     for (const canvas of [this.canvas, this.map]) {
       canvas.width = Math.round(canvas.clientWidth * devicePixelRatio);
@@ -160,7 +161,7 @@ export class Timeline {
     }
     if (this.row >= 10) {
       c.fillStyle = css("--panel"); c.fillRect(0, y, GUTTER - 4, this.row);
-      c.fillStyle = begins ? css("--ink") : css("--muted"); c.font = `${Math.min(this.row - 4, 11.5)}px system-ui, sans-serif`;
+      c.fillStyle = begins ? css("--ink") : css("--muted"); c.font = `${Math.min(Math.max(this.row - 4, 9), 11.5)}px system-ui, sans-serif`;
       c.fillText(name.length > 21 ? `${name.slice(0, 20)}…` : name, 2, y + this.row / 2, GUTTER - 10);
     }
   }
@@ -222,7 +223,7 @@ export class Timeline {
       const clicked = this.drag && this.drag.moved <= 4;
       this.drag = null;
       const found = clicked ? this.under(event.offsetX, event.offsetY) : null;
-      if (found?.job && found.kind !== "fault" && !found.job.startsWith("version ")) this.open(found.job);
+      if (found?.job && found.kind !== "fault" && !found.job.startsWith("weights of ")) this.open(found.job);
     });
     canvas.addEventListener("pointerleave", () => { this.tip.hidden = true; });
     canvas.addEventListener("dblclick", (event) => this.zoom(0.4, this.time(event.offsetX)));

@@ -1,0 +1,240 @@
+"""The dashboard used as a person would use it, on a live two-job run and on a recorded one.
+
+`$SLACKWATER_PICTURES` is a folder for screenshots: docs/images to renew those of the manual.
+"""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from browser.chromium import Chromium, Page, find_chromium
+from browser.recorded_fleet import write_recording
+from process.service_process import ServiceProcess
+from slackwater.zoo.tiny import make_model
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="needs Chromium")
+
+ROWS = "document.querySelectorAll('tr[data-job]').length"
+VIEWERS, MEASURED_S = 8, 8.0
+
+
+def job_file(name: str, step: int) -> dict[str, Any]:
+    options = {"environment": {"step": step}}
+    made = {"name": name, "model": "tiny", "recipe": "count-on", "iterations": 200, "slo": 2.5}
+    return made | {"options": options}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[ServiceProcess]:
+    """Two jobs share one rollout and one train node."""
+    make_model("compact", tmp_path / "model")
+    options = ("--set", "coschedule.placement=group")
+    found = ServiceProcess(tmp_path / "state", tmp_path / "model", _free_port(), *options)
+    found.start()
+    try:
+        yield found
+    finally:
+        found.stop()
+
+
+def _free_port() -> int:
+    from slackwater.serve.http.server import bind
+
+    with contextlib.closing(bind("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+async def picture(page: Page, name: str, tmp_path: Path) -> None:
+    await page.value("window.scrollTo(0, 0)")
+    folder = os.environ.get("SLACKWATER_PICTURES", str(tmp_path))
+    await page.picture(Path(folder) / f"dashboard-{name}.png")
+
+
+def own_errors(page: Page) -> list[str]:
+    """Without the refusals that the test asks for: no session yet, a wrong key."""
+    return [error for error in page.errors if not error.endswith(("api/session", "api/login"))]
+
+
+async def zoomed(page: Page) -> None:
+    """The wheel narrows the window, dragging moves it."""
+    shown = "document.querySelector('.tools .note').textContent"
+    await page.wait(f"{shown}.includes('lanes')")
+    before = await page.value(shown)
+    left, top, width, height = await page.place("canvas.lanes")
+    for _ in range(4):
+        await page.wheel(left + width * 0.6, top + height / 2, -240)
+    await page.wait(f"{shown} !== {before!r}")
+    x, y = left + width * 0.6, top + height / 2
+    await page.drag(x, y, x - 150, y)
+    await page.move(x, y)
+
+
+def test_two_live_jobs_are_watched_stopped_and_resumed(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    for name, step in (("up", 1), ("down", -1)):
+        assert service.post("/slackwater/jobs", job_file(name, step)).status_code == 201
+
+    async def work() -> None:
+        async with Chromium() as page:
+            await log_in(page, service, tmp_path)
+            await page.wait(f"{ROWS} === 2")
+            await page.wait("document.body.innerText.includes('rollout for')", 240)
+            await page.wait("/[1-9]\\d* switches/.test(document.body.innerText)", 240)
+            await zoomed(page)
+            await page.wait("!document.querySelector('.tools .on')")
+            await open_job(page, tmp_path)
+            if "SLACKWATER_PICTURES" in os.environ:  # a run that has something to show
+                await page.click("a.back")
+                await page.wait("/(\\d\\d|[4-9]) switches/.test(document.body.innerText)", 400)
+            await picture(page, "fleet", tmp_path)
+            await page.click("tr[data-job$='/up']")
+            await stop_and_resume(page)
+            await ask_the_planner(page, tmp_path)
+            assert own_errors(page) == []
+            assert page.hosts == {service.url.removeprefix("http://")}
+
+    asyncio.run(work())
+    for name in ("up", "down"):
+        assert service.post(f"/slackwater/jobs/{name}/stop", {}).status_code in (202, 400)
+    share = asyncio.run(cpu_share_of_a_viewer(service))
+    print(f"CPU of the control plane per viewer: {share:.2%} of a core")
+    assert share <= 0.01
+
+
+async def log_in(page: Page, service: ServiceProcess, tmp_path: Path) -> None:
+    await page.open(f"{service.url}/dashboard")
+    await page.wait("document.querySelector('.login input') !== null")
+    await page.click(".login input")
+    await page.type("tml-wrong")
+    await page.press("Log in")
+    await page.wait("document.querySelector('.login .error') !== null")
+    await page.click(".login input")
+    await page.type(service.key)
+    await page.press("Log in")
+    took_s = await page.wait(f"{ROWS} > 0")
+    print(f"first view after the login: {took_s:.2f} s")
+    assert await page.value("document.cookie") == ""  # no script can read the session
+
+
+async def open_job(page: Page, tmp_path: Path) -> None:
+    await page.click("tr[data-job$='/up']")
+    await page.wait("document.querySelector('h1')?.textContent === 'up'")
+    await page.wait("document.querySelector('.log').textContent.includes('step')", 240)
+    await page.wait("document.querySelector('.curves .uplot canvas') !== null", 120)
+    await page.wait("document.body.innerText.includes('rollout ')")
+    await picture(page, "job", tmp_path)
+
+
+async def stop_and_resume(page: Page) -> None:
+    await page.press("Stop")
+    await page.wait("document.querySelector('.jobhead .pill.stopped') !== null", 120)
+    await page.press("Resume")
+    await page.wait("document.querySelector('.jobhead .pill.stopped') === null", 120)
+    await page.wait("[...document.querySelectorAll('button')].some(b => b.textContent === 'Stop')")
+
+
+async def ask_the_planner(page: Page, tmp_path: Path) -> None:
+    await page.click("nav a[data-view='what-if']")
+    await page.press("One more rollout node")
+    await page.wait("document.body.innerText.includes('jobs that have a place')", 290)
+    await picture(page, "what-if", tmp_path)
+
+
+async def cpu_share_of_a_viewer(service: ServiceProcess) -> float:
+    """Processor time of the idle control plane with viewers, less that without, of one of them."""
+    login = {"key": service.key}
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with aiohttp.ClientSession(service.url, cookie_jar=jar) as browser:
+        async with browser.post("/dashboard/api/login", json=login) as answer:
+            assert answer.status == 200
+        assert service.process is not None
+        pid = service.process.pid
+        before_s = cpu_s(pid)
+        await asyncio.sleep(MEASURED_S)
+        idle_s = cpu_s(pid) - before_s
+        watching = [asyncio.create_task(watch(browser)) for _ in range(VIEWERS)]
+        await asyncio.sleep(1.0)
+        before_s = cpu_s(pid)
+        await asyncio.sleep(MEASURED_S)
+        watched_s = cpu_s(pid) - before_s
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+    return max(watched_s - idle_s, 0.0) / MEASURED_S / VIEWERS
+
+
+async def watch(browser: aiohttp.ClientSession) -> None:
+    """What an open page asks for: the figures of every second, and the window now and then."""
+
+    async def read_events() -> None:
+        async with browser.get("/dashboard/api/events") as answer:
+            async for _ in answer.content.iter_any():
+                pass
+
+    reading = asyncio.create_task(read_events())
+    try:
+        while True:
+            async with browser.get("/dashboard/api/timeline?start=0&end=120&width=2400") as answer:
+                await answer.read()
+            await asyncio.sleep(1.5)
+    finally:
+        reading.cancel()
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_recorded_run_of_a_hundred_jobs_on_a_thousand_devices(tmp_path: Path) -> None:
+    trace = write_recording(tmp_path / "hundred-jobs.json")
+    command = [sys.executable, "-m", "slackwater", "dashboard", str(trace), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            asyncio.run(look_at_recording(process.stdout.readline().strip(), tmp_path))
+        finally:
+            process.terminate()
+
+
+async def look_at_recording(url: str, tmp_path: Path) -> None:
+    async with Chromium() as page:
+        await page.open(url)
+        took_s = await page.wait(f"{ROWS} === 100")
+        print(f"first view of a recording: {took_s:.2f} s")
+        assert "key" not in await page.value("location.href")
+        await page.wait("document.querySelector('.tools .note').textContent.includes('1000 lanes')")
+        await picture(page, "recording", tmp_path)
+        await zoomed(page)
+        print(f"frames while dragging: {await frames_per_s(page):.0f} per s")
+        await page.click("tr[data-job$='agent-007']")
+        await page.wait("document.querySelector('h1')?.textContent === 'agent-007'")
+        await page.wait("document.body.innerText.includes('train ')")
+        await page.click("nav a[data-view='what-if']")
+        await page.wait("document.querySelector('.presets') !== null")
+        assert own_errors(page) == []
+
+
+async def frames_per_s(page: Page) -> float:
+    """How many frames are drawn while the timeline is dragged."""
+    await page.value(
+        "window.frames_ = 0; (function tick() { window.frames_++; requestAnimationFrame(tick); })()"
+    )
+    left, top, width, height = await page.place("canvas.lanes")
+    began_s = time.monotonic()
+    before = await page.value("window.frames_")
+    for _ in range(6):
+        await page.drag(left + width / 2, top + height / 2, left + width / 2 - 90, top + 60)
+    drawn = await page.value("window.frames_") - before
+    return float(drawn) / (time.monotonic() - began_s)
