@@ -92,7 +92,7 @@ _MEANINGS: dict[str, str] = {
     "fleet.nodes.site": "Nodes of one site share a fast network.",
     "fleet.nodes.cores": "Cores of this machine that belong to the node (local launcher).",
     "fleet.nodes.devices": "Equal slices of its cores, each a device (a CPU node).",
-    "fleet.nodes.gpu_ids": "Its GPUs, such as `[\"0\", \"1\"]`; unset: all of the machine.",
+    "fleet.nodes.gpu_ids": 'Its GPUs, such as `["0", "1"]`; unset: all of the machine.',
     "fleet.launcher": "Who starts the node agents.",
     "fleet.listen": "Address that agents and workers dial; TLS unless it is the loopback.",
     "fleet.advertise": "Address that nodes are told, if it is not `listen`.",

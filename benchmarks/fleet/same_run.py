@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from slackwater.cli.two_nodes import two_nodes
 
 from benchmarks.fleet import replay_record
 from benchmarks.fleet.workload import Answers, datum, generate

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.ports import free_port
 from slackwater.model.device import core_slices
 
-from .conftest import free_port
 from .service_process import ServiceProcess, wait_for
 
 pytestmark = pytest.mark.process

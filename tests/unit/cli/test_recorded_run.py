@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slackwater.cli.two_nodes import two_nodes
 from typer.testing import CliRunner
 
 from slackwater.cli import instance
