@@ -7,7 +7,10 @@ import pytest
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
-from slackwater.model.ids import JobId, NodeId
+from slackwater.control.devices.allocator import DeviceAllocator
+from slackwater.control.devices.messages import DeploymentsRequested
+from slackwater.model.device import DeploymentRequest
+from slackwater.model.ids import DeploymentId, JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.job_life import JobStage
 from slackwater.model.node import H20, H800, Pool, Role
@@ -15,6 +18,7 @@ from slackwater.model.placement import Phase
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.fleet.costs import FleetCosts, MachineShare
+from slackwater.sim.fleet.devices import DEVICES
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import TurnPlan
 from slackwater.sim.fleet.serving import Visitor
@@ -162,3 +166,16 @@ def test_nothing_is_lost_in_a_storm_of_all_faults_under_the_live_limits(seed: in
 
 def test_the_same_seed_is_the_same_storm() -> None:
     assert fleet_storm(4, 0.3) == fleet_storm(4, 0.3)
+
+
+def test_a_storm_objects_to_a_device_with_two_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = scenario("ours")
+    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet.check_integrity()
+    assert len(fleet.devices.held) == 6  # two rollout nodes, and two that train too
+    monkeypatch.setattr(DeviceAllocator, "_may_own", lambda *_: True)
+    asked = DeploymentRequest(
+        DeploymentId("intruder"), DEVICES, node=NodeId("train-0"), kind="cuda", group="intruder"
+    )
+    with pytest.raises(AssertionError, match="is owned by"):
+        fleet.tell(DeploymentsRequested(0.0, (asked,)))

@@ -27,6 +27,7 @@ from slackwater.sim.core.queue import EventQueue, explained
 from slackwater.sim.fleet.checked_controller import CheckedController
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
 from slackwater.sim.fleet.costs import FleetCosts
+from slackwater.sim.fleet.devices import DeploymentCommand, SimulatedDevices
 from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
 from slackwater.sim.fleet.job import SimulatedJob, TurnPlan
 from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
@@ -89,6 +90,7 @@ class SimulatedFleet:
             schedule=self.queue.push_soon,
             handled=self._checked if check else None,
         )
+        self.devices = SimulatedDevices(self)
         self.engines = SimulatedEngines(self)
         self.trainers = SimulatedTrainers(self)
         self.clients = SimulatedClients(self)
@@ -155,6 +157,8 @@ class SimulatedFleet:
             self.clients.execute(command)
         elif isinstance(command, ServingCommand):
             self.serving.execute(command)
+        elif isinstance(command, DeploymentCommand):
+            self.devices.execute(command)
 
     def _note(self, command: FleetCommand) -> None:
         """Permits as stretches of time, collected as the live runtime collects them."""
@@ -199,6 +203,7 @@ class SimulatedFleet:
         """The node is gone with all that runs on it; another takes its place."""
         self.engines.lose_node(node)
         self.trainers.lose_node(node, "its node is gone")
+        self.devices.lose_node(node)
         self.tell(NodeLost(self.now_s, node))
 
     # ---- invariants ----
