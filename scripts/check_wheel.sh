@@ -48,7 +48,7 @@ slackwater train copy-digits --up --fresh --run "$work/run" --models "$work/mode
 slackwater status --state "$work/state"
 
 echo "== the dashboard, live and recorded"
-coproc RECORDED { exec slackwater dashboard trace.json --no-browser; }
+coproc RECORDED { exec slackwater dashboard trace.json --print; }
 served=$RECORDED_PID
 read -r recorded <&"${RECORDED[0]}"
 "$bin/python" - "$work/state/server.json" "$recorded" <<'PYTHON'

@@ -199,7 +199,7 @@ def cpu_s(pid: int) -> float:
 
 def test_a_recorded_run_of_a_hundred_jobs_on_a_thousand_devices(tmp_path: Path) -> None:
     trace = write_recording(tmp_path / "hundred-jobs.json")
-    command = [sys.executable, "-m", "slackwater", "dashboard", str(trace), "--no-browser"]
+    command = [sys.executable, "-m", "slackwater", "dashboard", str(trace), "--print"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

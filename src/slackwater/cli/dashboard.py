@@ -22,7 +22,7 @@ def dashboard(
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    print_only: Annotated[bool, typer.Option("--print", help="Open no browser.")] = False,
     state: Annotated[Path, typer.Option(help="The running service's folder.")] = DEFAULT_STATE,
 ) -> None:
     """Show a run in the browser: the fleet's timeline, jobs and curves. Ctrl-C ends it."""
@@ -30,7 +30,7 @@ def dashboard(
         from slackwater.cli.running_service import find_service
 
         url, _ = find_service(None, None, state, or_by_url=False)
-        _open(f"{url}/dashboard", browser)
+        _show(f"{url}/dashboard", print_only)
         return
     from fastapi import FastAPI
 
@@ -47,7 +47,7 @@ def dashboard(
     listening = bind("127.0.0.1", port)
     # The key is behind the #, so it is sent nowhere but in the page's login.
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/dashboard#key={source.key}"
-    _open(url, browser)
+    _show(url, print_only)
     import uvicorn
 
     config = uvicorn.Config(
@@ -56,9 +56,9 @@ def dashboard(
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _open(url: str, browser: bool) -> None:
+def _show(url: str, print_only: bool) -> None:
     import webbrowser
 
     print(url, flush=True)
-    if browser:
+    if not print_only:
         webbrowser.open(url)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from slackwater.control.coschedule.commands import GrantPermit, ShrinkRollout
-from slackwater.control.devices.messages import GrantDevices
+from slackwater.control.devices.messages import GrantDevices, RefuseDeployment, StartDeployment
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.jobs.commands import ProfileJob
@@ -34,6 +34,7 @@ def test_every_command_that_leaves_has_an_executor() -> None:
         PermitCommand.__args__,
         ProcessCommand.__args__,
         (LendNode, BeginStep, TakeBack, FetchPayload, DropPayload, SetTimer),
+        (StartDeployment, RefuseDeployment),
     )
     leave = set(FleetCommand.__args__) - set(FleetController()._routes)
     assert leave - executed == INSIDE
