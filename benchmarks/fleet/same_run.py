@@ -8,13 +8,11 @@ runs twice.
 """
 
 import hashlib
-import io
 import json
 import os
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import threading
 import time
@@ -31,13 +29,14 @@ from benchmarks.fleet import replay_record
 from benchmarks.fleet.workload import Answers, datum, generate
 from benchmarks.options import BenchOptions
 from slackwater.cli.demo import two_nodes
+from slackwater.cli.model_export import WeightSource
 from slackwater.model.errors import UnavailableError
 from slackwater.zoo.tiny import make_model
 
 _JOBS = ("first", "second")
 _MODEL = "tiny"
 _LIMIT_S = 900.0
-_FACTS = ("LendNode", "InstanceLost", "InstanceJoined", "PullWeights", "PermitGiven", "MoveTurn")
+_FACTS = ("LendNode", "InstanceLost", "InstanceJoined", "PullWeights", "PermitGiven")
 
 
 @dataclass(slots=True)
@@ -141,13 +140,11 @@ class LiveRun:
             tinker.ServiceClient(base_url=url, api_key=key, user_metadata=about)
         ) as client:
             paths = _steps(client, answers, steps, _JOBS.index(name))
-            self.result.versions[name] = [_digest(self._archive(path)) for path in paths]
-
-    def _archive(self, path: str) -> bytes:
-        """A version, as an older SDK downloads it."""
-        version = path.removeprefix("tinker://").replace("/", "/checkpoints/", 1)
-        found = self._http.get(f"/api/v1/training_runs/{version}/archive", follow_redirects=True)
-        return found.raise_for_status().content
+            source, folder = WeightSource(url, key), self._folder / "versions" / name
+            for number, path in enumerate(paths):
+                out = folder / str(number)
+                source.export(path, out, merge=False, base=None, progress=lambda what, share: None)
+            self.result.versions[name] = [_digest(folder / str(n)) for n in range(len(paths))]
 
     # ---- spot events ----
     def _engine_pids(self) -> list[int]:
@@ -204,19 +201,15 @@ def _steps(client: Any, answers: Answers, steps: int, seed: int) -> list[str]:
     return [*paths, trainer.save_weights_for_sampler("last").result(_LIMIT_S).path]
 
 
-def _digest(archive: bytes) -> str:
-    """Of a version's tensors, whatever it is called and however it is packed."""
-    from safetensors.torch import load
+def _digest(version: Path) -> str:
+    """Of its tensors, whatever it is called."""
+    from safetensors.torch import load_file
 
     found = hashlib.sha256()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-        members = [one for one in files.getmembers() if one.name.endswith(".safetensors")]
-        for member in sorted(members, key=lambda one: one.name):
-            inside = files.extractfile(member)
-            assert inside is not None
-            for name, tensor in sorted(load(inside.read()).items()):
-                found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-                found.update(tensor.contiguous().float().numpy().tobytes())
+    for file in sorted(version.glob("*.safetensors")):
+        for name, tensor in sorted(load_file(file).items()):
+            found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            found.update(tensor.contiguous().float().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
