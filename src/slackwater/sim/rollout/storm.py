@@ -105,10 +105,6 @@ class Storm:
     def now_s(self) -> float:
         return self.queue.now_s
 
-    @property
-    def asks(self) -> StormClients:
-        return self.clients
-
     def run(self, hours: float) -> StormReport:
         """Rage for so long, then calm down and see that everything ends."""
         for _ in range(4):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
 from slackwater.control.rollout.events import TurnCancelled, TurnSubmitted
@@ -9,7 +10,9 @@ from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.sim.rollout.storm_instance import true_token
-from slackwater.sim.rollout.storm_stage import StormStage
+
+if TYPE_CHECKING:
+    from slackwater.sim.rollout.storm import Storm
 
 TRAJECTORIES = 16
 MAX_TOKENS = 48
@@ -19,7 +22,7 @@ JOB = JobId("job")
 class StormClients:
     """Keeps `TRAJECTORIES` conversations going, and compares every answer with the truth."""
 
-    def __init__(self, storm: StormStage) -> None:
+    def __init__(self, storm: "Storm") -> None:
         self._storm = storm
         self._specs: dict[TurnId, TurnSpec] = {}
         self._hidden: dict[TurnId, int] = {}

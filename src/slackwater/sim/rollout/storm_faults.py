@@ -1,10 +1,14 @@
 """What goes wrong in a storm, and how often."""
 
+from typing import TYPE_CHECKING
+
 from slackwater.control.rollout import events as ev
 from slackwater.control.weights.events import WeightsRetired
 from slackwater.model.instance import InstanceKind
 from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance, false_report
-from slackwater.sim.rollout.storm_stage import StormStage
+
+if TYPE_CHECKING:
+    from slackwater.sim.rollout.storm import Storm
 
 FLEET = 5
 
@@ -12,7 +16,7 @@ FLEET = 5
 class StormFaults:
     """Schedules one kind of trouble after another, at random."""
 
-    def __init__(self, storm: StormStage) -> None:
+    def __init__(self, storm: "Storm") -> None:
         self._storm = storm
 
     def start(self) -> None:

@@ -8,6 +8,7 @@ trainer has the devices no local engine may be at work on them.
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.jobs.events import JobEnded
@@ -18,7 +19,9 @@ from slackwater.control.steps.commands import StartEngine
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.sim.rollout.storm_stage import StormStage
+
+if TYPE_CHECKING:
+    from slackwater.sim.rollout.storm import Storm
 
 BASE = "learner"
 LEARNERS = (JobId("learner-1"), JobId("learner-2"))
@@ -28,7 +31,7 @@ class StormLearner:
     """One job that trains; `stepping` while a step is under way."""
 
     def __init__(
-        self, storm: StormStage, job: JobId, ask: Callable[["StormLearner", bool], None]
+        self, storm: "Storm", job: JobId, ask: Callable[["StormLearner", bool], None]
     ) -> None:
         self.job = job
         self.stepping = False
@@ -55,7 +58,7 @@ class StormLearner:
             storm.happen(WeightsRetired(storm.now_s, f"{name}{self._step - 1}"))
         for number in range(self._left):
             trajectory = TrajectoryId(f"{version}.{number}")
-            storm.asks.ask(trajectory, self.job, (version,), self._answered, BASE)
+            storm.clients.ask(trajectory, self.job, (version,), self._answered, BASE)
         storm.after(5.0, self._train)
 
     def _train(self) -> None:
@@ -81,7 +84,7 @@ class StormLearner:
 class StormTrainer:
     """The devices of two jobs that train."""
 
-    def __init__(self, storm: StormStage) -> None:
+    def __init__(self, storm: "Storm") -> None:
         self._storm = storm
         self._asks = 0
         self._learners = [StormLearner(storm, job, self._ask) for job in LEARNERS]
