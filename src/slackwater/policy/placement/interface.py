@@ -20,11 +20,15 @@ class JobProgress:
 
     `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
     whole), of which it lets others use what it did not win by iterations shorter than declared.
+    `rollout_s` and `train_s` are what its phases took lately on the nodes of its profile, once
+    there were some.
     """
 
     job: JobId
     iterations_left: int
     budget_s: float
+    rollout_s: float | None = None
+    train_s: float | None = None
 
 
 class PlacementPolicy(Protocol):
