@@ -62,7 +62,8 @@ def _colocated(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy
 
 def _group(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
     del seed
-    return GroupPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+    size = options.whole("max_group_size", MAX_MEMBERS)
+    return GroupPlacement(fleet, size, colocate=bool(options.whole("colocate", 0)))
 
 
 def _ours(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
@@ -101,6 +102,7 @@ def _horizon(
             mode,
             options.number("waiting_bound", 0.5),
             bool(options.whole("cold_start", 0)),
+            bool(options.whole("profiled", 0)),
         )
 
     return make

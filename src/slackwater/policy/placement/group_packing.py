@@ -12,18 +12,46 @@ import numpy as np
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Strategy
+from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
 from slackwater.policy.placement.arrival import arriving
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_scan import scan_groups
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import GroupChoice, isolated_choice
 
 
 class GroupPlacement(GroupedPlacement):
-    """WEAVE's inter-group scheduler."""
+    """WEAVE's inter-group scheduler. With `colocate` a job that no group takes may have train nodes
+    alone, where its rollouts there are within its bound and cost less.
+    """
 
     name = "group"
+
+    def __init__(
+        self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, *, colocate: bool = False
+    ) -> None:
+        super().__init__(fleet, max_group_size)
+        self._colocate = colocate
+
+    def _alone(self, job: JobSpec) -> GroupChoice | None:
+        profile, fleet = job.profile, self.fleet
+        apart = isolated_choice(self.book, profile, "no group has a bubble that it fits")
+        local_s = fleet.local_rollout_s(profile, profile.train_nodes) + profile.train_s
+        local_cost = fleet.price_per_h(0, profile.train_nodes) * local_s
+        apart_cost = fleet.price_per_h(profile.rollout_nodes, profile.train_nodes) * profile.solo_s
+        if (
+            not self._colocate
+            or local_s > job.slo * profile.solo_s
+            or local_cost >= apart_cost
+            or fleet.why_never_local(profile) is not None
+            or self.book.ledger.free(Role.TRAIN) < profile.train_nodes
+        ):
+            return apart
+        reason = "no group has a bubble that it fits, and train nodes alone cost less"
+        return GroupChoice(None, 0, 0, profile.train_nodes, Strategy.COLOCATE, reason)
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
@@ -40,7 +68,7 @@ class GroupPlacement(GroupedPlacement):
             arriving(profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations),
             self.book.room(self.max_group_size, np.inf),
         )
-        alone = isolated_choice(self.book, profile, "no group has a bubble that it fits")
+        alone = self._alone(job)
         if row < 0:
             return alone
         price = fleet.price_per_h(new_nodes, 0)

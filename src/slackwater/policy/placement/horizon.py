@@ -5,12 +5,15 @@ The horizon is a ring of 28,800 one-second slots. A job recurs a whole number of
 that its period, the horizon over that number, is at least its own cycle and its waiting share is
 within its duty-ratio bound (PlexRL 7.2) and its SLO. It is pinned to a node group at the smallest
 shift at which all its segments fall into free windows, and its whole footprint is subtracted at
-once. A job without a trace (cold start) has nodes of its own for one profiled cycle, and is then
-packed anew.
+once. A job without a trace (cold start) has nodes of its own until a cycle has been profiled, and
+is then packed anew, by its declared lengths or (`profiled`) by those that were seen.
+
+Recurrences of jobs on one node group are commensurate: one's number divides the other's, so that
+their windows keep their distance over the whole horizon.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -25,8 +28,10 @@ from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
 from slackwater.policy.placement.horizon_ring import HORIZON_S, FreeNodes, busy_with, smallest_shift
+from slackwater.policy.placement.interface import JobProgress
 
 _GROUPS_TRIED = 24
+_PERIODS_TRIED = 8
 _NO_WINDOWS: Floats = np.zeros((0, 2))
 
 
@@ -58,7 +63,8 @@ class HorizonPlacement(GroupedPlacement):
     emptiest group.
 
     `waiting_bound` is the largest share of its time that a job may wait; its SLO bounds it too.
-    With `cold_start` arriving jobs have no trace yet.
+    With `cold_start` arriving jobs have no trace yet; with `profiled` their trace is what was
+    measured.
     """
 
     name = "horizon"
@@ -70,19 +76,31 @@ class HorizonPlacement(GroupedPlacement):
         mode: Literal["pack", "spread"] = "pack",
         waiting_bound: float = 0.5,
         cold_start: bool = False,
+        profiled: bool = False,
     ) -> None:
         super().__init__(fleet, max_group_size)
         if not 0 <= waiting_bound < 1:
             raise ConfigError.of("waiting_bound", waiting_bound, "must be at least 0 and below 1")
         self._mode = mode
         self._waiting_bound = waiting_bound
-        self._cold_start = cold_start
+        self._cold_start = cold_start or profiled
+        self._profiled = profiled
+        self._measured: dict[JobId, tuple[float, float]] = {}
         self._free = FreeNodes(fleet.train.max_nodes)
         self._duty: dict[int, float] = {}
         self._windows: dict[int, dict[int | None, Floats]] = {}
         self._traces: dict[JobId, Trace] = {}
         self._unprofiled: dict[JobId, int] = {}
         self._chosen: Trace | None = None
+
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note how jobs stand, and what their phases took."""
+        super().observe(standings, waiting)
+        self._measured = {
+            standing.job: (standing.rollout_s, standing.train_s)
+            for standing in standings
+            if standing.rollout_s is not None and standing.train_s is not None
+        }
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job, and subtract its footprint from the horizon."""
@@ -160,7 +178,7 @@ class HorizonPlacement(GroupedPlacement):
         group, profile = self.book.groups[row], job.profile
         fewest, most = self._times(job, len(group.train))
         resident = {self._traces[member].times for member in group.jobs if member in self._traces}
-        times = sorted({t for t in (most, *resident) if fewest <= t <= most}, reverse=True)
+        times = _commensurate(fewest, most, resident)
         train_s = profile.train_s_on(len(group.train))
         train_busy = self._busy(row, None)
         for pins in self._pinnings(job, row, new_nodes):
@@ -281,8 +299,14 @@ class HorizonPlacement(GroupedPlacement):
         for job, iterations in list(self._unprofiled.items()):
             if self.book.members[job].left >= iterations:
                 continue
+            if self._profiled and job not in self._measured:
+                continue
             del self._unprofiled[job]
             self._release(job)
+            if self._profiled:
+                rollout_s, train_s = self._measured[job]
+                declared = self.book.members[job].spec.profile
+                self.book.revise(job, replace(declared, rollout_s=rollout_s, train_s=train_s))
             self._chosen = None
             if self._repack(job):
                 moves.append(job)
@@ -304,3 +328,17 @@ class HorizonPlacement(GroupedPlacement):
             return False
         self.book.move(job, choice)
         return True
+
+
+def _commensurate(fewest: int, most: int, resident: set[int]) -> list[int]:
+    """Numbers of recurrences to try, the most first: those that divide every resident's or are
+    divided by it; any, where nobody is.
+    """
+    if not resident:
+        return [most] if fewest <= most else []
+    fits = [
+        times
+        for times in range(most, fewest - 1, -1)
+        if times and all(times % other == 0 or other % times == 0 for other in resident)
+    ]
+    return fits[:_PERIODS_TRIED]

@@ -1,0 +1,37 @@
+"""Baselines as strong as their papers leave them: grouping that may co-locate, and a horizon over
+lengths that were seen.
+"""
+
+from placement_cases import fleet, job
+
+from slackwater.model.placement import Placement, Strategy
+from slackwater.policy.placement.catalogue import make_policy
+from slackwater.policy.placement.horizon import HorizonPlacement
+from slackwater.policy.placement.interface import JobProgress
+
+
+def test_a_job_that_no_group_takes_has_train_nodes_alone_where_that_costs_less() -> None:
+    for slo, strategy in ((2.0, Strategy.COLOCATE), (1.05, Strategy.ISOLATE)):
+        placed = make_policy("group", fleet(), {"colocate": 1}).place(
+            job("a", 100, 100, slo), now_s=0.0
+        )
+        assert isinstance(placed, Placement)
+        assert placed.strategy is strategy
+        apart = make_policy("group", fleet()).place(job("a", 100, 100, slo), now_s=0.0)
+        assert isinstance(apart, Placement)
+        assert apart.strategy is Strategy.ISOLATE
+
+
+def test_jobs_share_a_train_node_by_the_lengths_that_were_seen() -> None:
+    """By what they declared each would fill more than half of the train node."""
+    policy = HorizonPlacement(fleet(), profiled=True)
+    for name in ("a", "b"):
+        policy.place(job(name, 200, 400, 1.1), 0.0)
+    assert len(policy.book.groups) == 2
+    policy.observe([JobProgress(job("a", 1, 1).job, 299, 1e6)])
+    assert not policy.rebalance(0.0)  # nothing was seen yet
+    policy.observe([JobProgress(job(name, 1, 1).job, 290, 1e6, 200.0, 50.0) for name in ("a", "b")])
+    moved = policy.rebalance(0.0)
+    assert len(moved) == 1
+    assert len(policy.book.groups) == 1
+    policy.check_integrity()
