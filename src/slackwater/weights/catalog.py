@@ -1,6 +1,8 @@
 """The versions in a folder: one checked tensor file each. Loads no tensor library."""
 
+import re
 from collections.abc import Collection, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -9,9 +11,25 @@ from slackwater.model.errors import NotFoundError
 from slackwater.model.uri import VERSION_SUFFIX, digest_file, version_file
 from slackwater.tensors.header import TensorHeader, read_header
 
+_PART = re.compile(r"#\d+of\d+$")
+
+
+def part_of(version: str, rank: int, ranks: int) -> str:
+    """The name of what one rank of a sharded trainer publishes of a version."""
+    return f"{version}#{rank + 1}of{ranks}"
+
+
+def parts_of(version: str, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of a version's parts; none where its own file holds it."""
+    ranks = int(meta.get("parts", 0))
+    return tuple(part_of(version, rank, ranks) for rank in range(ranks))
+
 
 class VersionCatalog:
-    """The versions in a folder: list, inspect, drop."""
+    """The versions in a folder: list, inspect, drop.
+
+    A sharded trainer's version is a file without tensors, written last, beside one file per rank.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -23,10 +41,9 @@ class VersionCatalog:
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""
-        names = (path.name for path in self._root.glob(f"*{VERSION_SUFFIX}"))
-        return tuple(
-            sorted(unquote(name.removesuffix(VERSION_SUFFIX)) for name in names if name[0] != ".")
-        )
+        files = (path.name for path in self._root.glob(f"*{VERSION_SUFFIX}"))
+        names = (unquote(name.removesuffix(VERSION_SUFFIX)) for name in files if name[0] != ".")
+        return tuple(sorted(name for name in names if not _PART.search(name)))
 
     def present(self, version: str) -> Path:
         """The version's file, or an error that lists the newest there are."""
@@ -47,8 +64,9 @@ class VersionCatalog:
     def drop(self, version: str) -> None:
         """Delete one version; a reader that has its file open keeps it."""
         path = self.path(version)
-        path.unlink(missing_ok=True)
-        digest_file(path).unlink(missing_ok=True)
+        for part in (path, *self._root.glob(f"{escape(path.stem)}%23*of*{path.suffix}")):
+            part.unlink(missing_ok=True)
+            digest_file(part).unlink(missing_ok=True)
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         """Drop every version not named; a reader that has a file open keeps it."""

@@ -12,7 +12,9 @@ from slackwater.tensors.checked_file import (
     read_tensors,
     write_tensors,
 )
-from slackwater.weights.catalog import VersionCatalog
+from slackwater.weights.catalog import VersionCatalog, parts_of
+from slackwater.weights.plan.shard_map import RankShards
+from slackwater.weights.slices import join_slices, read_slices
 
 
 class DirectoryWeightStore(VersionCatalog):
@@ -36,7 +38,7 @@ class DirectoryWeightStore(VersionCatalog):
                 return
             except FileExistsError:  # another publisher was first meanwhile
                 pass
-        held = content_digest(read_tensors(path)[0])
+        held = content_digest(self.pull(version))
         given = content_digest({name: tensor.cpu() for name, tensor in tensors.items()})
         if held != given:
             raise RefusedError(
@@ -46,4 +48,14 @@ class DirectoryWeightStore(VersionCatalog):
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""
-        return read_tensors(self.present(version), device)[0]
+        tensors, header = read_tensors(self.present(version), device)
+        parts = parts_of(version, header.meta)
+        if parts:
+            tensors = join_slices(read_tensors(self.present(part))[0] for part in parts)
+            tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
+        return tensors
+
+    def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
+        """What one rank of an engine holds of a version, and the bytes that were read for it."""
+        parts = parts_of(version, self.meta(version)) or (version,)
+        return read_slices([self.present(part) for part in parts], receiver)

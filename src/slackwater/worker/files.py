@@ -21,6 +21,7 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, Sl
 from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri, version_uri
 from slackwater.tensors.header import TensorHeader
+from slackwater.weights.catalog import parts_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.port import WeightStore
 from slackwater.worker.depot_client import DepotClient
@@ -211,11 +212,15 @@ class DepotWeightStore:
         return self._kept.retain(keep)
 
     def _read(self, version: str, read: Callable[[], T]) -> T:
+        def read_whole() -> T:
+            self._fetch_parts(version)
+            return read()
+
         self._fetch(version)
-        found = self._drop_damaged(version, read)
+        found = self._drop_damaged(version, read_whole)
         if found is None:
             self._fetch(version)
-            found = read()
+            found = read_whole()
         return found
 
     def _drop_damaged(self, version: str, read: Callable[[], T]) -> T | None:
@@ -233,8 +238,12 @@ class DepotWeightStore:
             self._depot.fetch(version_uri(version), None, path)
             self._make_room()
 
+    def _fetch_parts(self, version: str) -> None:
+        for part in parts_of(version, self._kept.meta(version)):
+            self._fetch(part)
+
     def _make_room(self) -> None:
         """Keep the newest cached versions."""
         by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
         for version in by_age[:-_VERSIONS_KEPT]:
-            self._kept.path(version).unlink(missing_ok=True)
+            self._kept.drop(version)

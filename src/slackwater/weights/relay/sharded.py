@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.model.payload import Payload
+from slackwater.weights.catalog import part_of
 from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.shard_map import RankShards
 from slackwater.weights.plan.transfer import PublishedSlice, SliceFetch, fetches
@@ -25,11 +26,6 @@ from slackwater.weights.relay.publisher import HostVersion, PublishTarget, publi
 
 Array = NDArray[np.generic]
 _RANGES = 1 << 14  # runs of bytes that one request asks for
-
-
-def part_of(version: str, rank: int, ranks: int) -> str:
-    """The name of a rank's part of a version."""
-    return f"{version}#{rank + 1}of{ranks}"
 
 
 def publish_part(
