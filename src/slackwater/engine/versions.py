@@ -133,7 +133,8 @@ class VersionStore:
             name: tensor.to(device=base.device, dtype=base.dtype, copy=True)
             for name, tensor in tensors.items()
         }
-        adapter = LoraAdapter(lora, base.config, copies)
+        adapter = LoraAdapter(lora, base.config, copies, base.parallel)
+        adapter.version = version
         if held is None:
             self._versions[version] = Version(base, adapter, self._generations)
             self._executor.prepare_adapter(base, adapter)

@@ -181,6 +181,11 @@ class CausalLM(nn.Module):
         self.plain_ops: NetOps = PlainOps()
 
     @property
+    def rank_config(self) -> NetConfig:
+        """The shape of what is computed here: the whole model's, or one rank's part of it."""
+        return self.config if self.parallel is None else self.parallel.config_of(self.config)
+
+    @property
     def device(self) -> torch.device:
         return self.model.embed_tokens.weight.device
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
+from slackwater.nets.tensor_parallel import TensorParallel
 
 
 def load_net(
@@ -94,23 +95,33 @@ def save_net(net: CausalLM, directory: Path) -> None:
         raise
 
 
-def empty_net(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
-    """A model with memory for its weights, and nothing in it yet."""
-    net = _unset(config, dtype, device)
+def empty_net(
+    config: NetConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel | None = None,
+) -> CausalLM:
+    """A model, or a rank's part of one, with memory for its weights, and nothing in it yet."""
+    net = _unset(config, dtype, device, parallel)
     net.rotary.reserve(config.max_positions, device, dtype)
     return net
 
 
 def empty_like(net: CausalLM) -> CausalLM:
     """Another of the same shape on the same device; the two share the table of rotary positions."""
-    other = _unset(net.config, net.dtype, net.device)
+    other = _unset(net.config, net.dtype, net.device, net.parallel)
     other.rotary = net.rotary
     return other
 
 
-def _unset(config: NetConfig, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def _unset(
+    config: NetConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel | None = None,
+) -> CausalLM:
     with torch.device("meta"):
-        net = CausalLM(config)
+        net = CausalLM(config, parallel)
     _materialise(net, dtype, device)
     return net
 

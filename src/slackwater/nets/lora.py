@@ -97,7 +97,9 @@ def _slices(
 
 
 class LoraAdapter:
-    """The two factors of every adapted layer."""
+    """The two factors of every adapted layer; `version` is what an engine calls it."""
+
+    version = ""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -112,7 +112,7 @@ class Ranks:
             ) from None
         sizes = (plan.layout.dp, plan.layout.tp)
         ranks = cls(plan, init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
-        own = {"slackwater": version("slackwater"), "torch": str(torch.__version__)}
+        own = {"slackwater": _installed_version(), "torch": str(torch.__version__)}
         own["layout"] = str(plan.layout)
         for rank, other in enumerate(ranks.exchange(json.dumps(own).encode())):
             if json.loads(other) != own:
@@ -155,6 +155,11 @@ class Ranks:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
+    def wait_for_all(self) -> None:
+        """Until every rank is here; if one says that it failed instead, this one ends."""
+        if self.largest(0):
+            leave_at_once()
+
     def sum_over_data(self, tensor: Tensor) -> Tensor:
         """Add up, in place, what the data ranks have."""
         dist.all_reduce(tensor, group=self.dp_group)
@@ -170,6 +175,13 @@ class Ranks:
 def leave_at_once() -> NoReturn:
     """End this rank without waiting for anything: its closed connections end the others."""
     os._exit(EXIT_RANK_LOST)
+
+
+def _installed_version() -> str:
+    try:
+        return version("slackwater")
+    except PackageNotFoundError:  # run from a checkout
+        return "not installed"
 
 
 def _whole_number(environment: Mapping[str, str], name: str, default: str) -> int:

@@ -5,6 +5,7 @@ vocabulary. Parameters stay plain tensors, because our kernels take nothing else
 says which slice of the model a rank holds.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -64,6 +65,17 @@ class TensorParallel:
             if count % self.size:
                 raise ConfigError.of("layout tp", self.size, f"must divide {count} {field}")
 
+    def config_of(self, config: NetConfig) -> NetConfig:
+        """The shape of what this rank computes."""
+        first, stop = self.vocabulary(config.vocab_size)
+        return replace(
+            config,
+            num_heads=config.num_heads // self.size,
+            num_kv_heads=config.num_kv_heads // self.size,
+            ffn_size=config.ffn_size // self.size,
+            vocab_size=stop - first,
+        )
+
     def vocabulary(self, size: int) -> tuple[int, int]:
         """This rank's tokens, from and to: the last rank may have fewer."""
         each = -(-size // self.size)
@@ -78,6 +90,20 @@ class TensorParallel:
         """After a product that is cut by columns."""
         total: Tensor = _sum(x, self.group)
         return total
+
+    def add_up(self, x: Tensor) -> None:
+        """The sum of every rank's part, in place; no gradient."""
+        dist.all_reduce(x, group=self.group)
+
+    def gather_columns(self, x: Tensor, width: int) -> Tensor | None:
+        """Rank 0 gets every rank's columns side by side, `width` in all; the others nothing."""
+        if not len(x):
+            return x.new_empty(0, width)
+        each = -(-width // self.size)
+        padded = functional.pad(x, (0, each - x.shape[1]))
+        parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
+        dist.gather(padded, parts, group=self.group, group_dst=0)
+        return None if parts is None else torch.cat(parts, dim=1)[:, :width]
 
     def largest(self, x: Tensor) -> Tensor:
         """The largest of every rank's numbers; no gradient."""

@@ -67,7 +67,8 @@ class StraightPass:
     """Takes the linear layers' memory over from `net`, whose parameters keep their shapes only."""
 
     def __init__(self, net: CausalLM, new_weight: NewWeight) -> None:
-        config = net.config
+        config = net.rank_config
+        self._parallel, self._vocab_size = net.parallel, net.config.vocab_size
         self._new_weight = new_weight
         self._config, self._eps = config, np.float32(config.norm_eps)
         self._places: dict[str, tuple[ProductSite, int]] = {}
@@ -118,7 +119,7 @@ class StraightPass:
         work, eps = self._at_hand(len(tokens)), self._eps
         heads, kv_heads = np.uint64(self._config.num_heads), np.uint64(self._config.num_kv_heads)
         residual, normed = work.residual, work.normed
-        np.take(self._embedding, tokens, axis=0, out=residual, mode="clip")
+        self._embed(tokens, residual)
         norm_rows(residual, self._layers[0].norm, eps, normed)
         for number, layer in enumerate(self._layers):
             apply(layer.qkv, normed, work.qkv, spans)
@@ -128,10 +129,12 @@ class StraightPass:
                 rows.positions, heads, kv_heads, work.seen.reshape(-1),
             )  # fmt: skip
             apply(layer.o, work.seen, normed, spans)
+            self._add_up(normed)
             add_and_norm_rows(normed, residual, layer.mlp_norm, eps, normed)
             apply(layer.gate_up, normed, work.gate_up, spans)
             silu_mul_rows(work.gate_up, work.gated)
             apply(layer.down, work.gated, normed, spans)
+            self._add_up(normed)
             add_and_norm_rows(normed, residual, self._norms[number], eps, normed)
         return normed
 
@@ -143,6 +146,20 @@ class StraightPass:
         out = self._logits[:rows]
         apply(self._unembedding, hidden, out, spans)
         return out
+
+    def _embed(self, tokens: NDArray[np.int64], out: Floats) -> None:
+        if self._parallel is None:
+            np.take(self._embedding, tokens, axis=0, out=out, mode="clip")
+            return
+        first, stop = self._parallel.vocabulary(self._vocab_size)
+        here = (tokens >= first) & (tokens < stop)
+        np.take(self._embedding, np.where(here, tokens - first, 0), axis=0, out=out, mode="clip")
+        out[~here] = 0
+        self._add_up(out)
+
+    def _add_up(self, rows: Floats) -> None:
+        if self._parallel is not None:
+            self._parallel.add_up(torch.from_numpy(rows))
 
     def _layer(self, net: CausalLM, number: int) -> _Layer:
         layer = net.model.layers[number]
@@ -187,6 +204,8 @@ class StraightPass:
             site.weight.write(start, values, writing)
         else:
             assert site.bias is not None
+            if self._parallel is not None and self._parallel.rank and _is_added_up(layer):
+                values = torch.zeros_like(values)  # it counts once
             writing.copy(values, torch.from_numpy(site.bias[start : start + len(values)]))
 
     def _at_hand(self, rows: int) -> _Buffers:
@@ -197,6 +216,10 @@ class StraightPass:
                 self._buffers.clear()
             found = self._buffers[rows] = _Buffers(self._config, rows)
         return found
+
+
+def _is_added_up(layer: str) -> bool:
+    return layer.endswith(("o_proj", "down_proj"))
 
 
 def _norm(norm: RmsNorm | None) -> Floats:
