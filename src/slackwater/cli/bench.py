@@ -22,6 +22,7 @@ BENCHES: dict[str, str] = {
     "coexec_kills": "fleet.job_kills",
     "plane_kills": "fleet.plane_kills",
     "same_run": "fleet.same_run",
+    "ranks": "fleet.ranks",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",

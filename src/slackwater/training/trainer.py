@@ -238,22 +238,35 @@ class Trainer:
         parts = {"weight": flat.master, "moment1": flat.moment1, "moment2": flat.moment2}
         if self._meta.accumulated_passes:
             parts["gradient"] = flat.gradient
-        tensors = {part: flat.named(vector) for part, vector in parts.items()}
         if self._ranks is None:
+            tensors = {part: flat.named(vector) for part, vector in parts.items()}
             write_state(directory, TrainerState(self._meta, tensors))
             return
-        rank, shards = self._ranks.rank, self.shard_map()
-        sliced: dict[str, Tensor] = {}
+        sliced = {
+            f"{part}.{name}": tensor
+            for part, vector in parts.items()
+            for name, tensor in self._sliced(flat.named(vector)).items()
+        }
+        layout = self._ranks.layout
+        write_shard(directory, self._meta, sliced, layout, self._ranks.rank)
+        self._ranks.wait_for_all()
+        if self._ranks.leads:
+            drop_other_layouts(directory, layout.ranks)
+
+    def weight_slices(self) -> Mapping[str, Tensor]:
+        """Of what a sampler needs, the slices that are this rank's to publish. Views."""
+        return self._sliced(self._flat.live())
+
+    def _sliced(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of this rank's tensors, the slices that no other rank writes."""
+        assert self._ranks is not None
+        shards, rank = self.shard_map(), self._ranks.rank
+        own, sliced = shards.rank(rank), {}
         for each in publishing(shards):
             if each.rank == rank:
-                name, place = shards.rank(rank).find(each.tensor, each.box)
-                sliced |= {
-                    f"{part}.{each.name}": held[name][place] for part, held in tensors.items()
-                }
-        write_shard(directory, self._meta, sliced, shards.layout, rank)
-        self._ranks.largest(0)  # every rank has written
-        if self._ranks.leads:
-            drop_other_layouts(directory, shards.layout.ranks)
+                name, place = own.find(each.tensor, each.box)
+                sliced[each.name] = held[name][place]
+        return sliced
 
     def shard_map(self) -> ShardMap:
         """Which slices of the trained tensors each rank holds; an adapter is the same on every data

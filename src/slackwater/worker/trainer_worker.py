@@ -2,15 +2,20 @@
 
 import contextlib
 import logging
+import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.nets.lora import LoraSpec
+from slackwater.nets.ranks import RankPlan, Ranks, leave_at_once
 from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
+from slackwater.weights.catalog import part_of
 from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
 from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result
@@ -27,6 +32,7 @@ from slackwater.worker.process import (
 )
 from slackwater.worker.published import lora_meta
 from slackwater.worker.publishing import VersionPublisher
+from slackwater.worker.rank_link import MessageSource, RankLink
 from slackwater.worker.resident_models import ResidentModels, resident_models
 
 logger = logging.getLogger(__name__)
@@ -39,23 +45,32 @@ _NUMBERED = (
 
 
 class TrainerWorker:
-    """Models by id, each a `Trainer` on one device, computing in one dtype."""
+    """Models by id, each a `Trainer` on one device, computing in one dtype; with `ranks` it is one
+    of several that share each trainer.
+    """
 
     def __init__(
         self,
-        connection: Connection,
+        connection: Connection | None,
         files: NodeFiles,
         device: str,
         dtype: str = "float32",
         stocker: RelayStocker | None = None,
         node: str = "",
         resident: ResidentModels | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self._connection = connection
+        self._ranks = ranks
+        self._link: RankLink | None = None
+        if ranks is not None:
+            self._link = RankLink(ranks, connection)
+        source = self._link or connection
+        assert source is not None, "the only rank, and rank 0 of several, has a connection"
+        self._connection: MessageSource = source
         self._files = files
         self._publishing = VersionPublisher(
             files.weights(),
-            lambda message: connection.send(messages.encode(message)),
+            self._tell if self._link is None else self._link.report,
             _unwritten,
             stocker=stocker,
             node=node,
@@ -64,6 +79,9 @@ class TrainerWorker:
         self._trainers: dict[str, Trainer] = {}
         self._resident = resident
         self._reached: int | None = None  # of a state that was found by the running operation
+
+    def _tell(self, message: messages.Message) -> None:
+        self._connection.send(messages.encode(message))
 
     def run(self) -> None:
         """Run until stopped."""
@@ -85,8 +103,15 @@ class TrainerWorker:
         try:
             result = self._result(message)
         except Exception as error:  # noqa: BLE001  (the process edge: one operation fails, not all)
-            self._connection.send(messages.encode(self._failure(message, error)))
+            failure = self._failure(message, error)
+            if self._link is not None:
+                if failure.state_lost:  # a collective may be half done: nobody can go on from there
+                    leave_at_once()
+                self._link.agree(1)
+            self._connection.send(messages.encode(failure))
             return
+        if self._link is not None:
+            self._link.agree(0)
         elapsed_s = time.perf_counter() - started_s
         if isinstance(message, messages.PublishWeights):
             return  # it says itself when it is written
@@ -149,20 +174,43 @@ class TrainerWorker:
             case messages.DiscardGradients():
                 trainer.discard_gradient()
             case messages.SaveState(_, _, saved):
-                with self._files.new_state(saved) as folder:
+                with self._opened(lambda: self._files.new_state(saved)) as folder:
                     trainer.save(folder)
             case messages.LoadState(_, _, saved, optimizer):
-                with self._files.saved_state(saved) as folder:
+                with self._opened(lambda: self._files.saved_state(saved)) as folder:
                     trainer.load_into(folder, optimizer)
             case messages.PublishWeights(op, model, version, durable, stock):
+                if self._ranks is not None:
+                    self._publish_part(trainer, message)
+                    return b""
                 what = (op, model, version, trainer.weights(), lora_meta(trainer.meta.lora))
                 self._publishing.begin(*what, durable=durable, stock=stock)
         return b""
 
+    def _publish_part(self, trainer: Trainer, message: messages.PublishWeights) -> None:
+        """Write this rank's slices; the version's own file, without tensors, makes it visible."""
+        assert self._ranks is not None and self._link is not None
+        op, version, ranks = message.op, message.version, self._ranks.layout.ranks
+        meta, durable = lora_meta(trainer.meta.lora), message.durable
+        store = self._files.weights()
+        self._link.begin_version(
+            op, lambda: store.publish(version, {}, {**meta, "parts": ranks}, durable=durable)
+        )
+        part = part_of(version, self._ranks.rank, ranks)
+        what = (op, message.model, part, trainer.weight_slices(), meta)
+        self._publishing.begin(*what, durable=durable, stock=False)
+
+    def _opened(
+        self, opened: Callable[[], contextlib.AbstractContextManager[Path]]
+    ) -> contextlib.AbstractContextManager[Path]:
+        return opened() if self._link is None else self._link.share_folder(opened)
+
     def _restored(self, saved: str, source: str) -> Trainer:
         base = self._files.model(source) if source else None
-        with self._files.saved_state(saved) as folder:
-            return Trainer.load(folder, source=base, dtype=self._dtype, device=self._device)
+        with self._opened(lambda: self._files.saved_state(saved)) as folder:
+            return Trainer.load(
+                folder, source=base, dtype=self._dtype, device=self._device, ranks=self._ranks
+            )
 
     def _created(self, message: messages.CreateModel) -> Trainer:
         shape, lora = message.lora, None
@@ -180,6 +228,7 @@ class TrainerWorker:
             message.seed,
             dtype=self._dtype,
             device=self._device,
+            ranks=self._ranks,
         )
 
 
@@ -212,9 +261,17 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", help="what nets compute in; masters are fp32")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    plan = RankPlan.from_environment(os.environ)
+    ranks = None if plan is None else Ranks.join(plan, options.device)
+    files = node_files(options.files, secret(), pin())
+    if ranks is not None and not ranks.leads:
+        TrainerWorker(None, files, options.device, options.dtype, ranks=ranks).run()
+        return
     hello = messages.Hello(options.worker, "trainer")
     with dial(options.connect, hello) as connection:
-        files = node_files(options.files, secret(), pin())
+        if ranks is not None:
+            TrainerWorker(connection, files, options.device, options.dtype, ranks=ranks).run()
+            return
         stocker = None
         if options.relay:
             stocker = RelayStocker(address_of(options.relay), node_secret().encode())

@@ -1,19 +1,27 @@
 """Ranks of a trainer against one: real processes over gloo."""
 
+import json
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank_processes import rank_processes
-from harness.rank_training import KINDS, create, largest_difference, run_steps, tensors_of
+from harness.direct_worker import offer_models
+from harness.rank_engine import generate_alone, publish
+from harness.rank_processes import DEADLINE_S, RankProcesses, rank_processes
+from harness.rank_training import KINDS, NET, create, largest_difference, run_steps, tensors_of
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.nets.ranks import RankPlan
+from slackwater.nets.loading import load_net, net_shapes, save_net
+from slackwater.nets.ranks import EXIT_RANK_LOST, RankPlan
 from slackwater.training.data_parallel import share_out
 from slackwater.training.trainer import Trainer
+from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import ShardMap
 
 STEPS = 2
 LAYOUTS = ["dp=2", "tp=2"]
@@ -25,13 +33,19 @@ def test_two_ranks_learn_what_one_learns_and_every_layout_reads_their_states(
 ) -> None:
     arguments = {"layouts": LAYOUTS, "steps": STEPS, "folder": str(tmp_path)}
     alone, logprobs = {}, {}
-    with rank_processes("dp=2", "harness.rank_training:train", arguments, tmp_path) as ranks:
+    save_net(load_net(NET, seed=3), tmp_path / "base")
+    offer_models(tmp_path, {"base": tmp_path / "base"})
+    publish(tmp_path)
+    function = "harness.rank_worker:train_then_work"
+    with rank_processes("dp=2", function, arguments, tmp_path) as ranks:
         for kind in KINDS:
             trainer = create(kind)
             logprobs[kind] = list(run_steps(trainer, range(STEPS)))[-1]
             trainer.save(tmp_path / "one" / kind)
             alone[kind] = tensors_of(tmp_path / "one" / kind)
-        assert ranks.wait() == [0, 0], (tmp_path / "rank0.log").read_text()
+        generated = generate_alone(tmp_path)
+        check_worker(tmp_path, ranks)
+    check_engine(generated, json.loads((tmp_path / "engine.json").read_text()))
     for kind in KINDS:
         for layout in LAYOUTS:
             folder = tmp_path / layout / kind
@@ -47,6 +61,53 @@ def test_two_ranks_learn_what_one_learns_and_every_layout_reads_their_states(
     (whole / "trainer-00002-of-00002.safetensors").unlink()
     with pytest.raises(NotFoundError, match="trainer-00002-of-00002"):
         Trainer.load(whole)
+
+
+def check_engine(alone: dict[str, Any], together: dict[str, Any]) -> None:
+    """Two ranks say the same, over adapters, versions and cached prefixes."""
+    assert together["cached"] == alone["cached"] > 0
+    assert together["turns"].keys() == alone["turns"].keys()
+    for request, turn in alone["turns"].items():
+        ours, theirs = np.array(turn), np.array(together["turns"][request])
+        assert ours[:, 0].tolist() == theirs[:, 0].tolist()
+        assert ours[:, 1] == pytest.approx(theirs[:, 1], abs=1e-4)
+
+
+def check_worker(folder: Path, ranks: RankProcesses) -> None:
+    """Rank 0 answered for both, their parts are versions, and neither outlives the other."""
+    until_s = time.monotonic() + DEADLINE_S
+    answers: list[tuple[str, int, str]] = []
+    while not answers or answers[-1][:2] != ("OpDone", 11):
+        assert time.monotonic() < until_s and None in (p.poll() for p in ranks.processes), [
+            (folder / f"rank{rank}.log").read_text()[-2000:] for rank in (0, 1)
+        ]
+        time.sleep(0.05)
+        if (folder / "answers").is_file():
+            lines = (folder / "answers").read_text().split("\n")[:-1]
+            answers = [tuple(json.loads(line)) for line in lines]
+    failed = {op: error for kind, op, error in answers if kind == "OpFailed"}
+    assert list(failed) == [4, 7]
+    assert "advantages" in failed[4] and "trainer.safetensors" in failed[7]
+    assert [op for kind, op, _ in answers if kind == "OpDone"] == [0, 1, 2, 3, 5, 6, 8, 9, 10, 11]
+    ranks.kill(1)
+    assert ranks.processes[0].wait(DEADLINE_S) == EXIT_RANK_LOST
+    store = DirectoryWeightStore(folder / "weights")
+    assert store.versions() == ("adapter", "base", "new", "v1", "v2")
+    alone = tensors_of(folder / "one" / "full")
+    for name, tensor in store.pull("v2").items():
+        assert float((tensor - alone[f"weight.{name}"]).abs().max()) < CLOSE
+    layout = Layout.parse("tp=2")
+    shards = ShardMap(net_shapes(NET), NET.head_dim, layout)
+    for rank in range(layout.ranks):
+        held = shards.rank(rank)
+        tensors, came = store.pull_slices("v2", held)
+        assert came == sum(4 * piece.box.elements for piece in held.pieces)
+        whole = store.pull("v2")
+        for piece in held.pieces:
+            index = tuple(map(slice, piece.box.start, piece.box.stop))
+            assert tensors[piece.local].equal(whole[piece.tensor][index])
+    store.drop("v1")
+    assert "v1" not in store.versions() and not list((folder / "weights").glob("v1*"))
 
 
 @given(
