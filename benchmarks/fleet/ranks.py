@@ -163,32 +163,35 @@ class Run:
         until_s = time.monotonic() + _RUN_LIMIT_S
         while not self.finished and time.monotonic() < until_s:
             deployment = Deployment(self._layout, self._folder)
+            finished = False
             try:
-                self._drive(deployment, until_s)
+                finished = self._drive(deployment, until_s)
             finally:
-                if self.finished:
+                if finished:
                     deployment.pipe.send_bytes(messages.encode(messages.Stop()))
                 left, took_s = deployment.close()
                 self._found.left += left
-                if not self.finished:
+                if not finished:
                     self._found.restarts += 1
                     self._found.ended_s.append(took_s)
+            self.finished = finished
         if self.finished:
             self.digests = {job: self._digest(job) for job in _JOBS}
 
-    def _drive(self, deployment: Deployment, until_s: float) -> None:
+    def _drive(self, deployment: Deployment, until_s: float) -> bool:
+        """Whether the whole log was answered."""
         for message in self._to_send():
             self._hurt_if_due(deployment)
             try:
                 deployment.pipe.send_bytes(messages.encode(message))
             except OSError:
-                return
+                return False
             self._hurt_if_due(deployment, within=True)
             answer = deployment.answer(until_s)
             if answer is None:
-                return
+                return False
             self._take(message, answer)
-        self.finished = True
+        return True
 
     def _to_send(self) -> list[messages.TrainerOp]:
         """The whole log at first; later each job from its last answered save on."""
