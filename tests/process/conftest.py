@@ -78,10 +78,10 @@ def new_service(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Serv
     """Makes services, and stops them all."""
     made: list[ServiceProcess] = []
 
-    def make(*options: str) -> ServiceProcess:
-        service = ServiceProcess(tmp_path / f"state{len(made)}", tiny_model, free_port(), *options)
-        made.append(service)
-        return service
+    def make(*options: str, name: str = "tiny") -> ServiceProcess:
+        state = tmp_path / f"state{len(made)}"
+        made.append(ServiceProcess(state, tiny_model, free_port(), *options, name=name))
+        return made[-1]
 
     yield make
     for service in made:

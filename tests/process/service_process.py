@@ -86,14 +86,16 @@ def sdk_sessions_ended() -> bool:
 
 
 class ServiceProcess:
-    """`slackwater up` on a folder; `port` stays the same over restarts."""
+    """`slackwater up` on a folder with one model; `port` stays the same over restarts."""
 
     running: ClassVar["dict[Path, ServiceProcess]"] = {}
 
-    def __init__(self, state: Path, model: Path, port: int, *options: str) -> None:
+    def __init__(
+        self, state: Path, model: Path, port: int, *options: str, name: str = "tiny"
+    ) -> None:
         self.state = state
         self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
-        self._command += ["--port", str(port), "--model", f"tiny={model}", *options]
+        self._command += ["--port", str(port), "--model", f"{name}={model}", *options]
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{port}"
         self.key = ""

@@ -38,7 +38,7 @@ def outcome(method: str, how: Callable[[], probes.Call]) -> pages.Outcome:
 def test_at_least_nine_in_ten_public_methods_work_and_the_page_says_which(
     new_service: NewService, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = new_service("--model", f"{MODEL_NAME}={tiny_model}")
+    service = new_service(name=MODEL_NAME)
     service.start()
     workspace = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
     monkeypatch.chdir(workspace.folder)

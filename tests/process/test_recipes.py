@@ -47,8 +47,7 @@ def with_context(model: Path, copy: Path, tokens: int) -> Path:
 def workspace(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workspace]:
     folder = tmp_path_factory.mktemp("recipes")
     model = with_context(tiny_model, folder / "model", tokens=8192)
-    options = ("--model", f"{MODEL_NAME}={model}")
-    service = ServiceProcess(folder / "state", tiny_model, free_port(), *options)
+    service = ServiceProcess(folder / "state", model, free_port(), name=MODEL_NAME)
     service.start()
     yield Workspace.make(folder / "work", model, service.url, service.key)
     service.stop()
