@@ -16,7 +16,7 @@ run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 
 # Each file of tests on one core. Sandboxes fork the process that asks for them, which should hold no tensor library.
 PYTEST := $(BIN)/python -m pytest -q
-BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile
+BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)  # what starts services and kills them waits more than it works: four files of it at a time, after the rest
 	$(BY_FILE) tests/unit/sandbox
