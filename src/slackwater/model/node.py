@@ -1,5 +1,6 @@
 """Nodes and pools: devices, host memory, links and a price."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,3 +69,11 @@ class Pool:
 # WEAVE Table 1: prices and rates of the two clusters; host memory of section 3.2 (1-2 TB nodes).
 H20 = NodeType("H20", 8, 1.85, 2048.0, 148.0, 96.0, 4.0)
 H800 = NodeType("H800", 8, 5.28, 2048.0, 989.5, 80.0, 3.35)
+# Vendors' data sheets (dense bf16); prices are ours, in the range of on-demand offers.
+H100 = NodeType("H100", 8, 3.50, 2048.0, 989.5, 80.0, 3.35)
+H200 = NodeType("H200", 8, 4.50, 2048.0, 989.5, 141.0, 4.8)
+B200 = NodeType("B200", 8, 6.50, 2048.0, 2250.0, 180.0, 8.0)
+MI300X = NodeType("MI300X", 8, 3.00, 2048.0, 1307.4, 192.0, 5.3)
+KNOWN_NODE_TYPES: Mapping[str, NodeType] = {
+    kind.name: kind for kind in (H20, H800, H100, H200, B200, MI300X)
+}

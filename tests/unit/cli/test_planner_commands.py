@@ -222,15 +222,18 @@ def test_a_job_that_fits_nowhere_is_turned_away_alone(call: Call, tmp_path: Path
     assert "b: fits nowhere" in alone.error
 
 
-def test_a_job_of_a_billion_seconds_beside_one_of_a_second_is_planned(
-    call: Call, tmp_path: Path
-) -> None:
-    """It would take 24 billion iterations to see both in step; the work is bounded instead."""
-    rows = "job,rollout_s,train_s,slo\nlong,6e8,4e8,2\nshort,0.6,0.4,2\n"
+def test_a_job_of_absurd_lengths_is_left_out_with_its_reason(call: Call, tmp_path: Path) -> None:
+    rows = "job,rollout_s,train_s,slo\nlong,1e300,400,2\nshort,60,0.01,2\nsound,60,40,2\n"
     (tmp_path / "jobs.csv").write_text(rows)
     planned = call("plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--json")
     assert planned.status == 0, planned.error
-    assert json.loads(planned.out)["placed"] == 2
+    found = json.loads(planned.out)
+    assert found["placed"] == 1
+    assert found["alone_price_per_h"] == pytest.approx(8 * (1.85 + 5.28))
+    assert {row["job"]: row["reason"].split(",")[0] for row in found["refusals"]} == {
+        "long": "its rollout_s is 1e+300",
+        "short": "its train_s is 0.01",
+    }
 
 
 def test_a_dry_run_prints_all_settings_as_a_file_that_gives_the_same_run(

@@ -18,7 +18,7 @@ from typing import Any
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
-from slackwater.model.node import H20, H800, NodeType, Pool, Role
+from slackwater.model.node import KNOWN_NODE_TYPES, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.scenario import (
@@ -34,7 +34,6 @@ from slackwater.sim.cluster.workload import ProfileWorkload
 from slackwater.sim.inputs.job_entry import JobTable
 from slackwater.sim.inputs.traces import read_jobs_trace, read_lengths
 
-KNOWN_NODE_TYPES: Mapping[str, NodeType] = {kind.name: kind for kind in (H20, H800)}
 _QUANTILES = 201
 
 

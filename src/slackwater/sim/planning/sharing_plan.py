@@ -7,7 +7,8 @@ worst-case lengths, and the one that does most work for a dollar is kept. Plans 
 run: jobs count as having many iterations before them.
 
 The work is bounded: with many jobs fewer orders are tried, and no more iterations are run than show
-how jobs share. A job that fits nowhere is turned away alone.
+how jobs share. A job that fits nowhere is turned away alone, and so is one whose phases are beyond
+all reason: their lengths are taken for a slip of the pen.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from slackwater.control.coschedule.commands import (
 from slackwater.control.coschedule.events import JobArrived
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.fleet import FleetView
@@ -37,6 +38,8 @@ Progress = Callable[[float], None]
 _CYCLES = 24
 _MOST_ITERATIONS = 20_000  # of all jobs together, in one run of a plan
 _MANY_JOBS = 150  # from here on two orders are tried, and one from twice as many on
+# A phase is longer than what it takes to switch to it, and ends within days.
+_SHORTEST_PHASE_S, _LONGEST_PHASE_S = 1.0, 1e6
 # Jobs come this far apart, so that a run of the plan takes them in the plan's order.
 _APART_S = 1e-6
 
@@ -168,9 +171,9 @@ def _orders(jobs: int) -> list[str]:
 def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingPlan:
     fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
     never = {
-        spec.job: UnplacedJob(spec.job, f"fits nowhere: it {why}", for_good=True)
+        spec.job: UnplacedJob(spec.job, why, for_good=True)
         for spec in scenario.jobs
-        if (why := fleet.why_never(spec.profile)) is not None
+        if (why := _why_left_out(spec.profile, fleet)) is not None
     }
     fitting = [spec for spec in scenario.jobs if spec.job not in never]
     if not fitting:
@@ -209,6 +212,19 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
             if spec.job in starts
         ),
     )
+
+
+def _why_left_out(profile: JobProfile, fleet: FleetView) -> str | None:
+    for name in ("rollout_s", "train_s", "sync_s"):
+        length_s = getattr(profile, name)
+        least_s = 0.0 if name == "sync_s" else _SHORTEST_PHASE_S
+        if not least_s <= length_s <= _LONGEST_PHASE_S:
+            return (
+                f"its {name} is {length_s:g}, and a plan takes {least_s:g} to "
+                f"{_LONGEST_PHASE_S:g} s; check the unit"
+            )
+    why = fleet.why_never(profile)
+    return None if why is None else f"fits nowhere: it {why}"
 
 
 def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
