@@ -1,7 +1,7 @@
 """A job's name, its life and its account: one owner's run, from its submission to its end."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slackwater.model.errors import ConfigError
@@ -52,6 +52,10 @@ class JobAccount:
     def device_s(self) -> float:
         """Of any device."""
         return self.engine_s + self.trainer_s
+
+    def plus(self, **used: float) -> "JobAccount":
+        """With so much more of these."""
+        return replace(self, **{name: getattr(self, name) + more for name, more in used.items()})
 
 
 def job_of_session(tenant: TenantId, session: SessionId, name: str | None) -> JobId:

@@ -100,6 +100,10 @@ class StateBody:
 
     def tell(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
         """Hand an event to the book and do what it says."""
+        with self.lock:
+            return self._tell(event)
+
+    def _tell(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
         said = self.book.handle(event)
         for command in said:
             match command:
@@ -269,12 +273,7 @@ class StateBody:
 
     def _later(self, event: on.StateEvent) -> None:
         """Events that come from doing a command wait until the command's own event is done."""
-
-        def tell() -> None:
-            with self.lock:
-                self.tell(event)
-
-        self._disk_work.submit(tell)
+        self._disk_work.submit(self.tell, event)
 
     def _free(self, name: str, tier: Tier) -> None:
         holder = self.holders.get(self.held_by.get(name, ""))

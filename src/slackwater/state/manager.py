@@ -11,12 +11,9 @@ from pathlib import Path
 
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
-from slackwater.control.state.residency_controller import ResidencyController
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.residency import StateBudgets, StateKey, StoredPart, Tier
 from slackwater.state.body import StateBody
-from slackwater.state.catalogue import Catalogue
-from slackwater.state.disk import DiskTier
 from slackwater.state.image import Bytes, HostImage
 from slackwater.state.materials import write_checkpoint
 from slackwater.state.port import About, DeviceHolder, Registered
@@ -34,24 +31,9 @@ class StateManager:
     """See the module; a `StatePort` for workers of the same process."""
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
-        self._body = StateBody(budgets, folder)
-
-    @property
-    def book(self) -> ResidencyController:
-        return self._body.book
-
-    @property
-    def catalogue(self) -> Catalogue:
-        return self._body.catalogue
-
-    @property
-    def disk(self) -> DiskTier:
-        return self._body.disk
-
-    @property
-    def moved_bytes(self) -> dict[tuple[Tier, Tier], int]:
-        """By the tiers between which they were moved."""
-        return self._body.moved_bytes
+        self._body = body = StateBody(budgets, folder)
+        self.book, self.catalogue, self.disk = body.book, body.catalogue, body.disk
+        self.moved_bytes = body.moved_bytes  # by the tiers between which they were moved
 
     def attach(self, name: str, holder: DeviceHolder) -> None:
         """A worker is there, with its part of the device."""
@@ -100,8 +82,7 @@ class StateManager:
         )
 
     def release(self, deployment: str) -> None:
-        with self._body.lock:
-            self._body.tell(on.LeaseReleased(time.monotonic(), deployment))
+        self._body.tell(on.LeaseReleased(time.monotonic(), deployment))
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
         """Return when the state is at most on that tier; a running operation ends first."""
@@ -113,8 +94,7 @@ class StateManager:
 
     def prefetch(self, deployments: Sequence[str]) -> None:
         """The scheduler's hint: what runs next, in order. Returns at once."""
-        with self._body.lock:
-            self._body.tell(on.NextHinted(time.monotonic(), tuple(deployments)))
+        self._body.tell(on.NextHinted(time.monotonic(), tuple(deployments)))
 
     def prefetch_models(self, models: Sequence[str], holding: Sequence[str] = ()) -> None:
         """As `prefetch`, for the deployments of trainers' models, which are called MODEL@WORKER.
@@ -155,8 +135,7 @@ class StateManager:
         try:
             yield image
         finally:
-            with self._body.lock:
-                self._body.tell(on.ReadingEnded(time.monotonic(), deployment))
+            self._body.tell(on.ReadingEnded(time.monotonic(), deployment))
 
     @contextlib.contextmanager
     def reading_parts(self, deployment: str) -> Iterator[StoredParts]:
@@ -192,8 +171,7 @@ class StateManager:
 
     def forget_when_unused(self, deployment: str) -> None:
         """As `forget`, but what others share of it stays until they go too."""
-        with self._body.lock:
-            self._body.forget_when_unused(deployment)
+        self._body.forget_when_unused(deployment)
 
     def forget_abandoned(self, prefix: str) -> None:
         """Forget the deployments of that prefix whose workers have gone."""

@@ -8,7 +8,7 @@ complete iteration. Late messages only change the account. A job with a driver e
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from slackwater.control.jobs import commands as do
@@ -64,10 +64,8 @@ class JobRegistry:
             case on.JobHeard():
                 if (heard := self._jobs.get(event.job)) is not None:
                     heard.worked_s = event.now_s
-            case TurnOpened() | TurnClosed():
-                self._worked(event)
-            case on.JobTrained():
-                self._trained(event)
+            case TurnOpened() | TurnClosed() | on.JobTrained():
+                self._used(event)
             case _:
                 entry = self._jobs.get(event.job)
                 if entry is not None and not entry.stage.over:
@@ -173,42 +171,30 @@ class JobRegistry:
                 out.append(on.JobEnded(event.now_s, entry.job, "stopped", reason))
 
     # ---- accounts ----
-    def _worked(self, event: TurnOpened | TurnClosed) -> None:
+    def _used(self, event: on.UsageEvent) -> None:
         entry = self._jobs.get(event.job)
         if entry is None:
             return
         if entry.stage is JobStage.PLACED:
             entry.stage = JobStage.RUNNING
         entry.worked_s = event.now_s
-        if isinstance(event, TurnOpened):
-            entry.open_turns += 1
-            return
-        entry.open_turns = max(entry.open_turns - 1, 0)
-        had = entry.account
-        entry.account = replace(
-            had,
-            engine_s=had.engine_s + event.device_s,
-            turns=had.turns + 1,
-            failed_turns=had.failed_turns + (not event.completed),
-            prompt_tokens=had.prompt_tokens + event.prompt_tokens,
-            tokens=had.tokens + event.tokens,
-            turns_waited_s=had.turns_waited_s + event.waited_s,
-        )
-
-    def _trained(self, event: on.JobTrained) -> None:
-        entry = self._jobs.get(event.job)
-        if entry is None:
-            return
-        if entry.stage is JobStage.PLACED:
-            entry.stage = JobStage.RUNNING
-        entry.worked_s = event.now_s
-        had = entry.account
-        entry.account = replace(
-            had,
-            trainer_s=had.trainer_s + event.trainer_s,
-            operations=had.operations + 1,
-            operations_waited_s=had.operations_waited_s + event.waited_s,
-        )
+        match event:
+            case TurnOpened():
+                entry.open_turns += 1
+            case TurnClosed():
+                entry.open_turns = max(entry.open_turns - 1, 0)
+                entry.account = entry.account.plus(
+                    engine_s=event.device_s,
+                    turns=1,
+                    failed_turns=not event.completed,
+                    prompt_tokens=event.prompt_tokens,
+                    tokens=event.tokens,
+                    turns_waited_s=event.waited_s,
+                )
+            case on.JobTrained(_, _, trainer_s, waited_s):
+                entry.account = entry.account.plus(
+                    trainer_s=trainer_s, operations=1, operations_waited_s=waited_s
+                )
 
     def _forget_some(self) -> None:
         if len(self._jobs) > _REMEMBERED:

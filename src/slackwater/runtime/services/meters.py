@@ -1,5 +1,7 @@
 """What an operator can alarm on: Prometheus counters and histograms per tenant and model."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from slackwater.model.ids import TenantId
@@ -14,40 +16,21 @@ class Meters:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        labels, registry = ["tenant", "model"], self.registry
-        self._turns = Counter(
-            "slackwater_turns", "Turns that ended.", [*labels, "outcome"], registry=registry
-        )
-        self._prompt_tokens = Counter(
-            "slackwater_prompt_tokens", "Tokens of prompts.", labels, registry=registry
-        )
-        self._tokens = Counter(
-            "slackwater_generated_tokens", "Tokens made.", labels, registry=registry
-        )
-        self._turn_s = Histogram(
-            *("slackwater_turn_seconds", "From a request's arrival to a turn's end.", labels),
-            buckets=_REQUEST_S,
-            registry=registry,
-        )
-        self._first_s = Histogram(
-            *(
-                "slackwater_first_token_seconds",
-                "From a request's arrival to a streamed turn's first tokens.",
-                labels,
-            ),
-            buckets=_REQUEST_S,
-            registry=registry,
-        )
-        self._token_s = Histogram(
-            *("slackwater_token_seconds", "Time per token of a turn, waits included.", labels),
-            buckets=_TOKEN_S,
-            registry=registry,
-        )
-        self._requests_s = Histogram(
-            *("slackwater_request_seconds", "From acceptance of a request to its durable outcome."),
-            ["tenant", "kind", "outcome"],
-            buckets=_REQUEST_S,
-            registry=registry,
+        counter = partial(Counter, namespace="slackwater", registry=self.registry)
+        histogram = partial(Histogram, namespace="slackwater", registry=self.registry)
+        labels = ["tenant", "model"]
+        self._turns = counter("turns", "Turns that ended.", [*labels, "outcome"])
+        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", labels)
+        self._tokens = counter("generated_tokens", "Tokens made.", labels)
+        about = "From a request's arrival to a turn's end."
+        self._turn_s = histogram("turn_seconds", about, labels, buckets=_REQUEST_S)
+        about = "From a request's arrival to a streamed turn's first tokens."
+        self._first_s = histogram("first_token_seconds", about, labels, buckets=_REQUEST_S)
+        about = "Time per token of a turn, waits included."
+        self._token_s = histogram("token_seconds", about, labels, buckets=_TOKEN_S)
+        about, labels = "From acceptance of a request to its durable outcome.", ["tenant", "kind"]
+        self._requests_s = histogram(
+            "request_seconds", about, [*labels, "outcome"], buckets=_REQUEST_S
         )
 
     def first_token(self, spec: TurnSpec, seconds: float) -> None:

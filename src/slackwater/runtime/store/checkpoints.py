@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection, Row
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.model.session import LoraShape
+from slackwater.runtime.store.operation_log import lora_columns, lora_of
 from slackwater.runtime.store.schema import checkpoints
 
 STATE = "weights"
@@ -60,23 +61,13 @@ def parse_path(path: str) -> tuple[ModelId, str, str]:
     return ModelId(match[1]), match[2], match[3]
 
 
+_PLAIN = tuple(f.name for f in fields(Checkpoint) if f.name not in ("lora", "user_metadata"))
+
+
 def _of(row: Row[Any]) -> Checkpoint:
-    return Checkpoint(
-        row.path,
-        TenantId(row.tenant),
-        ModelId(row.model),
-        row.kind,
-        row.name,
-        row.base_model,
-        LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed),
-        row.held_as,
-        row.lineage,
-        row.size_bytes,
-        row.created_s,
-        row.expires_s,
-        row.public,
-        json.loads(row.user_metadata) if row.user_metadata else None,
-    )
+    metadata = json.loads(row.user_metadata) if row.user_metadata else None
+    plain = {name: getattr(row, name) for name in _PLAIN}
+    return Checkpoint(**plain, lora=lora_of(row), user_metadata=metadata)
 
 
 def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
@@ -85,26 +76,10 @@ def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
     if found is not None and found.tenant != new.tenant:
         raise NotFoundError(f"checkpoint {new.path}: is not one of yours")
     connection.execute(checkpoints.delete().where(checkpoints.c.path == new.path))
+    row = {name: getattr(new, name) for name in _PLAIN}
+    metadata = json.dumps(new.user_metadata) if new.user_metadata else None
     connection.execute(
-        checkpoints.insert().values(
-            path=new.path,
-            tenant=new.tenant,
-            model=new.model,
-            kind=new.kind,
-            name=new.name,
-            base_model=new.base_model,
-            lora_rank=new.lora.rank,
-            train_attn=new.lora.train_attn,
-            train_mlp=new.lora.train_mlp,
-            train_unembed=new.lora.train_unembed,
-            held_as=new.held_as,
-            lineage=new.lineage,
-            size_bytes=new.size_bytes,
-            created_s=new.created_s,
-            expires_s=new.expires_s,
-            public=new.public,
-            user_metadata=json.dumps(new.user_metadata) if new.user_metadata else None,
-        )
+        checkpoints.insert().values(**row, **lora_columns(new.lora), user_metadata=metadata)
     )
     return None if found is None or found.held_as == new.held_as else found.held_as
 

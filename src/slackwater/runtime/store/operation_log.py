@@ -9,11 +9,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from slackwater.model.errors import RefusedError
-from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId
+from slackwater.model.ids import ModelId, RequestId, TenantId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
 from slackwater.model.session import LoraShape, TrainedModel
 from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.schema import models, operation_payloads, operations
+
+_MODEL_COLUMNS = ("model", "session", "tenant", "model_seq", "base_model", "seed", "created_s")
 
 
 def digest_of(payload: bytes) -> str:
@@ -129,35 +131,26 @@ def add_model(connection: Connection, model: TrainedModel, user_metadata: Any) -
     known = connection.execute(sa.select(models.c.model).where(models.c.model == model.model))
     if known.first() is not None:
         return
-    connection.execute(
-        models.insert().values(
-            model=model.model,
-            session=model.session,
-            tenant=model.tenant,
-            model_seq=model.model_seq,
-            base_model=model.base_model,
-            lora_rank=model.lora.rank,
-            train_attn=model.lora.train_attn,
-            train_mlp=model.lora.train_mlp,
-            train_unembed=model.lora.train_unembed,
-            seed=model.seed,
-            user_metadata=json.dumps(user_metadata),
-            created_s=model.created_s,
-        )
-    )
+    row = {name: getattr(model, name) for name in _MODEL_COLUMNS}
+    metadata = json.dumps(user_metadata)
+    new = models.insert().values(**row, **lora_columns(model.lora), user_metadata=metadata)
+    connection.execute(new)
 
 
 def model_of(row: Row[Any]) -> TrainedModel:
-    return TrainedModel(
-        ModelId(row.model),
-        SessionId(row.session),
-        TenantId(row.tenant),
-        row.model_seq,
-        row.base_model,
-        LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed),
-        row.seed,
-        row.created_s,
-    )
+    plain = {name: getattr(row, name) for name in _MODEL_COLUMNS}
+    return TrainedModel(**plain, lora=lora_of(row))
+
+
+def lora_columns(lora: LoraShape) -> dict[str, Any]:
+    """An adapter's shape in the columns of a row."""
+    flags = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
+    return {"lora_rank": lora.rank, **flags}
+
+
+def lora_of(row: Row[Any]) -> LoraShape:
+    """The reverse."""
+    return LoraShape(row.lora_rank, row.train_attn, row.train_mlp, row.train_unembed)
 
 
 def records_after(
