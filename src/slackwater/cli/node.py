@@ -15,11 +15,12 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 _COLUMNS = ("node", "pool", "state", "host", "cores", "memory_mb", "here_s", "workers")
+_DEVICE_COLUMNS = ("device", "memory_mb", "domain", "owners")
 
 
 @app.command("list")
 def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Show every node, whether it is here, and what runs on it."""
+    """Show every node, whether it is here, what runs on it, and who owns its devices."""
     found = ask_service(state, "GET", "/slackwater/nodes")
     if as_json:
         print(json.dumps(found))
@@ -33,7 +34,11 @@ def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
         shown = row | {"state": "here" if "host" in row else "away"}
         shown["workers"] = ", ".join(row["workers"])
         table.add_row(*(str(shown.get(column, "")) for column in _COLUMNS))
-    Console().print(table)
+    devices = Table(*_DEVICE_COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for device in (one for row in found["nodes"] for one in row.get("devices", [])):
+        shown = device | {"owners": ", ".join(device["owners"])}
+        devices.add_row(*(str(shown[column]) for column in _DEVICE_COLUMNS))
+    Console().print(table, devices)
 
 
 @app.command()

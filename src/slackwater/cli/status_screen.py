@@ -47,6 +47,7 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
         yield "trainers", [f"{len(trainers)}: {names_shown(trainers)}"]
     if nodes := [_node(row) for row in found.get("nodes", [])]:
         yield "nodes", nodes
+    yield "devices", [line for row in found.get("nodes", []) for line in _devices(row)]
     if gauges.get("sandboxes") or gauges.get("actions_waiting"):
         yield (
             "sandboxes",
@@ -82,6 +83,14 @@ def _node(row: dict[str, Any]) -> str:
         return f"{row['node']}   not here"
     memory = f"{row['memory_mb'] / 1024:.0f} GiB"
     return f"{row['node']}   {row['cores']} cores, {memory}, {len(row['workers'])} workers"
+
+
+def _devices(row: dict[str, Any]) -> list[str]:
+    """Who owns which device of a node that has several."""
+    devices = row.get("devices", [])
+    if len(devices) < 2:
+        return []
+    return [f"{one['device']}   {', '.join(one['owners']) or 'unused'}" for one in devices]
 
 
 def names_shown(names: Sequence[str]) -> str:

@@ -89,8 +89,7 @@ class LaunchedFleet:
 
     async def start(self, certificate: Certificate | None) -> None:
         """Open the depot, and begin to bring agents up."""
-        if before := await self._store.read():
-            self._feed(AssignmentsRestored(loop_time(), before))
+        await self.adopt()
         host, _ = self.file.address()
         if self.needs_depot:
             from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
@@ -107,6 +106,11 @@ class LaunchedFleet:
             for node in self.file.nodes
         ]
         self._launcher.start(plans, join)
+
+    async def adopt(self) -> None:
+        """Take over who owned which devices under the control plane before."""
+        if before := await self._store.read():
+            self._feed(AssignmentsRestored(loop_time(), before))
 
     @property
     def needs_depot(self) -> bool:
