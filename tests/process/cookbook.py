@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,28 +45,35 @@ class Workspace:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, recipe: str, log: str, **settings: object) -> subprocess.Popen[bytes]:
-        """Start a recipe with `key=value` settings; its output goes to `<log>.out`."""
+    @contextmanager
+    def running(
+        self, recipe: str, log: str, **settings: object
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A recipe with `key=value` settings, ended with the block; its output goes to
+        `<log>.out`.
+        """
         arguments = [f"{key}={value}" for key, value in settings.items()]
         arguments.append(f"log_path={self.folder / log}")
         with (self.folder / f"{log}.out").open("ab") as output:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-m", f"tinker_cookbook.recipes.{recipe}", *arguments],
                 cwd=self.folder,
                 env=dict(self.environment()),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
     def run(
         self, recipe: str, log: str, *, within_s: float, **settings: object
     ) -> list[dict[str, float]]:
         """Run a recipe to its end; its metrics, a row a step."""
-        process = self.start(recipe, log, **settings)
-        try:
+        with self.running(recipe, log, **settings) as process:
             status = process.wait(within_s)
-        finally:
-            process.kill()
         assert status == 0, f"{recipe} ended with {status}:\n{self.tail(log)}"
         return self.metrics(log)
 

@@ -6,7 +6,6 @@ learns from them is shown by `make recipes`.
 
 import json
 import shutil
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -87,11 +86,9 @@ def test_arithmetic_runs_off_policy_and_synchronously_with_a_kl_after_the_step(
 @pytest.mark.timeout(900)
 def test_arithmetic_resumes_after_a_kill_where_it_was(workspace: Workspace) -> None:
     settings = {**ARITHMETIC, "behavior_if_log_dir_exists": "resume", "max_steps": 5}
-    first = workspace.start("math_rl.train", "killed", **settings)
     saved = workspace.folder / "killed" / "checkpoints.jsonl"
-    wait_for("two checkpoints", lambda: saved.exists() and saved.read_text().count("\n") >= 2, 240)
-    first.send_signal(signal.SIGKILL)
-    first.wait(240)
+    with workspace.running("math_rl.train", "killed", **settings):
+        wait_for("two checkpoints", lambda: saved.exists() and saved.read_text().count("\n") >= 2)
     # The recipe saves a step before it writes the step's metrics: the kill may fall between the
     # two.
     done = json.loads(saved.read_text().splitlines()[-1])["batch"]

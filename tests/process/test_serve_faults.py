@@ -175,13 +175,13 @@ def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_on
     settings = RECIPE | {"load_checkpoint_path": warmed_up(service)}
     expected = workspace.run("math_rl.train", "calm", within_s=300, **settings)
     assert sum(row["grad_norm"] > 0 for row in expected) > 2  # it did train
-    recipe = workspace.start("math_rl.train", "rough", **settings)
     rows = tmp_path / "work" / "rough" / "metrics.jsonl"
-    for step, kill in enumerate(kills_of(service), start=1):
-        wait_for("a step", partial(has_rows, rows, step), 240)
-        time.sleep(random.uniform(0.0, 0.5))
-        kill()
-    assert recipe.wait(300) == 0, workspace.tail("rough")
+    with workspace.running("math_rl.train", "rough", **settings) as recipe:
+        for step, kill in enumerate(kills_of(service), start=1):
+            wait_for("a step", partial(has_rows, rows, step))
+            time.sleep(random.uniform(0.0, 0.5))
+            kill()
+        assert recipe.wait(300) == 0, workspace.tail("rough")
     assert curve(workspace.metrics("rough")) == curve(expected)
     assert len(expected) == RECIPE["max_steps"]
 
