@@ -134,6 +134,9 @@ class RankFollower:
     def __init__(self, base: CausalLM, inner: Executor, ranks: Ranks, fetch: Fetch) -> None:
         self._base, self._inner, self._ranks, self._fetch = base, inner, ranks, fetch
         self._things: dict[int, Any] = {}
+        # Rank 0's block pool decides which blocks are used; memory comes when one is touched.
+        held = inner.arena.hold(0, inner.arena.size_bytes)
+        assert held, "an arena is no larger than its pool"
 
     def run(self) -> None:
         """Until rank 0 closes its executor."""
