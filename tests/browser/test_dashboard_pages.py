@@ -160,18 +160,23 @@ async def cpu_share_of_a_viewer(service: ServiceProcess) -> float:
             assert answer.status == 200
         assert service.process is not None
         pid = service.process.pid
-        before_s = cpu_s(pid)
-        await asyncio.sleep(MEASURED_S)
-        idle_s = cpu_s(pid) - before_s
+        await spent_s(pid)  # what the jobs left is tidied up
+        idle_s = await spent_s(pid)
         watching = [asyncio.create_task(watch(browser)) for _ in range(VIEWERS)]
-        await asyncio.sleep(1.0)
-        before_s = cpu_s(pid)
-        await asyncio.sleep(MEASURED_S)
-        watched_s = cpu_s(pid) - before_s
+        watched_s = await spent_s(pid)
         for task in watching:
             task.cancel()
         await asyncio.gather(*watching, return_exceptions=True)
-    return max(watched_s - idle_s, 0.0) / MEASURED_S / VIEWERS
+        idle_s = min(idle_s, await spent_s(pid))
+    print(f"in {MEASURED_S:.0f} s: idle {idle_s:.2f} s, with {VIEWERS} viewers {watched_s:.2f} s")
+    return (watched_s - idle_s) / MEASURED_S / VIEWERS
+
+
+async def spent_s(pid: int) -> float:
+    """Processor time of the process from now on."""
+    before_s = cpu_s(pid)
+    await asyncio.sleep(MEASURED_S)
+    return cpu_s(pid) - before_s
 
 
 async def watch(browser: aiohttp.ClientSession) -> None:

@@ -69,6 +69,15 @@ class LaneTimeline:
     def lanes(self) -> list[TimelineLane]:
         return list(self._lanes.values())
 
+    def forget_gone(self, most: int) -> None:
+        """Of more lanes than that, those that have been gone longest are dropped."""
+        if len(self._lanes) <= most:
+            return
+        gone = [lane for lane in self.lanes() if lane.rented_s and lane.rented_s[-1][1] is not None]
+        gone.sort(key=lambda lane: lane.rented_s[-1][1] or 0.0)
+        for lane in gone[: len(self._lanes) - most]:
+            del self._lanes[lane.name]
+
     def job_number(self, job: str) -> int:
         """Its place in `jobs`, which is also its colour."""
         if job not in self._numbers:

@@ -87,3 +87,12 @@ def test_the_overview_is_the_share_of_all_lanes_by_phase() -> None:
     assert series["train"][10] == 0 and series["train"][-10] == pytest.approx(0.5)
     mine = timeline.overview(100.0, lambda job: job == "k")["series"]
     assert max(mine["rollout"]) == 0
+
+
+def test_lanes_that_have_been_gone_longest_are_dropped_first() -> None:
+    timeline = LaneTimeline()
+    for number in range(5):
+        ended_s = None if number == 0 else 10.0 - number
+        timeline.lane(f"spot-{number}", "spot engines").rented_s.append((0.0, ended_s))
+    timeline.forget_gone(3)
+    assert [lane.name for lane in timeline.lanes()] == ["spot-0", "spot-1", "spot-2"]

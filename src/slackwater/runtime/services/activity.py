@@ -31,6 +31,7 @@ from slackwater.timeline.lanes import (
 _EVERY_S = 0.25
 _SHARE = 0.003  # of a core that sampling may take
 _MAX_JOBS = 1000
+_MAX_LANES = 4000
 PARTS = ("rollout", "train", "sync", "tools", "queued", "other")
 _FIRST = ("train", "rollout", "tools", "sync", "queued", "other")
 _WAITS = (JobStage.SUBMITTED, JobStage.HELD)
@@ -147,8 +148,15 @@ class ActivitySampler:
             del self._alive[name]
             lane = self.timeline.lane(name, "")
             self.timeline.end(lane, now_s)
-            self.timeline.add(lane, "lost", FAULT, now_s, now_s)
+            if not self._left_in_order(name):
+                self.timeline.add(lane, "lost", FAULT, now_s, now_s)
             lane.rented_s[-1] = (lane.rented_s[-1][0], now_s)
+        self.timeline.forget_gone(_MAX_LANES)
+
+    def _left_in_order(self, name: str) -> bool:
+        """It was drained, or rests until the trainers' devices are free again."""
+        resting = {spec.instance for spec in self._plane.controller.steps.resting()}
+        return name in resting or name in self._plane.instances.drained
 
     # ---- where a job's time goes ----
     def _account(self, doing: dict[str, set[str]], now_s: float) -> None:

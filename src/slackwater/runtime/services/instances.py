@@ -64,6 +64,7 @@ class InstanceService:
         self._children = Children(self._spawn, self._heard)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
+        self.drained: set[InstanceId] = set()  # on request: their end is no fault
         self._list = FixedList(self._children, ())
         self._again: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
@@ -92,6 +93,7 @@ class InstanceService:
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """No more turns; gone for good when those it has are done, or now if they are to move."""
         self._known(instance)
+        self.drained.add(instance)
         self._supervisor.retire(WorkerId(instance))
         self._list.retire(instance)
         if instance in self._fleet.records:

@@ -23,7 +23,6 @@ from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauge
 from slackwater.serve.operator.status import problems_of, starting_workers
 
 _OVER_SHOWN = 100
-_INSTANCES_SHOWN = 200
 _ACTIONS_SHOWN = 20
 _TURNS_SHOWN = 10
 _TOKENS_SHOWN = 64
@@ -63,7 +62,6 @@ class LiveSource:
         rows = self._jobs(viewer, shared)
         found: dict[str, Any] = {
             "now_s": round(self.now_s(), 3),
-            "models": [base.name for base in plane.bases],
             "problems": problems_of(plane, viewer.tenant),
             "gauges": gauges_of(plane) if operator else shared_gauges(plane),
             "jobs": rows,
@@ -71,15 +69,12 @@ class LiveSource:
             "permits": None if shared is None or not operator else shared["permits"],
             "nodes": [] if shared is None else shared["nodes"],
             "weights": self._weights(viewer),
-            "plans": self._can_plan(viewer),
         }
         if operator:
-            instances = plane.instances.listed()
             found |= {
                 "starting": starting_workers(plane),
                 "serving": serving_of(plane),
-                "instances": instances[:_INSTANCES_SHOWN],
-                "capacity": _capacity(instances),
+                "capacity": _capacity(plane.instances.listed()),
                 "actions": plane.actions.top(_ACTIONS_SHOWN),
             }
         return found
@@ -209,12 +204,6 @@ class LiveSource:
         return self._plane.submissions.resume(self._owner(viewer, job), job)
 
     # ---- what-if ----
-    def _can_plan(self, viewer: Viewer) -> bool:
-        return viewer.is_operator and any(
-            self._planned_job(entry.job) is not None
-            for entry in self._plane.controller.jobs.entries()
-        )
-
     def planned(self, viewer: Viewer) -> PlannedFleet:
         if not viewer.is_operator:
             raise RefusedError(f"key: of {viewer.tenant}; planning is the operator's")

@@ -125,7 +125,8 @@ function sidePanels(snapshot) {
 function capacity(snapshot) {
   const rows = Object.entries(snapshot.capacity).map(([kind, states]) => [h("span", { class: `kind ${kind}` }, kind), Object.entries(states).map(([state, many]) => h("span", { class: `pill ${state}` }, `${many} ${state}`))]);
   const lent = Object.entries(snapshot.serving?.lent ?? {}).map(([worker, job]) => h("li", {}, `${worker} is lent to ${shortJob(job)}`));
-  return panel("Capacity", "dedicated, spot and borrowed engines", table(["kind", "engines"], rows, "No engine has joined."), lent.length ? h("ul", { class: "waits" }, lent) : null);
+  return panel("Capacity", "dedicated, spot and borrowed engines", table(["kind", "engines"], rows, "No engine has joined."),
+    snapshot.starting?.length ? h("p", { class: "note" }, `starting: ${snapshot.starting.slice(0, 6).join(", ")}`) : null, lent.length ? h("ul", { class: "waits" }, lent) : null);
 }
 
 function serving(served) {

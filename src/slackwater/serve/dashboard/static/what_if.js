@@ -9,7 +9,7 @@ const PRESETS = [
 
 export class WhatIfView {
   constructor(place, context) {
-    this.result = h("div", {}, h("p", { class: "empty" }, "Choose a change. The planner places the current jobs twice, as things are and as they would be, and runs both plans in virtual time."));
+    this.result = h("div", { class: "stack" }, h("p", { class: "empty" }, "Choose a change. The planner places the current jobs twice, as things are and as they would be, and runs both plans in virtual time."));
     const number = (name, label) => h("label", {}, label, h("input", { type: "number", name, step: "1", value: "0" }));
     const form = h("form", { class: "inline", onsubmit: (event) => { event.preventDefault(); this.ask(this.read(form)); } },
       number("rollout_nodes", "rollout nodes ±"), number("train_nodes", "train nodes ±"),
@@ -35,7 +35,7 @@ export class WhatIfView {
 
   compared(now, then) {
     const line = (name, of, show, better) => {
-      const change = of(then) - of(now), kind = Math.abs(change) < 1e-9 ? "faint" : Math.sign(change) === better ? "good" : "bad";
+      const change = of(then) - of(now), kind = Math.abs(change) < 1e-9 || !better ? "faint" : Math.sign(change) === better ? "good" : "bad";
       return [name, show(of(now)), h("b", {}, show(of(then))), h("span", { class: kind }, Math.abs(change) < 1e-9 ? "same" : `${change > 0 ? "+" : "−"}${show(Math.abs(change))}`)];
     };
     const whole = (value) => String(Math.round(value)), ratio = (value) => `${value.toFixed(2)}x`;
