@@ -9,30 +9,27 @@ import torch
 from torch import Tensor
 
 from harness.rank_training import LORA, NET
-from slackwater.engine.config import EngineConfig
-from slackwater.engine.cpu.executor import CpuExecutor
 from slackwater.engine.engine import Engine
-from slackwater.engine.ranked_executor import RankedExecutor, RankFollower, RankSlices
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
-from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.loading import empty_net, load_net, net_shapes, net_tensors
+from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.ranks import Ranks
 from slackwater.weights.directory import DirectoryWeightStore
-from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.worker.engine_worker import follow_engine, new_engine, new_ranked_engine
+from slackwater.worker.published import lora_meta
+from slackwater.worker.rank_lane import RankLane
 
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_bytes=4096, max_running=8, max_step_tokens=16)
+SIZE: dict[str, Any] = {"kv_mb": 4, "max_running": 8}
 
 
 def publish(folder: Path) -> None:
-    """The versions `base`, `new` (other weights) and `adapter`."""
+    """The versions `new` (other weights) and `adapter`."""
     store = DirectoryWeightStore(folder / "weights")
-    for seed, version in ((3, "base"), (4, "new")):
-        store.publish(version, net_tensors(load_net(NET, seed=seed)), {})
+    store.publish("new", net_tensors(load_net(NET, seed=4)), lora_meta(None))
     drawn = torch.Generator().manual_seed(5)
     shapes = LORA.tensor_shapes(NET)
     factors = {name: torch.randn(s, generator=drawn) * 0.05 for name, s in shapes.items()}
-    store.publish("adapter", factors, {})
+    store.publish("adapter", factors, lora_meta(LORA))
 
 
 def generate(engine: Engine, versions: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -57,33 +54,21 @@ def generate(engine: Engine, versions: Mapping[str, Mapping[str, Tensor]]) -> di
 def generate_alone(folder: Path) -> dict[str, Any]:
     store = DirectoryWeightStore(folder / "weights")
     versions = {name: store.pull(name) for name in ("new", "adapter")}
-    return generate(Engine(load_net(NET, seed=3), CONFIG), versions)
+    engine = new_engine(folder / "base", device="cpu", base_version="base", **SIZE)
+    return generate(engine, versions)
 
 
 def generate_on_ranks(ranks: Ranks, folder: Path) -> None:
     """Every rank pulls its own slices; rank 0 writes `engine.json`."""
     store = DirectoryWeightStore(folder / "weights")
-
-    def fetch(version: str) -> RankSlices:
-        shapes = LORA.tensor_shapes(NET) if version == "adapter" else net_shapes(NET)
-        shards = ShardMap(shapes, NET.head_dim, ranks.layout).rank(ranks.rank)
-        return RankSlices(version, store.pull_slices(version, shards)[0])
-
-    net = _base(ranks, fetch("base"))
-    inner = CpuExecutor(net.rank_config, CONFIG)
     if not ranks.leads:
-        RankFollower(net, inner, ranks, fetch).run()
+        follow_engine(folder / "base", store, ranks, device="cpu", **SIZE)
         return
-    executor = RankedExecutor(inner, ranks)
-    engine = Engine(net, CONFIG, executor=executor)
+    engine, executor = new_ranked_engine(
+        folder / "base", ranks, device="cpu", base_version="base", **SIZE
+    )
     executor.beat()
-    found = generate(engine, {name: fetch(name) for name in ("new", "adapter")})
+    lane = RankLane(store, NET, ranks)
+    found = generate(engine, {name: lane.take(name).tensors for name in ("new", "adapter")})
     executor.close()
     (folder / "engine.json").write_text(json.dumps(found))
-
-
-def _base(ranks: Ranks, slices: Mapping[str, Tensor]) -> CausalLM:
-    net = empty_net(NET, torch.float32, torch.device("cpu"), ranks.tp)
-    for name, tensor in net_tensors(net).items():
-        tensor.copy_(slices[name])
-    return net

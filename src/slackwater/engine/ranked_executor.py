@@ -60,7 +60,7 @@ class RankedExecutor:
         assert isinstance(tensors, RankSlices), "the other ranks fetch a version by its name"
         with self._lock:
             self._tell("write", {"net": self._number(net), "version": tensors.version})
-            self._inner.write(net, tensors)
+        self._inner.write(net, tensors)
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
         version, lora = adapter.version, asdict(adapter.spec)

@@ -5,9 +5,11 @@ rank that fails, or waits beyond it, ends its process, which closes its connecti
 others: a deployment fails as a unit.
 """
 
+import contextlib
 import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
 from slackwater.nets.tensor_parallel import TensorParallel
 from slackwater.weights.plan.layout import Layout
+
+logger = logging.getLogger(__name__)
 
 RANK_VARIABLE = "SLACKWATER_RANK"
 WORLD_SIZE_VARIABLE = "SLACKWATER_WORLD_SIZE"
@@ -175,6 +179,18 @@ class Ranks:
 def leave_at_once() -> NoReturn:
     """End this rank without waiting for anything: its closed connections end the others."""
     os._exit(EXIT_RANK_LOST)
+
+
+@contextlib.contextmanager
+def fail_together() -> Iterator[None]:
+    """Whatever breaks inside ends this rank at once, as all that a process group raises does."""
+    try:
+        yield
+    except SlackwaterError:
+        raise
+    except RuntimeError as error:
+        logger.error("leaving: a rank was lost: %s", error)
+        leave_at_once()
 
 
 def _installed_version() -> str:

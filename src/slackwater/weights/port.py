@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from slackwater.tensors.header import TensorHeader
+    from slackwater.weights.plan.shard_map import RankShards
 
 
 class WeightStore(Protocol):
@@ -34,6 +35,10 @@ class WeightStore(Protocol):
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published; errors leave nothing behind."""
+        ...
+
+    def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
+        """What one rank of an engine holds of the version, and the bytes that were read for it."""
         ...
 
     def manifest(self, version: str) -> TensorHeader:

@@ -1,22 +1,28 @@
 """The engine process: commands in, one step, one frame of tokens out."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.engine import Engine
+from slackwater.engine.engine import Engine, default_executor
+from slackwater.engine.ranked_executor import RankedExecutor, RankFollower
 from slackwater.engine.request import GenerationRequest, PromptScoreRows, StepOutput
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
 from slackwater.model.payload import Payload
+from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
+from slackwater.nets.ranks import RankPlan, Ranks, fail_together
+from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
@@ -24,6 +30,7 @@ from slackwater.worker.connection import Connection
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
+from slackwater.worker.rank_lane import RankLane
 from slackwater.worker.weight_lane import WeightLane, weight_lane
 
 logger = logging.getLogger(__name__)
@@ -33,14 +40,25 @@ _MAX_ADAPTERS = 64
 _VERSIONS_IN_PASSING = 4  # pulled before older ones are dropped
 _PREFIX_KEPT_S = 120.0  # unused; turns of one trajectory follow each other within seconds
 _RELEASE_EVERY_S = 10.0
+_BEAT_S = 2.0
 
 
 class EngineWorker:
-    """One engine with one base model and its versions; `least_step_s` is for benchmarks."""
+    """One engine with one base model and its versions; `least_step_s` is for benchmarks.
+
+    `beat` tells the engine's other ranks, where it has some, that it is idle and alive.
+    """
 
     def __init__(
-        self, connection: Connection, engine: Engine, lane: WeightLane, least_step_s: float = 0.0
+        self,
+        connection: Connection,
+        engine: Engine,
+        lane: WeightLane,
+        least_step_s: float = 0.0,
+        beat: Callable[[], None] | None = None,
     ) -> None:
+        self._beat = beat
+        self._idle_s = _RELEASE_EVERY_S if beat is None else _BEAT_S
         self._connection = connection
         self._engine = engine
         self.puller = VersionPuller(engine, lane)
@@ -54,13 +72,15 @@ class EngineWorker:
     def run(self) -> None:
         """Run until stopped."""
         while True:
-            waiting_s = 0 if self._engine.busy else _RELEASE_EVERY_S
+            waiting_s = 0 if self._engine.busy else self._idle_s
             for message in self._connection.receive(waiting_s, self.puller):
                 if isinstance(message, messages.Stop):
                     return
                 self.do(message)
             self.settle()
             self._release_memory()
+            if self._beat is not None and not self._engine.busy:
+                self._beat()
             if self._engine.busy:
                 began_s = time.perf_counter()
                 output = self._engine.step()
@@ -224,9 +244,46 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def new_engine(
     model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> Engine:
-    """A worker's engine: on a GPU in bfloat16, with long prompt steps and few large pages."""
+    """A worker's engine."""
+    net, config = _net_and_config(model, device, kv_mb, max_running, base_version)
+    return Engine(net, config, text_decoder(model), guides=grammar_guides(model, net.config))
+
+
+def new_ranked_engine(
+    model: Path,
+    ranks: Ranks,
+    *,
+    device: str,
+    kv_mb: int,
+    max_running: int,
+    base_version: str,
+) -> tuple[Engine, RankedExecutor]:
+    """Rank 0's engine, and what it reaches the other ranks by."""
+    net, config = _net_and_config(model, device, kv_mb, max_running, base_version, ranks)
+    executor = RankedExecutor(default_executor(net, config), ranks)
+    decode, guides = text_decoder(model), grammar_guides(model, net.config)
+    return Engine(net, config, decode, executor=executor, guides=guides), executor
+
+
+def _net_and_config(
+    model: Path,
+    device: str,
+    kv_mb: int,
+    max_running: int,
+    base_version: str,
+    ranks: Ranks | None = None,
+) -> tuple[CausalLM, EngineConfig]:
+    """On a GPU in bfloat16, with long prompt steps and few large pages."""
     on_gpu = device.startswith("cuda")
-    net = load_net(model, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    if ranks is None:
+        net = load_net(model, dtype=dtype, device=device)
+    else:
+        from slackwater.training.sharding import load_sharded_net  # late: 1 s for DTensor
+
+        if ranks.layout.dp > 1:
+            raise ConfigError.of("layout dp", ranks.layout.dp, "must be 1; start more engines")
+        net, _ = load_sharded_net(model, ranks, frozen=True, dtype=dtype, device=device, seed=0)
     config = EngineConfig(
         kv_bytes=kv_mb << 20,
         page_bytes=(32 if on_gpu else 2) << 20,
@@ -236,7 +293,16 @@ def new_engine(
         max_adapters=_MAX_ADAPTERS + _VERSIONS_IN_PASSING,
         base_version=base_version,
     )
-    return Engine(net, config, text_decoder(model), guides=grammar_guides(model, net.config))
+    return net, config
+
+
+def follow_engine(
+    model: Path, weights: WeightStore, ranks: Ranks, *, device: str, kv_mb: int, max_running: int
+) -> None:
+    """Any rank but 0: compute what rank 0's engine asks for, until that closes."""
+    net, config = _net_and_config(model, device, kv_mb, max_running, "", ranks)
+    lane = RankLane(weights, net.config, ranks)
+    RankFollower(net, default_executor(net, config), ranks, lane.fetch).run()
 
 
 def main() -> None:
@@ -252,14 +318,20 @@ def main() -> None:
     parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    plan = RankPlan.from_environment(os.environ)
+    ranks = None if plan is None else Ranks.join(plan, options.device)
     files = node_files(options.files, secret(), pin())
-    engine = new_engine(
-        files.model(options.model),
-        device=options.device,
-        kv_mb=options.kv_mb,
-        max_running=options.max_running,
-        base_version=options.base_version,
-    )
+    model, executor = files.model(options.model), None
+    how: dict[str, Any] = {"device": options.device, "kv_mb": options.kv_mb}
+    how["max_running"] = options.max_running
+    if ranks is None:
+        engine = new_engine(model, base_version=options.base_version, **how)
+    elif ranks.leads:
+        engine, executor = new_ranked_engine(model, ranks, base_version=options.base_version, **how)
+    else:
+        with fail_together():
+            follow_engine(model, files.weights(), ranks, **how)
+        return
     facts = messages.EngineFacts(
         base_model=options.base,
         max_running=options.max_running,
@@ -273,8 +345,15 @@ def main() -> None:
     hello = messages.Hello(options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
+        least_step_s = options.least_step_ms / 1e3
+        if ranks is not None and executor is not None:
+            ranked = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
+            with fail_together():
+                EngineWorker(connection, engine, ranked, least_step_s, executor.beat).run()
+                executor.close()
+            return
         lane = weight_lane(files.weights(), options, options.device, beside=True)
-        EngineWorker(connection, engine, lane, options.least_step_ms / 1e3).run()
+        EngineWorker(connection, engine, lane, least_step_s).run()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from slackwater.model.uri import Uri, version_uri
 from slackwater.tensors.header import TensorHeader
 from slackwater.weights.catalog import parts_of
 from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.plan.shard_map import RankShards
 from slackwater.weights.port import WeightStore
 from slackwater.worker.depot_client import DepotClient
 
@@ -201,6 +202,9 @@ class DepotWeightStore:
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         return self._read(version, lambda: self._kept.pull(version, device))
+
+    def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
+        return self._read(version, lambda: self._kept.pull_slices(version, receiver))
 
     def manifest(self, version: str) -> TensorHeader:
         return self._read(version, lambda: self._kept.manifest(version))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
-from slackwater.nets.ranks import Ranks, leave_at_once
+from slackwater.nets.ranks import Ranks, fail_together, leave_at_once
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
 from slackwater.worker.connection import Connection, HasFileno
@@ -51,11 +51,9 @@ class RankLink:
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
         """What came, maybe nothing; every rank gets the same."""
-        try:
+        with fail_together():
             return self._receive(timeout_s, wakers)
-        except RuntimeError as error:  # all that a process group raises
-            logger.error("leaving: a rank was lost: %s", error)
-            leave_at_once()
+        raise AssertionError("a failed rank has left")
 
     def _receive(
         self, timeout_s: float | None, wakers: Sequence[HasFileno]
@@ -119,12 +117,10 @@ class RankLink:
 
     def agree(self, outcome: int) -> None:
         """End the deployment unless every rank had the same outcome: their states differ now."""
-        try:
+        with fail_together():
             if self._ranks.largest(outcome) == -self._ranks.largest(-outcome):
                 return
-            logger.error("leaving: an operation ended differently on another rank")
-        except RuntimeError as error:
-            logger.error("leaving: a rank was lost: %s", error)
+        logger.error("leaving: an operation ended differently on another rank")
         leave_at_once()
 
     def _count_parts(self) -> None:
