@@ -5,12 +5,13 @@ not; a version that a receiver was given and that is not as published is torn.
 """
 
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import (
     Payload,
@@ -83,12 +84,22 @@ class _Sequence:
     def publish(self) -> None:
         new = self.version()
         self.truth[new.version] = new
+        until_s = time.monotonic() + _WITHIN_S
+        while not self._is_published(new) and time.monotonic() < until_s:
+            time.sleep(0.01)  # the relay has yet to hear that the version's last sender died
         with RelayClient(self.address, _SECRET, _WITHIN_S) as client:
-            publish(client, new, self.newest, _BUCKET)
             self.newest = new
             for line in client.versions()[:-3]:
                 for base in line.sizes:
                     client.drop(Payload(line.version, base))
+
+    def _is_published(self, new: HostVersion) -> bool:
+        try:
+            with RelayClient(self.address, _SECRET, _WITHIN_S) as client:
+                publish(client, new, self.newest, _BUCKET)
+        except RefusedError:
+            return False
+        return True
 
     def die_publishing(self) -> None:
         """A sender that is killed between two buckets, or in the middle of one; its version is

@@ -208,7 +208,7 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "serving first": (LenderRule, "must_return", never, "lent while its service needs it"),
     "job stuck": (OperationsController, "_pick", nothing, "jobs never ended"),
     "job completed": (JobRegistry, "handle", does_not_hear_of_the_end, "is running"),
-    "turns counted": (JobRegistry, "_worked", nothing, r"\d+ turns of \d+"),
+    "turns counted": (JobRegistry, "_used", nothing, r"\d+ turns of \d+"),
     "permit back": (PhaseKeeper, "_close", keeps_the_end_secret, "permits are still out"),
 }
 

@@ -116,8 +116,10 @@ def test_what_cannot_be_deleted_in_time_is_kept_aside_with_its_reason() -> None:
     with a_stage("process") as stage:
         stage.restart(delete_within_s=1e-6)
         stage.supervisor.open("e")
-        assert stage.sh("for i in $(seq 300); do : > f$i; done").over.status == 0
+        assert stage.sh("for i in $(seq 3000); do : > f$i; done").over.status == 0
         stage.supervisor.close_environment("e")
+        # At once: a supervisor that gets no processor could hear first that all is deleted.
+        stage.supervisor._workers.check_deadlines()
         stage.step_until(lambda: stage.supervisor.quarantined == 1)
         (reason,) = quarantine_of(stage).glob("*.reason")
         assert json.loads(reason.read_text()) == {

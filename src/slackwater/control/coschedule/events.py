@@ -81,14 +81,13 @@ class TailReached:
 @dataclass(frozen=True, slots=True)
 class PhaseFinished:
     """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile,
-    without a switch. One that is `cut` goes on with the job's next permit.
+    without a switch.
     """
 
     now_s: float
     job: JobId
     permit: int
     work_s: float
-    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,6 @@ class JobPhases:
     slowdown: float | None = None  # over running alone, of its complete iterations
     strikes: int = 0
     seen: dict[Phase, list[float]] = field(default_factory=dict)
-    cut_s: float = 0.0  # of a phase that was cut short, and goes on
 
     @property
     def is_idle(self) -> bool:
@@ -159,8 +158,7 @@ class JobPhases:
         hold.turns = len(self.turns)
         self.hold, self.ask, self.requested_s = hold, None, None
         self.before = None
-        if not self.cut_s:
-            self.stepped = self.published = False
+        self.stepped = self.published = False
         self.switches += hold.switch
 
     def end(self, now_s: float, work_s: float) -> Hold:
@@ -172,15 +170,6 @@ class JobPhases:
             self.last_turns = hold.done_turns or self.last_turns
         else:
             self.trained_s = now_s
-        if work_s + self.cut_s > 0:
-            self.seen.setdefault(hold.phase, []).append(work_s + self.cut_s)
-        self.cut_s = 0.0
-        return hold
-
-    def cut(self, now_s: float) -> Hold:
-        """It has no permit any more, in the middle of a phase."""
-        hold = self.hold
-        assert hold is not None
-        self.hold = self.before = None
-        self.cut_s += now_s - hold.since_s
+        if work_s > 0:
+            self.seen.setdefault(hold.phase, []).append(work_s)
         return hold

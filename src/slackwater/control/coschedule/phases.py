@@ -89,15 +89,6 @@ class PhaseKeeper:
         """A job that takes part; the caller must not change it."""
         return self._jobs.get(job)
 
-    def slowdown(self, job: JobId, now_s: float) -> float | None:
-        """Its time on its SLO clock so far, over what its phases took of that without waiting."""
-        one, state = self._jobs.get(job), self.scheduler.find(job)
-        if one is None or state is None:
-            return None
-        running_s = 0.0 if one.hold is None else now_s - one.hold.since_s
-        alone_s = state.seen_s + running_s
-        return max(state.elapsed_s(now_s) / alone_s, 1.0) if alone_s > 0 else None
-
     def jobs(self) -> list[JobPhases]:
         return list(self._jobs.values())
 
@@ -253,8 +244,6 @@ class PhaseKeeper:
             self._apart.turn_closed(event.job, event.sequence)
             return
         one.turn_closed(event.sequence, self._now_s)
-        if self._cut_short(one):
-            return
         if not one.asks and one.at_tail() and one.hold is not None:
             self._tell(on.TailReached(self._now_s, one.job, one.hold.permit))
         self._look(one)
@@ -313,27 +302,9 @@ class PhaseKeeper:
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
             one.trains_only = one.trains_only or self._goes_on(one, Phase.TRAIN)
-            if self._cut_short(one):
-                return
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
         self._look(one)
-
-    def _cut_short(self, one: JobPhases) -> bool:
-        """End the phase of a job that is being profiled, if a member of a group waits for its
-        nodes: what it has still open goes on with its next one. Training with nothing left open
-        is over.
-        """
-        if one.asks or one.hold is None or one.is_over() or not self.scheduler.yields(one.job):
-            return False
-        if one.hold.phase is Phase.TRAIN and not one.ops:
-            self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
-            return True
-        hold = one.cut(self._now_s)
-        self._close(one, hold, "")
-        self._tell(on.PhaseFinished(self._now_s, one.job, hold.permit, 0.0, cut=True))
-        self._look(one)
-        return True
 
     # ---- phases ----
     def _look(self, one: JobPhases) -> None:

@@ -138,13 +138,6 @@ class CoScheduler:
         """Whether another job waits for one of the nodes."""
         return self._groups.waits_for(nodes, but) or self._guests.wait_for(nodes, but)
 
-    def yields(self, job: JobId) -> bool:
-        """Whether it is being profiled on nodes that a member of a group waits for: nobody knows
-        how long its phase would go on, so it ends with the next thing that is done.
-        """
-        permit = self._permits.held_by(job) if job in self._guests else None
-        return permit is not None and self._groups.waits_for(permit.nodes, job)
-
     def waiting(self) -> list[WaitingPhase]:
         """Phases of placed jobs that wait for their turn."""
         return self._groups.waiting()
@@ -317,8 +310,7 @@ class CoScheduler:
             return []
         if event.job in self._guests:
             self._permits.take_back(permit)
-            if not event.cut:
-                self._guests.finished(event.job, permit.phase)
+            self._guests.finished(event.job, permit.phase)
             return self._places.grant(permit.nodes, event.now_s)
         state = self._places.placed[event.job]
         self._permits.take_back(permit)

@@ -163,41 +163,6 @@ def test_a_guest_takes_only_what_nobody_waits_for() -> None:
     assert unknown not in stage.running
 
 
-def test_a_guest_that_trains_on_and_on_lets_a_member_in_after_its_first_step() -> None:
-    stage = PhaseStage()
-    member, guest = stage.submit("a"), stage.submit("g", profile=None)
-    first, second = (stage.op(guest, OpKind.OPTIM_STEP) for _ in range(2))
-    assert ("g", "train") in stage.permits()
-    turn = stage.turn(member)
-    stage.end_turn(turn, 10.0)
-    trains = stage.op(member, OpKind.OPTIM_STEP)
-    assert stage.permits() == [("a", "rollout")]
-    stage.now_s += 1.0
-    stage.end_op(guest, first, OpKind.OPTIM_STEP)
-    assert stage.permits() == [("a", "train")]
-    one = stage.keeper.find(guest)
-    assert one is not None and one.iteration == 0 and one.cut_s == 11.0
-    stage.turn(member)
-    stage.now_s += 10.0
-    stage.end_op(member, trains, OpKind.OPTIM_STEP)
-    assert ("g", "train") in stage.permits()  # and it goes on where it was
-    stage.end_op(guest, second, OpKind.OPTIM_STEP)
-    assert one.hold is not None  # nobody waits for it now
-
-
-def test_the_slowdown_of_a_job_that_waits_grows_while_it_waits() -> None:
-    stage = PhaseStage()
-    member, guest = stage.submit("a"), stage.submit("g", profile=None)
-    stage.op(guest, OpKind.OPTIM_STEP)
-    turn = stage.turn(member)
-    assert stage.keeper.slowdown(member, stage.now_s) is None
-    stage.end_turn(turn, 10.0)
-    assert stage.keeper.slowdown(member, stage.now_s) == 1.0
-    stage.op(member, OpKind.OPTIM_STEP)
-    assert stage.keeper.slowdown(member, stage.now_s + 5.0) == 1.5
-    assert stage.keeper.slowdown(member, stage.now_s + 20.0) == 3.0
-
-
 @pytest.mark.parametrize(("slo", "let_in"), [(3.0, True), (1.5, False)])
 def test_a_guest_that_members_never_leave_a_node_to_is_let_in_if_they_keep_their_bounds(
     slo: float, let_in: bool
