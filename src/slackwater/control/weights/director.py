@@ -234,7 +234,7 @@ class WeightDirector:
         return set() if holder is None else set(holder.offered)
 
     def knows(self, version: str) -> bool:
-        """Whether the version exists, as far as anybody said."""
+        """Whether the version is known to exist."""
         return version in self._books.versions
 
     def versions_of(self, job: JobId) -> list[str]:

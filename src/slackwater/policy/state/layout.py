@@ -63,7 +63,7 @@ def unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
 
 
 def check_same(known: StoredPart, part: StoredPart) -> None:
-    """Replicas say the same of a tensor; whatever does not is another tensor under a wrong name."""
+    """Replicas must describe a tensor alike; one that does not has the wrong name."""
     if (known.dtype, known.element_bytes, known.role) != (
         part.dtype,
         part.element_bytes,

@@ -48,7 +48,7 @@ class WorkerListener(Protocol):
 
 
 class _TakenError(PermissionError):
-    """The name is another connection's, which may be one that is not known to be dead yet."""
+    """Another connection has the name, perhaps a dead one that has not been noticed yet."""
 
 
 class WorkerHub:

@@ -19,7 +19,7 @@ from slackwater.model.operation import Operation, OpKind
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
 
-_SLICES = 20  # work goes on at the pace of the moment, looked at so often
+_SLICES = 20  # how often running work adapts to the current pace
 
 TrainerCommand: TypeAlias = (
     do.TrainerOrder | do.CommitSnapshot | do.ForgetModel | do.MoveState | do.ForgetStrays
