@@ -304,12 +304,16 @@ class Groups:
         return started_s + state.phase_s(phase, self._fleet)
 
     def check_integrity(self) -> None:
-        """Every waiting or ordered job is a member, and nobody waits who runs."""
+        """Every waiting or ordered job is a member; nobody waits who runs, nor for nodes that are
+        free and nobody else's.
+        """
         for group_id, group in self._groups.items():
             assert group.jobs, f"group {group_id} is empty"
             for job, request in group.waiting.items():
                 assert job in group.jobs and request.job == job
                 assert self._permits.held_by(job) is None, f"{job} waits while it runs"
+                alone = len(group.jobs) == 1
+                assert not (alone and self._permits.is_free(request)), f"{job} waits for nobody"
             for job in group.pending:
                 assert not group.jobs[job].joined and job not in group.waiting
             for job, state in group.jobs.items():

@@ -84,8 +84,11 @@ class CoScheduler:
 
     def handle(self, event: Event) -> Sequence[Command]:
         """Take one event, return what the body must do about it, in order."""
+        kept = tuple(self._permits.kept)
         commands = self._handlers[type(event)](event)
         commands.extend(self._guests.grant(self._is_wanted, event.now_s))
+        released = tuple(node for node in kept if node not in self._permits.kept)
+        commands.extend(self._places.grant(released, event.now_s))
         self._guests.keep_nodes(partial(self._bears_guest, event.now_s))
         return commands
 

@@ -22,6 +22,7 @@ from slackwater.control.coschedule.events import (
     NodeLost,
     PhaseFinished,
     PhaseRequested,
+    ProfilingAsked,
     TailReached,
 )
 from slackwater.model.ids import JobId, NodeId
@@ -276,3 +277,21 @@ def test_a_newcomer_waits_for_a_moment_that_costs_a_tight_member_nothing() -> No
     assert [c.job for c in of(GrantPermit, stage.request("a", 200, Phase.ROLLOUT, 1))] == ["a"]
     assert [c.job for c in of(GrantPermit, stage.finish("a", 300))] == ["b"]
     assert [c.job for c in of(GrantPermit, stage.request("a", 300, Phase.TRAIN, 1))] == ["a"]
+
+
+def test_a_member_has_its_node_again_when_the_guest_that_it_was_kept_for_is_gone() -> None:
+    """Both rollout nodes are kept for a guest; it leaves before the second one is free."""
+    stage = Stage("solo", rollout=2, train=2)
+    stage.arrive(job("a", slo=9.0))
+    stage.arrive(job("b", slo=9.0))
+    stage.request("a", 0.0)
+    stage.request("b", 0.0)
+    guest = JobId("g")
+    stage.tell(ProfilingAsked(0.0, guest, 2, 1))
+    stage.tell(PhaseRequested(0.0, guest, 0, Phase.ROLLOUT, 0))
+    stage.finish("a", 500.0)
+    stage.request("a", 500.0, Phase.TRAIN)
+    stage.finish("a", 600.0)
+    assert not of(GrantPermit, stage.request("a", 600.0, iteration=1)), "its node is kept"
+    (granted,) = of(GrantPermit, stage.tell(JobFinished(650.0, guest, 0)))
+    assert granted.job == "a" and granted.phase is Phase.ROLLOUT
