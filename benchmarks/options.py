@@ -1,6 +1,6 @@
 """What every bench is given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,10 @@ from slackwater.model.serving import ServingSlo
 
 def _silent(what: str, share: float) -> None:
     del what, share
+
+
+def _no_partial(cell: str, figures: Mapping[str, float]) -> None:
+    del cell, figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,9 @@ class ReplayOptions:
 class BenchOptions:
     """`progress(what, share)` moves the bar; `quick` asks for a smaller run with the same keys;
     `before` is the source folder of an older version; `part` is the one part to measure, of a bench
-    that names its `PARTS`; `duration_s` is how long a bench runs that says so. `replay` is for the
-    bench of that name alone.
+    that names its `PARTS`; `duration_s` is how long a bench runs that says so; `processes` is how
+    many of its cells run at once, and `partial(cell, figures)` takes what one of them found.
+    `replay` is for the bench of that name alone.
     """
 
     seed: int = 0
@@ -50,6 +55,8 @@ class BenchOptions:
     before: Path | None = None
     part: str | None = None
     duration_s: float | None = None
+    processes: int | None = None
+    partial: Callable[[str, Mapping[str, float]], None] = _no_partial
     progress: Callable[[str, float], None] = _silent
     replay: ReplayOptions | None = None
 

@@ -32,7 +32,7 @@ def run_seeds(
     """
     reports: list[Report] = []
     one = partial(_one, storm, hours)
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+    with ProcessPoolExecutor(max_workers=options.processes or os.cpu_count()) as pool:
         futures = [pool.submit(one, seed) for seed in range(options.seed, options.seed + seeds)]
         try:
             for future in as_completed(futures):

@@ -8,21 +8,24 @@ from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.summary import mean_slowdown
 
 
-def beside_cost(key: str, report: RunReport) -> dict[str, float]:
-    """Figures of one run under `key`. A cost alone can be bought with slower jobs or with the
+def beside_cost(report: RunReport) -> dict[str, float]:
+    """Figures of one run. A cost alone can be bought with slower jobs or with the
     weaker promise.
     """
     return {
-        f"{key}.cost_per_h": report.cost_per_h,
-        f"{key}.slo_attainment": report.slo_attainment,
-        f"{key}.slo_attainment_realised": report.slo_attainment_realised,
-        f"{key}.iterations_in_bound": report.iterations_in_bound_share,
-        f"{key}.mean_slowdown": mean_slowdown(report) or 0.0,
-        f"{key}.moves": report.moves,
-        f"{key}.completion_mean_h": _mean_h(
+        "cost_per_h": report.cost_per_h,
+        "slo_attainment": report.slo_attainment,
+        "slo_attainment_realised": report.slo_attainment_realised,
+        "iterations_in_bound": report.iterations_in_bound_share,
+        "mean_slowdown": mean_slowdown(report) or 0.0,
+        "moves": report.moves,
+        "shortest_stay_s": report.end_s
+        if report.shortest_stay_s is None
+        else report.shortest_stay_s,
+        "completion_mean_h": _mean_h(
             row.finished_s - row.arrival_s for row in report.jobs if row.finished_s is not None
         ),
-        f"{key}.queued_mean_h": _mean_h(row.queued_s for row in report.jobs),
+        "queued_mean_h": _mean_h(row.queued_s for row in report.jobs),
     }
 
 

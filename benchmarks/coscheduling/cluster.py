@@ -8,18 +8,19 @@ place for a job that no group takes, `regrouping` groups all of them anew every 
 its restarts, and `profiled_horizon` fits the lengths that were seen. Every figure is the mean over
 the seeds; a ratio of costs also has the least and the most (`_min`, `_max`). Nodes are unbounded
 there, so nobody queues (and spreading jobs out equals solo). `bounded.<policy>.` are the jobs of
-the first seed on 0.7 of the nodes that ours needed at its peak.
+the first seed on 0.7 of the nodes that ours needed at its peak. The other parts run by name alone
+(`--part single_turn`), and their keys begin with it.
 """
 
-import os
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
+from benchmarks.cells import Figures, run_cells
 from benchmarks.coscheduling.beside_cost import beside_cost
 from benchmarks.options import BenchOptions
+from slackwater.model.job import SloScope
 from slackwater.model.node import Role
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig, PolicyConfig
@@ -27,92 +28,155 @@ from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.cluster.workload import ProductionWorkload
 
 POLICIES = {
-    "solo": PolicyConfig(name="solo"),
-    "colocated": PolicyConfig(name="colocated"),
-    "group": PolicyConfig(name="group"),
-    "group_colocating": PolicyConfig(name="group", options={"colocate": 1}),
+    "ours": PolicyConfig(name="ours"),
     "regrouping": PolicyConfig(name="regrouping", regroup_every_s=3600.0),
-    "horizon": PolicyConfig(name="horizon"),
     "profiled_horizon": PolicyConfig(
         name="horizon", options={"profiled": 1}, regroup_every_s=600.0
     ),
-    "ours": PolicyConfig(name="ours"),
+    "horizon": PolicyConfig(name="horizon"),
+    "group": PolicyConfig(name="group"),
+    "group_colocating": PolicyConfig(name="group", options={"colocate": 1}),
+    "colocated": PolicyConfig(name="colocated"),
+    "solo": PolicyConfig(name="solo"),
 }
-_BOUNDED = ("regrouping", "profiled_horizon", "ours")
+_BOUNDED = ("ours", "regrouping", "profiled_horizon")
 _BASELINES = ("group", "group_colocating", "regrouping", "horizon", "profiled_horizon")
-_SEEDS = 6
+_STRATEGIES = ("pack", "scale", "isolate", "colocate")
 _SHARE_OF_PEAK = 0.7
 
 
-def production(seed: int, quick: bool) -> ClusterScenario:
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One variant of the two weeks: how many jobs, of which kind, and how many seeds of it."""
+
+    seeds: int = 2
+    jobs: int = 200
+    multi_turn_share: float = 0.5
+    slo_scope: SloScope = "job"
+    worst_lengths: bool = False
+
+
+TRACES = {
+    "two_weeks": Trace(seeds=6),
+    "single_turn": Trace(multi_turn_share=0.0),
+    "worst_lengths": Trace(worst_lengths=True),
+    "iteration_scope": Trace(slo_scope="iteration"),
+    "iteration_scope_worst_lengths": Trace(slo_scope="iteration", worst_lengths=True),
+    "jobs_600": Trace(jobs=600),
+    "jobs_2000": Trace(seeds=1, jobs=2000),
+}
+PARTS = (*TRACES, "bounded")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterCell:
+    """One run: a trace's seed under one policy, on so many rollout and train nodes (None:
+    unbounded).
+    """
+
+    trace: str
+    seed: int
+    policy: str
+    quick: bool
+    most_nodes: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.trace} seed {self.seed} {self.policy}"
+
+
+def production(seed: int, quick: bool, trace: Trace = TRACES["two_weeks"]) -> ClusterScenario:
     """The two-week trace; a quick one has the same load over three days."""
-    days, jobs = (3, 43) if quick else (14, 200)
+    days, jobs = (3, ceil(trace.jobs * 3 / 14)) if quick else (14, trace.jobs)
     return ClusterScenario(
         name="production",
-        workload=ProductionWorkload(jobs=jobs, span_s=days * 86400.0),
-        lengths=LengthConfig(kind="long_tail"),
+        workload=ProductionWorkload(
+            jobs=jobs,
+            span_s=days * 86400.0,
+            multi_turn_share=trace.multi_turn_share,
+            slo_scope=trace.slo_scope,
+        ),
+        lengths=LengthConfig(kind="worst" if trace.worst_lengths else "long_tail"),
         seed=seed,
     )
 
 
-def run(options: BenchOptions) -> dict[str, float]:
+def run(options: BenchOptions) -> Figures:
     """Every policy on the same jobs with the same drawn lengths; a quick run has one seed."""
-    seeds = range(options.seed, options.seed + (1 if options.quick else _SEEDS))
-    found: list[dict[str, float]] = []
-    options.progress("every policy", 0.0)
-    with ProcessPoolExecutor(max_workers=min(os.cpu_count() or 1, len(seeds))) as pool:
-        for one in pool.map(partial(run_seed, quick=options.quick), seeds):
-            found.append(one)
-            options.progress("every policy", len(found) / len(seeds))
+    if options.part not in (None, "two_weeks", "bounded"):
+        found = _run_trace(options, options.part)
+        return {f"{options.part}.{key}": value for key, value in found.items()}
+    figures = _run_trace(options, "two_weeks") if options.part != "bounded" else {}
+    return figures | _run_bounded(options) if options.part != "two_weeks" else figures
+
+
+def _run_trace(options: BenchOptions, name: str) -> Figures:
+    """One trace under every policy: means over its seeds, and the spread of the ratios."""
+    seeds = range(options.seed, options.seed + (1 if options.quick else TRACES[name].seeds))
+    cells = [ClusterCell(name, seed, key, options.quick) for key in POLICIES for seed in seeds]
+    found = run_cells(options, name, measure, cells)
+    by_seed: dict[int, Figures] = {seed: {} for seed in seeds}
+    for cell, one in zip(cells, found, strict=True):
+        by_seed[cell.seed] |= {f"{cell.policy}.{key}": value for key, value in one.items()}
+    return _over_seeds([_compared(one) for one in by_seed.values()])
+
+
+def _over_seeds(found: Sequence[Figures]) -> Figures:
     figures = {key: fmean(one[key] for one in found) for key in found[0]}
     for key in [key for key in figures if key.startswith("ours_over_")]:
         values = [one[key] for one in found]
         figures |= {f"{key}_mean": fmean(values), f"{key}_min": min(values)}
         figures[f"{key}_max"] = max(values)
-    figures |= run_bounded(options, found[0])
     return figures
 
 
-def run_seed(seed: int, *, quick: bool) -> dict[str, float]:
-    """One seed under every policy."""
-    scenario = production(seed, quick)
-    return figures_of(
-        {key: simulate(replace(scenario, policy=policy)) for key, policy in POLICIES.items()}
-    )
-
-
-def run_bounded(options: BenchOptions, unbounded: dict[str, float]) -> dict[str, float]:
-    """The first seed's jobs on fewer nodes than they would like."""
-    scenario = production(options.seed, options.quick)
-    peaks = {
-        Role.ROLLOUT: unbounded["ours.rollout_nodes_peak"],
-        Role.TRAIN: unbounded["ours.train_nodes_peak"],
-    }
-    fleet = tuple(
-        replace(pool, max_nodes=ceil(peaks[pool.role] * _SHARE_OF_PEAK)) for pool in scenario.fleet
-    )
-    figures: dict[str, float] = {}
-    for number, key in enumerate(_BOUNDED):
-        report = simulate(replace(scenario, fleet=fleet, policy=POLICIES[key]))
-        figures |= beside_cost(f"bounded.{key}", report)
-        options.progress("bounded fleets", (number + 1) / len(_BOUNDED))
-    return figures
-
-
-def figures_of(reports: dict[str, RunReport]) -> dict[str, float]:
-    """Costs against the two baselines, attainment, and ours against the papers' policies."""
-    found: dict[str, float] = {}
-    for policy, report in reports.items():
-        found.update(beside_cost(policy, report))
-        found[f"{policy}.cost_vs_solo"] = reports["solo"].cost / report.cost
-        found[f"{policy}.cost_vs_colocated"] = reports["colocated"].cost / report.cost
-        found[f"{policy}.rollout_bubble_share"] = report.rollout.bubble_share
-        found[f"{policy}.train_bubble_share"] = report.train.bubble_share
-        found[f"{policy}.train_nodes_peak"] = report.train.peak_nodes
-        found[f"{policy}.rollout_nodes_peak"] = report.rollout.peak_nodes
-        for strategy in ("pack", "scale", "isolate", "colocate"):
-            admitted = report.admissions.get(strategy, 0)
-            found[f"{policy}.admitted_{strategy}"] = admitted / len(report.jobs)
+def _compared(found: Figures) -> Figures:
+    """One seed's figures with each cost over the baselines'."""
+    figures = dict(found)
+    for policy in POLICIES:
+        cost = found[f"{policy}.cost"]
+        figures[f"{policy}.cost_vs_solo"] = found["solo.cost"] / cost
+        figures[f"{policy}.cost_vs_colocated"] = found["colocated.cost"] / cost
     for baseline in _BASELINES:
-        found[f"ours_over_{baseline}"] = reports["ours"].cost / reports[baseline].cost
-    return found
+        figures[f"ours_over_{baseline}"] = found["ours.cost"] / found[f"{baseline}.cost"]
+    return figures
+
+
+def _run_bounded(options: BenchOptions) -> Figures:
+    """The first seed's jobs on fewer nodes than they would like."""
+    wide = ClusterCell("two_weeks", options.seed, "ours", options.quick)
+    (peaks,) = run_cells(options, "peak", measure, [wide])
+    most = (
+        ceil(peaks["rollout_nodes_peak"] * _SHARE_OF_PEAK),
+        ceil(peaks["train_nodes_peak"] * _SHARE_OF_PEAK),
+    )
+    cells = [replace(wide, policy=key, most_nodes=most) for key in _BOUNDED]
+    found = run_cells(options, "bounded", measure, cells)
+    return {
+        f"bounded.{cell.policy}.{key}": value
+        for cell, one in zip(cells, found, strict=True)
+        for key, value in one.items()
+    }
+
+
+def measure(cell: ClusterCell) -> Figures:
+    """Simulate one cell."""
+    scenario = production(cell.seed, cell.quick, TRACES[cell.trace])
+    if cell.most_nodes is not None:
+        most = dict(zip((Role.ROLLOUT, Role.TRAIN), cell.most_nodes, strict=True))
+        fleet = tuple(replace(pool, max_nodes=most[pool.role]) for pool in scenario.fleet)
+        scenario = replace(scenario, fleet=fleet)
+    return _figures(simulate(replace(scenario, policy=POLICIES[cell.policy])))
+
+
+def _figures(report: RunReport) -> Figures:
+    return beside_cost(report) | {
+        "cost": report.cost,
+        "rollout_bubble_share": report.rollout.bubble_share,
+        "train_bubble_share": report.train.bubble_share,
+        "train_nodes_peak": report.train.peak_nodes,
+        "rollout_nodes_peak": report.rollout.peak_nodes,
+        **{
+            f"admitted_{strategy}": report.admissions.get(strategy, 0) / len(report.jobs)
+            for strategy in _STRATEGIES
+        },
+    }

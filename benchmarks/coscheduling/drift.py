@@ -45,7 +45,7 @@ def run(options: BenchOptions) -> dict[str, float]:
             report = simulate(scenario)
             costs[policy] = report.cost
             key = f"{setting}.{policy}"
-            found.update(beside_cost(key, report))
+            found |= {f"{key}.{name}": value for name, value in beside_cost(report).items()}
             found[f"{key}.slo_attainment"] = report.slo_attainment_realised
             found[f"{key}.cost_vs_regrouping"] = costs[policy] / costs["regrouping"]
     return found

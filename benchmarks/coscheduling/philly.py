@@ -1,5 +1,5 @@
-"""`slackwater bench philly`: group placement, hourly regrouping and ours over the cells of WEAVE's
-Figure 15.
+"""`slackwater bench philly`: group placement, hourly regrouping, co-location and ours over the
+cells of WEAVE's Figure 15.
 
 Arrivals and run times come from `jobs/philly_300job_dev.csv.gz` under `--data`, or are drawn alike;
 phase lengths are those of Table 6, taken as they are. One parameter changes at a time: workload
@@ -8,6 +8,7 @@ type, SLO, and largest group.
 
 from dataclasses import dataclass, replace
 
+from benchmarks.cells import Figures, run_cells
 from benchmarks.coscheduling.beside_cost import beside_cost
 from benchmarks.options import BenchOptions
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
@@ -16,7 +17,7 @@ from slackwater.sim.cluster.workload import Mix, ProfileWorkload
 from slackwater.sim.inputs.traces import read_jobs_trace
 
 TRACE = "jobs/philly_300job_dev.csv.gz"
-POLICIES = ("group", "regrouping", "ours")
+POLICIES = ("ours", "regrouping", "group", "colocated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +44,55 @@ CELLS = (
 )
 
 
-def run(options: BenchOptions) -> dict[str, float]:
-    """Per cell and policy what stands beside its cost, `<cell>.ours_over_group`,
-    `.ours_over_regrouping`, and the mixed cell against solo.
+@dataclass(frozen=True, slots=True)
+class PhillyCell:
+    """One run: a setting under one policy, over these jobs."""
+
+    cell: Cell
+    policy: str
+    seed: int
+    base: ProfileWorkload
+
+    def __str__(self) -> str:
+        return f"{self.cell.name} {self.policy}"
+
+
+def run(options: BenchOptions) -> Figures:
+    """Per cell and policy what stands beside its cost, `<cell>.ours_over_<peer>`, and the mixed
+    cell against solo.
     """
     base = _workload(options)
-    found: dict[str, float] = {}
-    for number, cell in enumerate(CELLS):
-        options.progress(cell.name, number / len(CELLS))
-        costs = {}
-        for policy in (*POLICIES, "solo") if cell.name == "mixed" else POLICIES:
-            report = simulate(_scenario(base, cell, policy, options.seed))
-            costs[policy] = report.cost
-            found.update(beside_cost(f"{cell.name}.{policy}", report))
-        for peer in ("group", "regrouping"):
-            found[f"{cell.name}.ours_over_{peer}"] = costs["ours"] / costs[peer]
-        if "solo" in costs:
-            for policy in POLICIES:
-                found[f"{cell.name}.{policy}.cost_vs_solo"] = costs["solo"] / costs[policy]
+    runs = [
+        PhillyCell(cell, policy, options.seed, base)
+        for policy in (*POLICIES, "solo")
+        for cell in CELLS
+        if policy != "solo" or cell.name == "mixed"
+    ]
+    measured = run_cells(options, "every cell", measure, runs)
+    found: Figures = {}
+    costs: Figures = {}
+    for one, figures in zip(runs, measured, strict=True):
+        key = f"{one.cell.name}.{one.policy}"
+        found |= {f"{key}.{name}": value for name, value in figures.items()}
+        costs[key] = figures["cost"]
+    for cell in CELLS:
+        for peer in POLICIES[1:]:
+            ratio = costs[f"{cell.name}.ours"] / costs[f"{cell.name}.{peer}"]
+            found[f"{cell.name}.ours_over_{peer}"] = ratio
+    for policy in POLICIES:
+        found[f"mixed.{policy}.cost_vs_solo"] = costs["mixed.solo"] / costs[f"mixed.{policy}"]
     # Figure 15 draws the largest group of five, and SLO ~ U(1, 2), once each: they are the mixed
     # cell.
     for twin in ("group_size_5", "slo_uniform"):
         of_mixed = {key: value for key, value in found.items() if key.startswith("mixed.")}
         found |= {key.replace("mixed", twin, 1): value for key, value in of_mixed.items()}
     return found
+
+
+def measure(one: PhillyCell) -> Figures:
+    """Simulate one cell."""
+    report = simulate(_scenario(one.base, one.cell, one.policy, one.seed))
+    return beside_cost(report) | {"cost": report.cost}
 
 
 def _workload(options: BenchOptions) -> ProfileWorkload:
@@ -82,7 +108,7 @@ def _workload(options: BenchOptions) -> ProfileWorkload:
 def _scenario(base: ProfileWorkload, cell: Cell, policy: str, seed: int) -> ClusterScenario:
     low, high = cell.slo
     every_s = 3600.0 if policy == "regrouping" else 0.0
-    limits = {} if policy == "solo" else {"max_group_size": float(cell.group_size)}
+    limits = {} if policy in ("solo", "colocated") else {"max_group_size": float(cell.group_size)}
     return ClusterScenario(
         name=f"philly {cell.name}",
         workload=replace(base, mix=cell.mix, slo_low=low, slo_high=high),

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from benchmarks.options import BenchOptions
 
 # One line per benchmark: its name, and its module under benchmarks/ (a subject, then a noun).
@@ -81,6 +84,10 @@ def bench(
         Path | None, typer.Option(help="Source folder of an older version to compare with.")
     ] = None,
     part: Annotated[str | None, typer.Option(help="Run only this part of the benchmark.")] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cells measured at once, where a benchmark has several."),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Replay: the file of requests.")] = None,
     url: Annotated[
         str | None, typer.Option(help="Replay: OpenAI endpoint without /v1; default: the one here.")
@@ -126,7 +133,14 @@ def bench(
             "NAME", name, f"is not a benchmark; write all, or one of: {', '.join(BENCHES)}"
         )
     options = BenchOptions(
-        seed=seed, quick=quick, data=data, before=before, part=part, duration_s=duration
+        seed=seed,
+        quick=quick,
+        data=data,
+        before=before,
+        part=part,
+        duration_s=duration,
+        processes=processes,
+        partial=_print_partial,
     )
     if name == "replay":
         if trace is None:
@@ -159,6 +173,11 @@ def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
     with stage_bar(name) as progress:
         figures: dict[str, object] = module.run(replace(options, progress=progress))
     return figures
+
+
+def _print_partial(cell: str, figures: "Mapping[str, float]") -> None:
+    """One line per finished cell on stderr, so that a run which is cut short still tells."""
+    print(json.dumps({"cell": cell, "figures": dict(figures)}), file=sys.stderr, flush=True)
 
 
 def _show(name: str, figures: dict[str, object], as_json: bool) -> None:

@@ -4,10 +4,14 @@ lengths that were seen.
 
 from placement_cases import fleet, job
 
+from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Placement, Strategy
 from slackwater.policy.placement.catalogue import make_policy
 from slackwater.policy.placement.horizon import HorizonPlacement
 from slackwater.policy.placement.interface import JobProgress
+from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
+from slackwater.sim.cluster.simulate import simulate
+from slackwater.sim.cluster.workload import ProductionWorkload
 
 
 def test_a_job_that_no_group_takes_has_train_nodes_alone_where_that_costs_less() -> None:
@@ -35,3 +39,16 @@ def test_jobs_share_a_train_node_by_the_lengths_that_were_seen() -> None:
     assert len(moved) == 1
     assert len(policy.book.groups) == 1
     policy.check_integrity()
+
+
+def test_regrouping_swaps_jobs_on_a_fleet_without_spare_nodes() -> None:
+    pools = (Pool(Role.ROLLOUT, H20, 5), Pool(Role.TRAIN, H800, 4))
+    scenario = ClusterScenario(
+        fleet=pools,
+        workload=ProductionWorkload(jobs=16, span_s=43_200.0, mean_duration_s=14_400.0),
+        policy=PolicyConfig(name="regrouping", regroup_every_s=1800.0),
+    )
+    report = simulate(scenario)
+    assert report.finished == 16
+    assert report.moves > 0
+    assert report.train.peak_nodes == 4

@@ -127,6 +127,15 @@ class GroupBook:
         """Put a job elsewhere. Its progress and budget stay."""
         member = self.members[job]
         self._leave(member, keep_group=choice.row == member.row)
+        return self.put_back(job, choice)
+
+    def take_out(self, job: JobId) -> None:
+        """Free a job's nodes until `put_back`, so that jobs can change places on a full fleet."""
+        self._leave(self.members[job])
+
+    def put_back(self, job: JobId, choice: GroupChoice) -> Member:
+        """Put a job that was taken out where a policy chose."""
+        member = self.members[job]
         member.strategy, member.reason = choice.strategy, choice.reason
         self._enter(member, choice)
         return member

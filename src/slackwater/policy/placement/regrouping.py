@@ -82,12 +82,8 @@ class Regrouping(GroupPlacement):
         lost = sum(self._restart_cost(job) for job in moving)
         if (self.hourly_cost() - target.hourly_cost()) * _LASTS_H <= lost:
             return ()
-        for job in moving:
-            profile = self.book.members[job].spec.profile
-            aside = GroupChoice(
-                None, 0, profile.rollout_nodes, profile.train_nodes, Strategy.ISOLATE, "aside"
-            )
-            self.book.move(job, aside)
+        for job in moving:  # all before any enters: the fleet may have no spare nodes
+            self.book.take_out(job)
         for row, group in target.book.groups.items():
             for job in group.jobs:
                 if job not in hosts[row].stay:
@@ -143,7 +139,7 @@ class Regrouping(GroupPlacement):
         choice = GroupChoice(
             host.row, known, len(fresh), train_nodes, strategy, "a cheaper grouping"
         )
-        member = self.book.move(job, choice)
+        member = self.book.put_back(job, choice)
         host.slots |= dict(zip(fresh, bits(member.pins & ~known), strict=True))
         host.row = member.row
 

@@ -180,15 +180,12 @@ class SimulatedCluster:
         body = self.bodies[command.job]
         account = body.account
         billions = body.spec.profile.model_billions
-        moved = account.group is not None and account.clock_s is not None
         load_s = self._scenario.switching.cold_s(billions)
-        if moved:
+        if account.settle(command.group, self.now_s):
             load_s = self._fleet.move.of(body.spec.profile)
-            account.moves += 1
         if account.placed_s is None:
             account.placed_s = self.now_s
             account.strategy = command.strategy
-        account.group = command.group
         account.reason = command.reason
         body.epoch = command.epoch
         body.iteration = command.iterations_done

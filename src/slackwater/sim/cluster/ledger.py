@@ -33,12 +33,25 @@ class SimulatedAccount:
     strategy: Strategy | None = None
     group: GroupId | None = None
     moves: int = 0
+    shortest_stay_s: float | None = None
     crashes: int = 0
     reason: str = ""
+    _settled_s: float | None = None
 
     def elapsed_s(self, now_s: float) -> float:
         """On its clock."""
         return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
+
+    def settle(self, group: GroupId, now_s: float) -> bool:
+        """It gets nodes; whether it moved there while it ran."""
+        moved = self.group is not None and self.clock_s is not None
+        self.moves += moved
+        if self._settled_s is not None:
+            stayed_s = now_s - self._settled_s
+            if self.shortest_stay_s is None or stayed_s < self.shortest_stay_s:
+                self.shortest_stay_s = stayed_s
+        self.group, self._settled_s = group, now_s
+        return moved
 
     def permitted(self, now_s: float) -> None:
         """A phase begins."""
@@ -59,6 +72,7 @@ class SimulatedAccount:
     def crashed(self) -> None:
         """The broken iteration is done again, and is no one's delay."""
         self.crashes += 1
+        self._settled_s = None
         self.spent_s, self.clock_s = self.iteration_began_s, None
 
     def row(self, end_s: float) -> JobRow:
@@ -89,6 +103,7 @@ class SimulatedAccount:
             strategy=self.strategy,
             group=self.group,
             moves=self.moves,
+            shortest_stay_s=self.shortest_stay_s,
             crashes=self.crashes,
             reason=self.reason,
         )

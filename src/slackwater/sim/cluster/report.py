@@ -15,7 +15,8 @@ class JobRow:
     to its first permit. `elapsed_s`, from the first permit to the last iteration's end (or to the
     run's end), is what the SLO bounds by `bound_s = slo * iterations * declared solo_s`. Moves are
     in it. A crash sets it back to the start of the broken iteration, and it stands still until the
-    next permit. `solo_realised_s` is what the same drawn lengths would have taken alone.
+    next permit. `shortest_stay_s` is the shortest time between two placements of it.
+    `solo_realised_s` is what the same drawn lengths would have taken alone.
     """
 
     job: JobId
@@ -38,6 +39,7 @@ class JobRow:
     moves: int
     crashes: int
     reason: str
+    shortest_stay_s: float | None = None
 
     @property
     def slowdown_realised(self) -> float:
@@ -104,6 +106,12 @@ class RunReport:
         """The same against the job's own drawn lengths run alone (with drift in them)."""
         placed = [row for row in self.jobs if row.placed_s is not None]
         return sum(row.kept_slo_realised for row in placed) / len(placed) if placed else 1.0
+
+    @property
+    def shortest_stay_s(self) -> float | None:
+        """The shortest time between two placements of one job; None if no job moved."""
+        stays = [row.shortest_stay_s for row in self.jobs if row.shortest_stay_s is not None]
+        return min(stays, default=None)
 
     @property
     def iterations_in_bound_share(self) -> float:
