@@ -109,7 +109,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.include_router(download_routes(downloads))
     app.include_router(extra_routes(plane, face))
     app.include_router(refused_routes(plane))
-    app.state.dashboard = LiveSource(plane)
+    app.state.dashboard = LiveSource(plane, face)
     app.include_router(dashboard_routes(app.state.dashboard))
     longest = max((base.max_text_chars for base in plane.bases), default=0)
     limited = BodyLimits(

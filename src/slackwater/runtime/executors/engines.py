@@ -18,6 +18,7 @@ from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+from slackwater.runtime.executors.recent_trajectories import RecentTrajectories
 from slackwater.runtime.executors.serving import ServingExecutor
 from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
 from slackwater.runtime.live_driver import FleetDriver, loop_time
@@ -151,6 +152,7 @@ class EngineExecutor:
         self._listeners: dict[TurnId, TurnListener] = {}
         self._specs: dict[TurnId, TurnSpec] = {}
         self._trajectories = TrajectoryIndex()
+        self.recent = RecentTrajectories()
         self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
@@ -342,6 +344,7 @@ class EngineExecutor:
         spec = self._specs.pop(command.turn)
         tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
         completed = isinstance(command, do.CompleteTurn)
+        since_s = self._since_s[spec.turn]
         self._measure(spec, len(tokens), "completed" if completed else "failed")
         if self.promise is not None and completed:
             self.promise.answered(spec.turn, loop_time(), len(tokens))
@@ -349,6 +352,7 @@ class EngineExecutor:
             self.promise.failed(spec.turn, loop_time())
         if isinstance(command, do.CompleteTurn):
             self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
+            self.recent.ended(spec, command, since_s, loop_time())
             listener.completed(command)
         else:
             listener.failed(command.error)

@@ -1,15 +1,20 @@
 """A running service as the dashboard's source: its figures as far as a viewer may see them."""
 
 import asyncio
+import codecs
 import contextlib
 import dataclasses
+import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import JobId, ModelId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceState
+from slackwater.runtime.executors.recent_trajectories import EndedTurn, joined
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.activity import ActivitySampler
@@ -18,14 +23,16 @@ from slackwater.runtime.store.job_accounts import shown
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
+from slackwater.serve.openai.api import OpenAiFace
+from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
 
 _OVER_SHOWN = 100
 _ACTIONS_SHOWN = 20
-_TURNS_SHOWN = 10
-_TOKENS_SHOWN = 64
+_TRAJECTORIES_SHOWN = 12
+_TOKENS_SHOWN = 8192
 _CHECKPOINTS_SHOWN = 50
 _LOG_BYTES = 1 << 16
 
@@ -35,8 +42,9 @@ class LiveSource:
 
     mode: Literal["live", "recording"] = "live"
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, face: OpenAiFace) -> None:
         self._plane = plane
+        self._face = face
         self.sampler = ActivitySampler(plane)
         self.timeline = self.sampler.timeline
 
@@ -133,7 +141,7 @@ class LiveSource:
         facts = self._plane.submissions.described(owner, job)
         folder = Path(facts["run"]) if "run" in facts else None
         facts |= {
-            "turns_live": self._slowest_turns(JobId(job)),
+            "trajectories": self._slowest(JobId(job)),
             "breakdown": self.sampler.breakdown(JobId(job)),
             "curves": {},
         }
@@ -142,31 +150,79 @@ class LiveSource:
         facts["checkpoints"] = await self._checkpoints(owner, JobId(job), folder)
         return facts
 
-    def _slowest_turns(self, job: JobId) -> list[dict[str, Any]]:
+    def _slowest(self, job: JobId) -> list[dict[str, Any]]:
+        """Trajectories under way, then those that ended lately; each by the time it took."""
         now_s = loop_time()
-        turns = [
-            turn
-            for turn in self._plane.controller.rollout.books.turns.values()
-            if turn.spec.job == job
-        ]
-        rows: list[dict[str, Any]] = [
+        live: list[dict[str, Any]] = [
             {
                 "trajectory": str(turn.spec.trajectory),
-                "age_s": round(
-                    turn.waited_s(now_s) + (now_s - turn.sent_s if turn.instance else 0.0), 2
-                ),
+                "took_s": round(_age_s(turn, now_s), 2),
                 "waited_s": round(turn.waited_s(now_s), 2),
-                "instance": turn.instance,
+                "state": turn.instance or "waits",
                 "moves": turn.moves,
                 "prompt_tokens": len(turn.spec.prompt),
                 "tokens": len(turn.tokens),
                 "limit": turn.limit,
-                "last_tokens": list(turn.tokens[-_TOKENS_SHOWN:]),
-                "last_logprobs": [round(value, 3) for value in turn.logprobs[-_TOKENS_SHOWN:]],
             }
-            for turn in turns
+            for turn in self._live_turns(job)
         ]
-        return sorted(rows, key=lambda row: -row["age_s"])[:_TURNS_SHOWN]
+        live.sort(key=lambda row: -row["took_s"])
+        ended = [
+            {
+                "trajectory": str(one.trajectory),
+                "took_s": round(one.ended_s - one.began_s, 2),
+                "waited_s": None,
+                "state": "ended",
+                "moves": one.moves,
+                "prompt_tokens": len(one.turns[0].prompt),
+                "tokens": one.sampled_tokens,
+                "limit": None,
+                "turns": len(one.turns),
+            }
+            for one in self._plane.rollout.recent.of_job(job)
+        ]
+        under_way = {row["trajectory"] for row in live}
+        ended = [row for row in ended if row["trajectory"] not in under_way]
+        return live[:_TRAJECTORIES_SHOWN] + ended[:_TRAJECTORIES_SHOWN]
+
+    def _live_turns(self, job: JobId) -> list[LiveTurn]:
+        turns = self._plane.controller.rollout.books.turns.values()
+        return [turn for turn in turns if turn.spec.job == job]
+
+    async def conversation(self, viewer: Viewer, job: str, trajectory: str) -> dict[str, Any]:
+        """Every token of a trajectory, with its text and, where it was sampled, its log-prob."""
+        self._owner(viewer, job)
+        ended = self._plane.rollout.recent.find(JobId(job), trajectory)
+        live = next(
+            (t for t in self._live_turns(JobId(job)) if t.spec.trajectory == trajectory), None
+        )
+        if ended is None and live is None:
+            gone = "is neither under way nor among the last that ended"
+            raise NotFoundError(f"trajectory: {trajectory[:200]!r} {gone}")
+        turns = [] if ended is None else list(ended.turns)
+        model = live.spec.base_model if live is not None else ended.base_model if ended else ""
+        if live is not None:
+            turns.append(EndedTurn(live.spec.prompt, live.tokens[:], live.logprobs[:]))
+        tokens, logprobs = joined(turns)
+        texts = await self._texts(model, tokens[-_TOKENS_SHOWN:].tolist())
+        return {
+            "trajectory": trajectory,
+            "model": model,
+            "version": live.version if live is not None else ended.version if ended else "",
+            "turns": len(turns),
+            "left_out": max(len(tokens) - _TOKENS_SHOWN, 0),
+            "ids": tokens[-_TOKENS_SHOWN:].tolist(),
+            "logprobs": [_logprob(value) for value in logprobs[-_TOKENS_SHOWN:]],
+            "texts": texts,
+        }
+
+    async def _texts(self, model: str, tokens: list[int]) -> list[str] | None:
+        """Each token's text; None where the model has no tokenizer."""
+        try:
+            codec = await self._face.codec(self._plane.bases.get(model))
+        except (RefusedError, NotFoundError):
+            return None
+        return await asyncio.to_thread(lambda: list(_spelled(codec, tokens)))
 
     async def _checkpoints(
         self, owner: TenantId, job: JobId, folder: Path | None
@@ -251,6 +307,21 @@ class LiveSource:
             return None
         lengths = (account.engine_s / done, account.trainer_s / done)
         return PlannedJob(entry.job, *lengths, sync_s=0.0, slo=slo)
+
+
+def _age_s(turn: LiveTurn, now_s: float) -> float:
+    return turn.waited_s(now_s) + (now_s - turn.sent_s if turn.instance else 0.0)
+
+
+def _logprob(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)
+
+
+def _spelled(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
+    """A token that ends inside a character shows nothing; the one that completes it shows it."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        yield decoder.decode(codec.token_bytes(token))
 
 
 def _why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

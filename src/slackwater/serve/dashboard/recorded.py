@@ -144,7 +144,7 @@ class RecordedSource:
 
     async def job(self, viewer: Viewer, job: str) -> dict[str, Any]:
         row = self._row(job)
-        facts = _public(row) | {"turns_live": [], "checkpoints": [], "curves": {}}
+        facts = _public(row) | {"trajectories": [], "checkpoints": [], "curves": {}}
         if (folder := row.get("folder")) is not None:
             run = _run_folder(folder)
             facts["curves"] = read_curves(run / "metrics.jsonl")
@@ -153,6 +153,9 @@ class RecordedSource:
                 path = str(kept.get("state_path"))
                 facts["checkpoints"] = [{"path": path, "kind": "state", "step": kept["steps_done"]}]
         return facts
+
+    async def conversation(self, viewer: Viewer, job: str, trajectory: str) -> dict[str, Any]:
+        raise NotFoundError("trajectory: a recording keeps no tokens")
 
     def logs(self, viewer: Viewer, job: str, place: int) -> dict[str, Any]:
         folder = self._row(job).get("folder")

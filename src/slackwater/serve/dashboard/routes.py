@@ -230,6 +230,10 @@ def _add_figures(router: APIRouter, dashboard: Dashboard) -> None:
     async def job(viewer: viewing, job: Job) -> Response:
         return _json(await source.job(viewer, job))
 
+    @router.get("/api/conversation")
+    async def conversation(viewer: viewing, job: Job, trajectory: Job) -> Response:
+        return _json(await source.conversation(viewer, job, trajectory))
+
     @router.get("/api/logs")
     async def logs(viewer: viewing, job: Job, place: Place = -65536) -> Response:
         return _json(source.logs(viewer, job, place))

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from harness.service_plane import with_plane
-from slackwater.model.ids import TenantId
+from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
+from slackwater.model.turn import FinishReason, Sampling, TurnSpec
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.dashboard.browser_sessions import IDLE_S, LIFE_S, BrowserSessions, Viewer
 from slackwater.serve.dashboard.live import LiveSource
@@ -106,6 +108,7 @@ async def a_copied_address_without_the_cookie_shows_nothing(
 ) -> None:
     await own_job(client, plane, "mine", "run")
     for path in ("session", "events", "job?job=mine/run", "logs?job=mine/run", "overview",
+                 "conversation?job=mine/run&trajectory=t",
                  "timeline?start=0&end=1"):  # fmt: skip
         answer = await client.get(f"{HOME}/api/{path}")  # with an API key, which counts for nothing
         assert answer.status_code == 401, path
@@ -168,6 +171,32 @@ async def a_tenant_sees_and_stops_only_its_own_jobs(
     assert {row["tenant"] for row in figures["jobs"]} == {"other"}
     assert "secret-run" not in json.dumps(figures)
     assert {"instances", "actions", "serving"}.isdisjoint(figures)
+
+
+@check
+async def a_conversation_is_shown_whole_and_only_to_its_owner(
+    plane: ControlPlane, client: httpx.AsyncClient
+) -> None:
+    await own_job(client, plane, "other", "talks")
+    sampling, turn = Sampling(max_tokens=4), TurnId("t/0")
+    spec = TurnSpec(
+        turn, TrajectoryId("t"), JobId("other/talks"), [5, 6], sampling, "v", base_model="tiny"
+    )
+    result = CompleteTurn(turn, [7, 8], [-0.1, -2.0], FinishReason.STOP, "v", 0)
+    plane.rollout.recent.ended(spec, result, 1.0, 3.5)
+    browser, _ = await logged_in(plane, client, "other")
+    (row,) = (await browser.get(f"{HOME}/api/job?job=other/talks")).json()["trajectories"]
+    assert (row["trajectory"], row["took_s"], row["tokens"]) == ("t", 2.5, 2)
+    path = f"{HOME}/api/conversation?job=other/talks&trajectory="
+    found = (await browser.get(f"{path}t")).json()
+    assert found["ids"] == [5, 6, 7, 8] and found["logprobs"] == [None, None, -0.1, -2.0]
+    assert found["texts"] is None  # this model has no tokenizer
+    assert (await browser.get(f"{path}none")).status_code == 404
+    await own_job(client, plane, "mine", "run")
+    stranger = f"{HOME}/api/conversation?job=mine/run&trajectory=t"
+    assert (await browser.get(stranger)).status_code == 404
+    theirs, _ = await logged_in(plane, client, "mine")
+    assert (await theirs.get(stranger)).status_code == 404  # the operator's, but not that job's
 
 
 @check

@@ -19,12 +19,14 @@ export class JobView {
     this.parts = h("div", {});
     this.turns = h("div", {});
     this.checkpoints = h("div", {});
+    this.conversation = h("div", { class: "stack" });
     this.log = h("pre", { class: "log", tabindex: "0", "aria-label": "Log" });
     const lanes = h("div", {});
     fill(place, this.head, this.said, this.cards, this.curves,
       panel("Where its time goes", null, this.parts), h("section", { class: "panel wide" }, h("header", {}, h("h2", {}, "On the timeline")), lanes),
       panel("Log", null, this.log),
-      h("div", { class: "columns even" }, panel("Slowest trajectories", "under way now", this.turns), panel("Checkpoints", null, this.checkpoints)));
+      h("div", { class: "columns even" }, panel("Slowest trajectories", "under way, then ended lately", this.turns), panel("Checkpoints", null, this.checkpoints)),
+      this.conversation);
     this.timeline = new Timeline(lanes, { live: context.session.mode === "live", only: job, open: (other) => context.go("job", other) });
     this.timer = setInterval(() => this.load(), context.session.mode === "live" ? 2000 : 3_600_000);
     this.load();
@@ -111,8 +113,19 @@ export class JobView {
   }
 
   showTurns() {
-    const rows = (this.facts.turns_live ?? []).map((turn) => [h("span", { title: turn.trajectory }, turn.trajectory.slice(0, 10)), seconds(turn.age_s), seconds(turn.waited_s), `${turn.tokens}/${turn.limit}`, turn.moves || "", turn.instance ?? "waits", tokens(turn)]);
-    fill(this.turns, table(["trajectory", ">age", ">waited", ">tokens", ">moves", "engine", "last tokens"], rows, "No trajectory is under way."));
+    const rows = (this.facts.trajectories ?? []).map((one) => ({
+      cells: [h("span", { title: one.trajectory }, one.trajectory.slice(-12)), seconds(one.took_s), seconds(one.waited_s), one.turns ?? 1, count(one.prompt_tokens), one.limit ? `${one.tokens}/${one.limit}` : count(one.tokens), one.moves || "", one.state === "ended" ? h("span", { class: "faint" }, one.state) : one.state],
+      props: { class: "link", tabindex: "0", "data-trajectory": one.trajectory, onclick: () => this.converse(one.trajectory), onkeydown: (event) => { if (event.key === "Enter") this.converse(one.trajectory); } },
+    }));
+    fill(this.turns, table(["trajectory", ">took", ">waited", ">turns", ">prompt", ">tokens", ">moves", "engine"], rows, this.context.session.mode === "live" ? "No trajectory yet." : "A recording keeps no trajectories."));
+  }
+
+  async converse(trajectory) {
+    try {
+      const found = await ask(`conversation?job=${encodeURIComponent(this.job)}&trajectory=${encodeURIComponent(trajectory)}`);
+      fill(this.conversation, conversation(found));
+      this.conversation.scrollIntoView({ block: "nearest" });
+    } catch (error) { fill(this.conversation, h("p", { class: "error", role: "alert" }, error.message)); }
   }
 
   showCheckpoints() {
@@ -136,10 +149,26 @@ export class JobView {
   }
 }
 
-// Tokens shaded by their log-probability: what surprised the model stands out.
-function tokens(turn) {
-  return h("span", { class: "tokens" }, turn.last_tokens.map((token, at) => {
-    const likely = Math.exp(turn.last_logprobs[at] ?? 0);
-    return h("i", { class: likely > 0.5 ? "likely" : likely > 0.1 ? "unsure" : "unlikely", title: `token ${token}, log-prob ${turn.last_logprobs[at]}` });
-  }));
+// Every token; those that were sampled are shaded by their log-probability, so that what surprised
+// the model stands out. The text of a client, an environment or a tool is not shaded.
+function conversation(found) {
+  const sampled = found.logprobs.filter((value) => value !== null);
+  const mean = sampled.length ? sampled.reduce((sum, value) => sum + value, 0) / sampled.length : 0;
+  const text = (at) => found.texts === null ? `${found.ids[at]} ` : found.texts[at];
+  const spans = [];
+  for (let at = 0; at < found.ids.length; at++) {
+    const value = found.logprobs[at];
+    if (value === null) { // one element for what was not sampled
+      let given = "";
+      for (; at < found.ids.length && found.logprobs[at] === null; at++) given += text(at);
+      at--;
+      spans.push(h("span", { class: "given" }, given));
+      continue;
+    }
+    const likely = Math.exp(value), kind = likely > 0.5 ? "likely" : likely > 0.1 ? "unsure" : "unlikely";
+    spans.push(h("span", { class: kind, title: `token ${found.ids[at]}, log-prob ${value.toFixed(3)}` }, text(at)));
+  }
+  const note = `${found.turns} turn${found.turns > 1 ? "s" : ""}, ${count(found.ids.length)} tokens, ${count(sampled.length)} sampled, mean log-prob ${mean.toFixed(3)}, weights ${found.version}`;
+  return panel("Conversation", note, found.left_out ? h("p", { class: "note" }, `The first ${count(found.left_out)} tokens are left out.`) : null,
+    found.texts === null ? h("p", { class: "note" }, "The model has no tokenizer.json: tokens are shown by number.") : null, h("pre", { class: "conversation", tabindex: "0", "aria-label": "Conversation" }, spans));
 }

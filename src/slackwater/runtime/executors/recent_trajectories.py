@@ -1,0 +1,119 @@
+"""Trajectories whose last turn ended lately, with every token and log-prob, for whoever looks.
+
+Nothing is copied when a turn ends: a prompt that several turns share is held once.
+"""
+
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.model.ids import JobId, TrajectoryId
+from slackwater.model.turn import TurnSpec
+
+_OF_A_JOB = 24
+_MAX_TOKENS = 500_000
+NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
+
+
+@dataclass(slots=True)
+class EndedTurn:
+    """What was sampled after which prompt."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+
+    @property
+    def held_tokens(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+
+@dataclass(slots=True)
+class RecentTrajectory:
+    """Turns of one trajectory, oldest first; each prompt begins with all that was before it."""
+
+    trajectory: TrajectoryId
+    job: JobId
+    base_model: str
+    began_s: float
+    ended_s: float = 0.0
+    version: str = ""
+    moves: int = 0
+    turns: list[EndedTurn] = field(default_factory=list)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    @property
+    def held_tokens(self) -> int:
+        return sum(turn.held_tokens for turn in self.turns)
+
+
+def joined(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"]:
+    """The whole conversation: tokens, and a log-prob for each that was sampled."""
+    tokens, logprobs = array("I"), array("d")
+    for turn in turns:
+        known = len(tokens)
+        if list(turn.prompt[:known]) != tokens.tolist():
+            known = 0  # the client began anew
+            tokens, logprobs = array("I"), array("d")
+        more = turn.prompt[known:]
+        tokens.extend(more)
+        logprobs.extend([NOT_SAMPLED] * len(more))
+        tokens.extend(turn.tokens)
+        logprobs.extend(turn.logprobs)
+    return tokens, logprobs
+
+
+class RecentTrajectories:
+    """The last ones of every job, bounded by number and by tokens; the oldest go."""
+
+    def __init__(self, of_a_job: int = _OF_A_JOB, max_tokens: int = _MAX_TOKENS) -> None:
+        self._of_a_job, self._max_tokens = of_a_job, max_tokens
+        self._held: OrderedDict[TrajectoryId, RecentTrajectory] = OrderedDict()
+        self._by_job: dict[JobId, deque[TrajectoryId]] = {}
+        self._tokens = 0
+
+    @property
+    def held_tokens(self) -> int:
+        return self._tokens
+
+    def ended(self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float) -> None:
+        """One more turn of a trajectory is whole."""
+        found = self._held.get(spec.trajectory)
+        if found is None:
+            found = RecentTrajectory(spec.trajectory, spec.job, spec.base_model, since_s)
+            self._held[spec.trajectory] = found
+            mine = self._by_job.setdefault(spec.job, deque())
+            mine.append(spec.trajectory)
+            if len(mine) > self._of_a_job:
+                self._drop(mine[0])
+        else:
+            self._held.move_to_end(spec.trajectory)
+        turn = EndedTurn(spec.prompt, result.tokens, result.logprobs)
+        found.turns.append(turn)
+        found.ended_s, found.version = now_s, result.version
+        found.moves += result.moves
+        self._tokens += turn.held_tokens
+        while self._tokens > self._max_tokens and self._held:
+            self._drop(next(iter(self._held)))
+
+    def of_job(self, job: JobId) -> list[RecentTrajectory]:
+        """Those that took longest first."""
+        found = [self._held[name] for name in self._by_job.get(job, ())]
+        return sorted(found, key=lambda one: one.began_s - one.ended_s)
+
+    def find(self, job: JobId, trajectory: str) -> RecentTrajectory | None:
+        found = self._held.get(TrajectoryId(trajectory))
+        return found if found is not None and found.job == job else None
+
+    def _drop(self, name: TrajectoryId) -> None:
+        gone = self._held.pop(name)
+        self._tokens -= gone.held_tokens
+        mine = self._by_job[gone.job]
+        mine.remove(name)
+        if not mine:
+            del self._by_job[gone.job]

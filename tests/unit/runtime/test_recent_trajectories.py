@@ -1,0 +1,58 @@
+"""Trajectories that ended lately, whole and bounded."""
+
+import math
+
+from slackwater.control.rollout.commands import CompleteTurn
+from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.runtime.executors.recent_trajectories import RecentTrajectories, joined
+
+
+def end_turn(
+    recent: RecentTrajectories,
+    trajectory: str,
+    prompt: list[int],
+    sampled: list[int],
+    *,
+    job: str = "mine/a",
+    took_s: tuple[float, float] = (0.0, 1.0),
+) -> None:
+    name = TurnId(f"{trajectory}/{len(prompt)}")
+    spec = TurnSpec(
+        name, TrajectoryId(trajectory), JobId(job), prompt, Sampling(max_tokens=9), "base:m"
+    )
+    result = CompleteTurn(name, sampled, [-0.5] * len(sampled), FinishReason.STOP, "base:m", 0)
+    recent.ended(spec, result, *took_s)
+
+
+def test_turns_of_a_trajectory_join_into_one_conversation() -> None:
+    recent = RecentTrajectories()
+    end_turn(recent, "t", [1, 2], [3, 4])
+    end_turn(recent, "t", [1, 2, 3, 4, 9], [5], took_s=(7.0, 8.0))
+    (found,) = recent.of_job(JobId("mine/a"))
+    tokens, logprobs = joined(found.turns)
+    assert tokens.tolist() == [1, 2, 3, 4, 9, 5]
+    assert [math.isnan(value) for value in logprobs] == [True, True, False, False, True, False]
+    assert (found.began_s, found.ended_s, found.sampled_tokens) == (0.0, 8.0, 3)
+    assert recent.find(JobId("other/b"), "t") is None
+
+
+def test_a_prompt_that_begins_anew_is_shown_alone() -> None:
+    recent = RecentTrajectories()
+    end_turn(recent, "t", [1, 2], [3])
+    end_turn(recent, "t", [7, 8, 9, 9], [5])
+    (found,) = recent.of_job(JobId("mine/a"))
+    assert joined(found.turns)[0].tolist() == [7, 8, 9, 9, 5]
+
+
+def test_the_slowest_come_first_and_the_oldest_go() -> None:
+    recent = RecentTrajectories(of_a_job=3, max_tokens=100)
+    for number, took_s in enumerate((9.0, 1.0, 3.0, 2.0)):
+        end_turn(recent, f"t{number}", [1] * 10, [2], took_s=(0.0, took_s))
+    names = [one.trajectory for one in recent.of_job(JobId("mine/a"))]
+    assert names == ["t2", "t3", "t1"]
+    end_turn(recent, "long", [1] * 90, [2], job="mine/b")
+    assert recent.of_job(JobId("mine/a")) == []
+    assert recent.held_tokens == 91
+    end_turn(recent, "longer", [1] * 200, [2], job="mine/b")
+    assert recent.of_job(JobId("mine/b")) == [] and recent.held_tokens == 0
