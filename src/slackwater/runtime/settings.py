@@ -33,6 +33,21 @@ class ServingSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceSettings:
+    """Dollars per hour, for the dashboard's cost and savings; 0: not known."""
+
+    device_per_h: float = 0.0
+    spot_device_per_h: float = 0.0
+    core_per_h: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("device_per_h", "spot_device_per_h", "core_per_h"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                fix = "must be dollars per hour, at least 0"
+                raise ConfigError.of(f"prices: {name}", getattr(self, name), fix)
+
+
+@dataclass(frozen=True, slots=True)
 class RewardSettings:
     """Reward models, by the name of their service: directories. `devices` are those of one worker;
     each runs one action at a time.
@@ -117,6 +132,7 @@ class ServiceSettings:
     coschedule: CoscheduleSettings | None = None
     residency: ResidencySettings | None = None
     operations: OperationsConfig = field(default_factory=OperationsConfig)
+    prices: PriceSettings = field(default_factory=PriceSettings)
 
     def __post_init__(self) -> None:
         for name in ("engines", "local_engines"):

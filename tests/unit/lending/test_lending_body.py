@@ -111,6 +111,7 @@ def test_a_job_that_trains_gives_its_devices_back_and_another_job_gets_them() ->
         assert isinstance(message, lending.TakeBack)
         stage.body.over(worker, "")
         assert stage.said() == [(worker, lent(TWO))]
+        assert stage.body.loans == 2
 
     on_loop(story)
 

@@ -269,6 +269,8 @@ class WeightDirector:
             "drops": totals.drops,
             "pulls_by_relay": totals.by_relay,
             "pulls_by_delta": totals.by_delta,
+            "pulled_bytes": totals.pulled_bytes,
+            "pulled_whole_bytes": totals.whole_bytes,
             "payloads_brought": self.routes.brought,
             "payloads_over_slow_links": self.routes.crossed,
             "turns_that_waited_for_an_evicted_version": totals.waits_for_evicted,

@@ -22,6 +22,8 @@ class Totals:
     drops: int = 0
     by_relay: int = 0
     by_delta: int = 0
+    pulled_bytes: int = 0  # over relays
+    whole_bytes: int = 0  # the same versions, each as a whole copy
     waits_for_evicted: int = 0
 
 

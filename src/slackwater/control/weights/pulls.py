@@ -88,6 +88,8 @@ class PullScheduler:
         self._routes.bring(node, way, out)
         totals.by_delta += bool(way.deltas)
         totals.by_relay += 1
+        totals.pulled_bytes += way.bytes
+        totals.whole_bytes += self._routes.whole_bytes(record.version) or way.bytes
         if keep:
             holder.coming[record.version] = "" if way.fetch_start else way.start
         return do.PullWeights(holder.instance, record.version, payloads_of(way), keep)

@@ -146,6 +146,11 @@ class Routes:
         deltas = [Delta(c.base, c.version, flow.bytes) for c, flow in open_ if c.base]
         return self._way.choose(version, held, wholes, deltas)
 
+    def whole_bytes(self, version: str) -> int | None:
+        """The size of the version as a whole copy, where a relay has one."""
+        flow = self._flows.get(Payload(version, ""))
+        return None if flow is None else flow.bytes
+
     @staticmethod
     def _reachable(flow: _Flow, node: NodeId) -> bool:
         lost = flow.failed.get(node, set())

@@ -57,6 +57,7 @@ class ServingExecutor:
         self._needed_s: dict[WorkerId, tuple[float, float]] = {}
         self._nodes: set[WorkerId] = set()
         self._lent: dict[WorkerId, JobId] = {}
+        self.loans = 0  # that began since the service started
         self.refusals: dict[WorkerId, str] = {}
         driver.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
 
@@ -119,6 +120,7 @@ class ServingExecutor:
             "serving_worker_slo_attainment_last_minute": met / requests if requests else 1.0,
             "lent_devices": float(len(self._lent)),
             "borrowing_jobs": float(len(set(self._lent.values()))),
+            "loans": float(self.loans),
         }
 
     def lent(self) -> dict[WorkerId, JobId]:
@@ -130,6 +132,7 @@ class ServingExecutor:
         match command:
             case do.LendNode(node, job, base):
                 self._lent[WorkerId(node)] = job
+                self.loans += 1
                 self.refusals.pop(WorkerId(node), None)
                 offer = self._offers[base]
                 told = lending.LendTo(job, base, offer.base_version, offer.model)

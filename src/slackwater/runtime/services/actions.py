@@ -416,6 +416,12 @@ class ActionService:
             "environments": len(books.environments),
         }
 
+    def cores_in_use(self) -> tuple[int, int]:
+        """Open environments, and the cores that running actions hold."""
+        books = self._broker.books
+        held = sum(len(attempt.grant.cores) for attempt in books.attempts.values())
+        return len(books.environments), held
+
     def running_jobs(self) -> set[JobId]:
         """Jobs that an action runs for."""
         return {attempt.action.spec.job for attempt in self._broker.books.attempts.values()}

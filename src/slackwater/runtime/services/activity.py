@@ -17,6 +17,7 @@ from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.slack_meter import SlackMeter
 from slackwater.timeline.lanes import (
     FAULT,
     KINDS,
@@ -43,6 +44,7 @@ class ActivitySampler:
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self.timeline = LaneTimeline()
+        self.slack = SlackMeter(plane)
         self._taken = 0  # spans of permits
         self._alive: dict[str, int] = {}  # worker -> faults so far
         self._spent_s: dict[str, dict[str, float]] = {}
@@ -70,15 +72,19 @@ class ActivitySampler:
     def sample(self) -> None:
         """Look once."""
         now_s = self.now_s()
+        passed_s = 0.0 if self._last_s is None else now_s - self._last_s
+        self._last_s = now_s
         self._take_permits(now_s)
         doing: dict[str, set[str]] = defaultdict(set)
         present: set[str] = set()
         for record in self._plane.controller.rollout.books.instances:
             present.add(record.spec.instance)
             self._sample_engine(record, now_s, doing)
-        self._sample_trainers(now_s, present, doing)
+            self.slack.saw(record.spec.kind, passed_s, busy=bool(record.attempts))
+        self._sample_trainers(now_s, passed_s, present, doing)
         self._note_losses(present, now_s)
-        self._account(doing, now_s)
+        self._account(doing, passed_s)
+        self.slack.look(passed_s)
 
     def _take_permits(self, now_s: float) -> None:
         keeper = self._plane.controller.phases
@@ -120,11 +126,14 @@ class ActivitySampler:
         else:
             self.timeline.end(lane, now_s)
 
-    def _sample_trainers(self, now_s: float, present: set[str], doing: dict[str, set[str]]) -> None:
+    def _sample_trainers(
+        self, now_s: float, passed_s: float, present: set[str], doing: dict[str, set[str]]
+    ) -> None:
         busy = self._plane.controller.operations.at_work()
         for worker in self._plane.workers.by_role()["trainer"]:
             present.add(worker)
             lane, flight = self._join(worker, "trainers", 0, now_s), busy.get(WorkerId(worker))
+            self.slack.saw("trainer", passed_s, busy=flight is not None)
             if flight is None:
                 self.timeline.end(lane, now_s)
                 continue
@@ -159,10 +168,8 @@ class ActivitySampler:
         return name in resting or name in self._plane.instances.drained
 
     # ---- where a job's time goes ----
-    def _account(self, doing: dict[str, set[str]], now_s: float) -> None:
+    def _account(self, doing: dict[str, set[str]], passed_s: float) -> None:
         """Each moment of a live job counts once: for the first of the parts that it is in."""
-        passed_s = 0.0 if self._last_s is None else now_s - self._last_s
-        self._last_s = now_s
         books = self._plane.controller.rollout.books
         waiting = {model for model, count in self._plane.training.waiting().items() if count}
         queued = {

@@ -83,6 +83,8 @@ class LiveSource:
                 "starting": starting_workers(plane),
                 "serving": serving_of(plane),
                 "capacity": _capacity(plane.instances.listed()),
+                "cost": self.sampler.slack.capacity(),
+                "slack": self.sampler.slack.rows(),
                 "actions": plane.actions.top(_ACTIONS_SHOWN),
             }
         return found

@@ -154,6 +154,9 @@ def test_a_newcomer_takes_the_whole_and_a_holder_the_delta(fleet: Fleet) -> None
     fleet.flow()
     fleet.finish_all()
     assert fleet.from_store == 0 and set(map(tuple, fleet.copies.values())) == {("v2",)}
+    found, engines = fleet.director.gauges(), len(fleet.copies)
+    assert found["pulled_bytes"] == engines * (WHOLE + DELTA)
+    assert found["pulled_whole_bytes"] == engines * 2 * WHOLE
 
 
 def test_one_copy_crosses_into_each_site_and_neighbours_pass_it_on(fleet: Fleet) -> None:

@@ -110,6 +110,7 @@ function sidePanels(snapshot) {
   const waiting = snapshot.jobs.filter((row) => row.why && !OVER.includes(row.stage));
   if (waiting.length) found.push(panel("Why others wait", "", h("ul", { class: "waits" }, waiting.slice(0, 20).map((row) => h("li", {}, h("b", {}, row.name ?? shortJob(row.job)), " ", row.why)))));
   if (snapshot.capacity) found.push(capacity(snapshot));
+  if (snapshot.slack?.length) found.push(savings(snapshot));
   if (snapshot.serving) found.push(serving(snapshot.serving));
   if (snapshot.weights.length) {
     const rows = snapshot.weights.slice(0, 20).map((row) => [h("span", { title: row.version }, row.job ? shortJob(row.job) : row.model), `#${row.number}`, row.offered, row.pulling || "", row.turns || ""]);
@@ -120,6 +121,20 @@ function sidePanels(snapshot) {
     found.push(panel("Actions", `${snapshot.gauges.actions_running} run, ${snapshot.gauges.actions_waiting} wait`, table(["job", "command", "state", ">age"], rows, "No action runs.")));
   }
   return found;
+}
+
+const SLACK = { phases: "phases of others", serving: "serving between bursts", spot: "spot", actions: "idle sandboxes", weights: "unchanged weights" };
+const dollars = (value) => `${value < 0 ? "−" : ""}$${Math.abs(value) < 1000 ? Math.abs(value).toFixed(2) : count(Math.round(Math.abs(value)))}`;
+
+// What the same work needs without sharing, what it took, and the difference.
+function savings(snapshot) {
+  const priced = snapshot.slack.some((row) => row.saved_dollars !== null && row.saved_dollars !== undefined);
+  const amount = (value, unit) => `${Math.abs(value) < 0.1 && value ? value.toFixed(3) : count(value)} ${unit}`;
+  const saved = (row) => h("span", { class: row.saved > 0 ? "good" : row.saved < 0 ? "bad" : "" }, `${amount(row.saved, row.unit)}${row.alone && row.saved ? ` (${percent(row.saved / row.alone)})` : ""}`);
+  const rows = snapshot.slack.map((row) => [h("span", { title: row.detail }, SLACK[row.kind] ?? row.kind), amount(row.alone, row.unit), amount(row.used, row.unit), saved(row), ...(priced ? [row.saved_dollars === null ? "" : dollars(row.saved_dollars)] : [])]);
+  const paid = (snapshot.cost ?? []).map((row) => `${row.kind} ${amount(row.present_h, "h")}, ${percent(row.busy)} busy${row.dollars === null ? "" : `, ${dollars(row.dollars)}`}`);
+  return panel("Cost and savings", "by kind of slack", table(["slack", ">without", ">with", ">saved", ...(priced ? [">dollars"] : [])], rows, ""),
+    paid.length ? h("p", { class: "note" }, `Devices here so far: ${paid.join("; ")}.`) : null);
 }
 
 function capacity(snapshot) {

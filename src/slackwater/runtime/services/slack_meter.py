@@ -1,0 +1,139 @@
+"""What every kind of slack gave since the service started, against what the same work needs
+without it.
+
+Looked at by the activity sampler. Time is in device seconds; money needs prices (`[prices]`).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slackwater.model.ids import JobId
+from slackwater.model.instance import InstanceKind
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.settings import PriceSettings
+
+_HOUR_S = 3600.0
+
+
+@dataclass(slots=True)
+class CapacityUse:
+    """One kind of capacity: how long it was here, and how long it worked."""
+
+    present_s: float = 0.0
+    busy_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlackRow:
+    """`alone` is what the same work needs without sharing, `used` what it took."""
+
+    kind: Literal["phases", "serving", "spot", "actions", "weights"]
+    unit: Literal["device h", "core h", "GB"]
+    alone: float
+    used: float
+    price: float = 0.0  # of a unit
+    used_price: float = 0.0
+    detail: str = ""
+
+    def shown(self) -> dict[str, Any]:
+        cost, saved = self.used * self.used_price, self.alone * self.price
+        return {
+            "kind": self.kind,
+            "unit": self.unit,
+            "alone": round(self.alone, 4),
+            "used": round(self.used, 4),
+            "saved": round(self.alone - self.used, 4),
+            "saved_dollars": round(saved - cost, 4) if self.price else None,
+            "detail": self.detail,
+        }
+
+
+class SlackMeter:
+    """Adds up what it sees; a restart of the service begins anew."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._capacity: dict[str, CapacityUse] = {}
+        self._phases_alone_s = self._phases_used_s = 0.0
+        self._seen_s: dict[JobId, float] = {}
+        self._reserved_core_s = self._granted_core_s = 0.0
+
+    def saw(self, kind: str, passed_s: float, *, busy: bool) -> None:
+        """A worker of that kind was here, and perhaps at work."""
+        use = self._capacity.setdefault(kind, CapacityUse())
+        use.present_s += passed_s
+        use.busy_s += passed_s * busy
+
+    def look(self, passed_s: float) -> None:
+        """At what is shared: nodes, and cores of sandboxes."""
+        self._look_at_phases(passed_s)
+        environments, cores = self._plane.actions.cores_in_use()
+        self._reserved_core_s += passed_s * environments
+        self._granted_core_s += passed_s * cores
+
+    def _look_at_phases(self, passed_s: float) -> None:
+        keeper = self._plane.controller.phases
+        if keeper is None:
+            return
+        held: set[str] = set()
+        living: dict[JobId, float] = {}
+        for entry in self._plane.controller.jobs.entries():
+            state = None if entry.stage.over else keeper.scheduler.find(entry.job)
+            if state is None or state.placement is None:
+                continue
+            nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
+            held.update(nodes)
+            more_s = state.seen_s - self._seen_s.get(entry.job, 0.0)
+            self._phases_alone_s += max(more_s, 0.0) * len(nodes)
+            living[entry.job] = state.seen_s
+        self._seen_s = living
+        self._phases_used_s += passed_s * len(held)
+
+    # ---- what is shown ----
+    def capacity(self) -> list[dict[str, Any]]:
+        """What is paid for: kinds of workers, their hours and, with prices, their cost."""
+        prices = self._plane.settings.prices
+        return [
+            {
+                "kind": kind,
+                "present_h": round(use.present_s / _HOUR_S, 4),
+                "busy": round(use.busy_s / max(use.present_s, 1e-9), 4),
+                "dollars": _dollars(prices, kind, use.present_s),
+            }
+            for kind, use in self._capacity.items()
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """By kind of slack; kinds that this service does not use are left out."""
+        prices, gauges = self._plane.settings.prices, self._plane.controller.weights.gauges()
+        found: list[SlackRow] = []
+        device, core = prices.device_per_h, prices.core_per_h
+        if self._phases_used_s:
+            alone, used = self._phases_alone_s / _HOUR_S, self._phases_used_s / _HOUR_S
+            said = "finished phases, on nodes of their own"
+            found.append(SlackRow("phases", "device h", alone, used, device, device, said))
+        if (borrowed := self._capacity.get(InstanceKind.BORROWED)) is not None:
+            loans = self._plane.rollout.lending
+            said = f"{0 if loans is None else loans.loans} loans, paid for by the served model"
+            alone = borrowed.busy_s / _HOUR_S
+            found.append(SlackRow("serving", "device h", alone, 0.0, device, 0.0, said))
+        if (spot := self._capacity.get(InstanceKind.SPOT)) is not None:
+            hours, cheap = spot.present_s / _HOUR_S, prices.spot_device_per_h
+            said = "the same hours at the price of spot"
+            found.append(SlackRow("spot", "device h", hours, hours, device, cheap, said))
+        if self._reserved_core_s:
+            alone, used = self._reserved_core_s / _HOUR_S, self._granted_core_s / _HOUR_S
+            said = "a core for every open environment"
+            found.append(SlackRow("actions", "core h", alone, used, core, core, said))
+        if gauges["pulled_whole_bytes"]:
+            alone, used = gauges["pulled_whole_bytes"] / 1e9, gauges["pulled_bytes"] / 1e9
+            said = f"{gauges['pulls_by_delta']:.0f} of {gauges['pulls']:.0f} pulls are deltas"
+            found.append(SlackRow("weights", "GB", alone, used, detail=said))
+        return [row.shown() for row in found]
+
+
+def _dollars(prices: PriceSettings, kind: str, present_s: float) -> float | None:
+    if not prices.device_per_h:
+        return None
+    special = {"borrowed": 0.0, "spot": prices.spot_device_per_h}
+    return round(special.get(kind, prices.device_per_h) * present_s / _HOUR_S, 4)
