@@ -33,7 +33,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.zoo.directory import is_model, models_directory
+from slackwater.zoo.sources import is_model, models_directory
 from slackwater.zoo.tiny import make_model
 
 PROMPT_TOKENS = 32

@@ -55,7 +55,7 @@ def demo(
     from slackwater.cli.demo_display import demo_table
     from slackwater.cli.demo_run import DemoRun
     from slackwater.cli.own_service import own_service
-    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.sources import is_model, models_directory
     from slackwater.zoo.tiny import SIZES, make_model
 
     files = [read_job_file(path) for path in sorted(folder.glob("*.toml"))]

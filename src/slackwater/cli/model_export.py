@@ -75,7 +75,7 @@ class WeightSource:
 
     def _base_directory(self, name: str) -> Path:
         """The base model's folder, if the service runs on this machine."""
-        from slackwater.zoo.directory import is_model, models_directory
+        from slackwater.zoo.sources import is_model, models_directory
 
         models = self._client.ask("GET", "/slackwater/status").get("models", {})
         places = [Path(str(models[name]))] if isinstance(models, dict) and name in models else []

@@ -1,20 +1,17 @@
 """Checks before a service starts; they read headers only, no weights and no PyTorch."""
 
 import ctypes
-import json
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
+from slackwater.model.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from slackwater.runtime.settings import ServiceSettings
 
 HOW_TO_ISOLATE = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
-_LONGEST_HEADER = 100 << 20
 
 
 def check_device(device: str) -> None:
@@ -66,48 +63,8 @@ def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
 
 def check_models(models: Mapping[str, Path]) -> None:
     """Every model's architecture is one that the engine has, and its weights are whole."""
-    from slackwater.nets.config import NetConfig
+    from slackwater.zoo.sources import describe_model
 
     for name, directory in models.items():
-        try:
-            NetConfig.from_directory(directory)
-            for file in weight_files(directory):
-                check_tensor_file(file)
-        except SlackwaterError as error:
-            raise ConfigError(f"--model {name}: {error}") from None
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise ConfigError(
-                f"--model {name}: {directory} cannot be read: {type(error).__name__} {error}"
-            ) from None
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory."""
-    index = directory / "model.safetensors.index.json"
-    if not index.is_file():
-        return [directory / "model.safetensors"]
-    return [
-        directory / name
-        for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    ]
-
-
-def check_tensor_file(file: Path) -> None:
-    """A safetensors file says how long it is; one that is shorter was cut off."""
-    if not file.is_file():
-        raise ConfigError.of("model file", str(file), "is missing; safetensors are needed")
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        start = opened.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
-        if 8 + length > min(size, _LONGEST_HEADER):
-            raise ConfigError.of(
-                "model file", str(file), f"is cut off at {size} bytes, or no safetensors"
-            )
-        header = json.loads(opened.read(length))
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    whole = 8 + length + max(ends, default=0)
-    if size < whole:
-        raise ConfigError.of(
-            "model file", str(file), f"is cut off: {size} bytes of {whole}; get it again"
-        )
+        if problem := describe_model(name, directory).problem:
+            raise ConfigError(f"--model {name}: {problem}")

@@ -32,6 +32,9 @@ def train(
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Base model by its name; sets model.base.")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option("--run", help="The run's folder (default: runs/RECIPE).")
     ] = None,
@@ -68,7 +71,8 @@ def train(
         for name in recipe_names():
             print(f"{name:{width}}  {recipe_description(name)}")
         return
-    settings = load_recipe(recipe, assignments or [])
+    chosen = [] if model is None else [f"model.base={json.dumps(model)}"]
+    settings = load_recipe(recipe, [*chosen, *(assignments or [])])
     if dry_run:
         print(json.dumps(plain(settings), indent=2))
         return
@@ -76,7 +80,8 @@ def train(
     if fresh:
         _forget(folder)
     unwind_on_terminate()
-    given = {"--set": assignments, "--run": folder, "--url": url, "--up": up, "--models": models}
+    given = {"--model": model, "--set": assignments, "--run": folder, "--url": url, "--up": up}
+    given["--models"] = models
     given["--state"] = state if state != DEFAULT_STATE else None
     again = command_of("slackwater train", recipe, given)
     with (
@@ -103,20 +108,17 @@ def _service(
         check_service(*found, settings.model.base)
         yield found
         return
+    from slackwater.cli.model_names import find_model
     from slackwater.cli.own_service import own_service
     from slackwater.rl.environments import needs_sandboxes
-    from slackwater.zoo.directory import is_model, models_directory
+    from slackwater.zoo.sources import is_model, models_directory
     from slackwater.zoo.tiny import SIZES, make_model
 
     base = settings.model.base
     directory = models_directory(models) / base
-    if not is_model(directory):
-        if base not in SIZES:
-            raise ConfigError.of(
-                "model.base",
-                base,
-                f"is not in {directory.parent}; get it with `slackwater model get`",
-            )
+    if base not in SIZES:
+        directory = find_model(base, "model.base", models)
+    elif not is_model(directory):
         make_model(base, directory)
     options = ("--sandboxes", "1") if needs_sandboxes(settings.environment) else ()
     print(f"starting a service of its own on {folder / 'service'}", flush=True)

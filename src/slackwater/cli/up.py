@@ -1,7 +1,6 @@
 """`slackwater up`: start the service, in the foreground or behind."""
 
 import os
-import subprocess
 import sys
 import tomllib
 from dataclasses import replace
@@ -12,7 +11,7 @@ import typer
 
 from slackwater.cli.up_options import UpOptions, given_settings, is_given, with_up_options
 from slackwater.model.config import decode, override, plain
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import ConfigError
 from slackwater.model.toml_text import toml_text
 
 if TYPE_CHECKING:
@@ -22,14 +21,15 @@ app = typer.Typer(add_completion=False)
 
 
 def parse_models(given: list[str], option: str = "--model") -> dict[str, Path]:
-    """`NAME=DIRECTORY`, or a directory that is its own name."""
+    """`NAME=MODEL`, or a model that is its own name."""
+    from slackwater.cli.model_names import find_model
+
     models: dict[str, Path] = {}
     for item in given:
-        name, equals, directory = item.partition("=")
-        path = Path(directory if equals else item).expanduser()
-        if not path.is_dir():
-            raise ConfigError.of(option, item, "must be NAME=DIRECTORY or DIRECTORY, which exists")
-        name = name if equals else str(path.resolve())
+        name, equals, model = item.partition("=")
+        path = find_model(model if equals else item, option)
+        if not equals:
+            name = str(path.resolve()) if Path(item).expanduser().exists() else item
         if not name or name in models:
             raise ConfigError.of("--model", item, "needs a name of its own")
         models[name] = path
@@ -65,7 +65,6 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     from slackwater.runtime.settings import ServiceSettings
     from slackwater.runtime.store.state_directory import write_whole
 
-    os.umask(0o077)  # keys, prompts and weights are nobody else's to read
     table = settings_table(options.config, given_settings(ctx), options.changes or [])
     if options.model:
         table["models"] = plain(parse_models(options.model))
@@ -75,6 +74,8 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     if options.fleet is not None:
         table["fleet"] = plain(read_fleet_file(options.fleet))
     table |= _serving_tables(table, options)
+    table |= _named_models(table.get("models"))
+    os.umask(0o077)  # keys, prompts and weights are nobody else's to read; the hub's cache is
     state = options.state if is_given(ctx, "state") else table.get("state", options.state)
     root = Path(state).expanduser().resolve()
     table["state"] = str(root)
@@ -114,13 +115,26 @@ def _given_lists(options: UpOptions) -> dict[str, Any]:
     return {name: given for name, given in lists.items() if given}
 
 
+def _named_models(models: Any) -> dict[str, Any]:
+    """The models of a configuration file that are no directories, by where they are."""
+    from slackwater.cli.model_names import find_model
+
+    if not isinstance(models, dict) or not all(isinstance(model, str) for model in models.values()):
+        return {}  # refused with the other settings
+    found = {
+        name: model if Path(model).is_absolute() else str(find_model(model, f"models.{name}"))
+        for name, model in models.items()
+    }
+    return {"models": found}
+
+
 def _serving_tables(table: dict[str, Any], options: UpOptions) -> dict[str, Any]:
     """What `--serve`, `--slo` and `--lend` say, as tables of a configuration file."""
     from slackwater.model.serving import ServingSlo
 
     if options.serve is None:
         if options.lend:
-            raise ConfigError.of("--lend", True, "needs a served model: --serve NAME=DIRECTORY")
+            raise ConfigError.of("--lend", True, "needs a served model: --serve [NAME=]MODEL")
         return {}
     served = parse_models([options.serve], "--serve")
     slo = plain(ServingSlo.parse(options.slo))
@@ -132,14 +146,10 @@ def _serving_tables(table: dict[str, Any], options: UpOptions) -> dict[str, Any]
 
 def _default_models(folder: "StateDirectory") -> dict[str, Path]:
     """Without a model the service still starts: with a tiny one of random weights."""
+    from slackwater.cli.model_names import run_model_command
+
     directory = folder.root / "models" / "tiny"
     if not (directory / "config.json").is_file():
         print("no --model given: making a tiny one of random weights", file=sys.stderr)
-        make = ["model", "make", "tiny", "--models", str(directory.parent)]
-        # In a process of its own, since it loads PyTorch, which the service does not.
-        done = subprocess.run(
-            [sys.executable, "-m", "slackwater", *make], stdout=subprocess.DEVNULL
-        )
-        if done.returncode:
-            raise RefusedError(f"the tiny model could not be made in {directory}")
+        run_model_command("make", "tiny", "--models", str(directory.parent))
     return {"tiny": directory}

@@ -26,7 +26,9 @@ class UpOptions:
 
     model: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=DIRECTORY of a base model; repeatable. Default: a tiny one."),
+        typer.Option(
+            help="[NAME=]MODEL: directory, .gguf file or ORG/NAME of the hub; repeatable."
+        ),
     ] = None
     engines: Annotated[
         int | None,
@@ -34,7 +36,7 @@ class UpOptions:
         Setting("engines"),
     ] = None
     serve: Annotated[
-        str | None, typer.Option(help="NAME=DIRECTORY of a model to serve with an SLO (--slo).")
+        str | None, typer.Option(help="[NAME=]MODEL to serve with an SLO (--slo).")
     ] = None
     slo: Annotated[str, typer.Option(help="The SLO, seconds at p99: ttft=0.5,tpot=0.15.")] = (
         "ttft=0.5,tpot=0.15"

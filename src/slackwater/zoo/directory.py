@@ -1,7 +1,6 @@
 """A model as a Hugging Face directory (net, tokenizer, chat template), written atomically."""
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -30,21 +29,6 @@ class TextSide:
         found = self.tokenizer.token_to_id(self.end_token)
         assert found is not None, f"{self.end_token} is in the vocabulary"
         return int(found)
-
-
-def models_directory(given: Path | None = None) -> Path:
-    """The models' folder: the given one, SLACKWATER_MODELS, or the user's cache."""
-    if given is not None:
-        return given
-    if "SLACKWATER_MODELS" in os.environ:
-        return Path(os.environ["SLACKWATER_MODELS"])
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "slackwater" / "models"
-
-
-def is_model(directory: Path) -> bool:
-    """Whether a whole model is there."""
-    return (directory / "config.json").is_file() and (directory / "tokenizer.json").is_file()
 
 
 def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slackwater.model.adapter_config import HEAD
 from slackwater.model.errors import ConfigError
+from slackwater.zoo.sources import weight_files
 
 _PREFIX = "base_model.model."
 _EMBEDDING = "model.embed_tokens.weight"
@@ -62,7 +63,9 @@ def _write(
     """Write shard by shard beside `out`, then rename; the rest of the folder is copied."""
     if out.exists():
         raise ConfigError.of("DIR", str(out), "is there already; name one that is not")
-    files = _weight_files(base)
+    files = weight_files(base)
+    if not all(file.is_file() for file in files):
+        raise ConfigError.of("base model", str(base), "must hold model.safetensors")
     config = _read(base / "config.json")
     partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
     partial.mkdir(parents=True)
@@ -120,15 +123,6 @@ class _Shards:
         path.chmod(mode)
         self._written.append((path, list(self._held)))
         self._held, self._bytes = {}, 0
-
-
-def _weight_files(base: Path) -> list[Path]:
-    if (base / _INDEX).is_file():
-        named = _read(base / _INDEX)["weight_map"].values()
-        return [base / name for name in sorted(set(named))]
-    if not (base / "model.safetensors").is_file():
-        raise ConfigError.of("base model", str(base), "must hold model.safetensors")
-    return [base / "model.safetensors"]
 
 
 def _read(path: Path) -> dict[str, Any]:

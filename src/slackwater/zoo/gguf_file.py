@@ -1,6 +1,6 @@
 """A Llama-like model from a GGUF file: fp32 weights and its byte-level tokenizer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
-from slackwater.zoo.directory import TextSide
+from slackwater.nets.loading import load_net
+from slackwater.zoo.directory import TextSide, write_model
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -26,13 +27,17 @@ _LAYER_NAMES = {
 }
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _CONTROL_TOKEN = 3
+Progress = Callable[[str, float], None]
 
 
 class GgufModel:
     """One file, opened; tensors are read one at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._reader = gguf.GGUFReader(path)
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError, KeyError, OSError, OverflowError) as error:
+            raise ConfigError.of("GGUF file", str(path), f"cannot be read: {error}") from None
         architecture = self._value("general.architecture")
         if architecture != "llama":
             raise ConfigError.of("general.architecture", architecture, "must be llama")
@@ -115,3 +120,19 @@ def _halves_again(weight: Tensor, heads: int) -> Tensor:
     """GGUF interleaves rows that rotate together; Hugging Face separates a head's halves."""
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
+
+
+def write_gguf_model(path: Path, directory: Path, progress: Progress) -> None:
+    """Write the model of a GGUF file as a model directory, with fp32 weights."""
+    model = GgufModel(path)
+    net = load_net(model.config())
+    parameters = dict(net.named_parameters())
+    with torch.no_grad():
+        for done, (name, tensor) in enumerate(model.tensors()):
+            progress("reading weights", 0.35 + 0.45 * done / model.num_tensors)
+            parameters.pop(name).copy_(tensor)
+    if parameters:
+        raise ConfigError.of("GGUF tensors", sorted(parameters)[:3], "are missing")
+    progress("writing", 0.8)
+    write_model(directory, net, model.text_side())
+    progress("done", 1.0)

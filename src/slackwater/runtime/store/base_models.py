@@ -99,7 +99,7 @@ class BaseModels:
 
     def __init__(self, models: Mapping[str, BaseModel], *, or_none: bool = False) -> None:
         if not models and not or_none:
-            raise ConfigError.of("--model", "none", "must name at least one: NAME=DIRECTORY")
+            raise ConfigError.of("--model", "none", "must name at least one: [NAME=]MODEL")
         self._by_name = dict(models)
         self._by_directory = {str(model.directory): model for model in models.values()}
 
