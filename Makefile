@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes run run-one test test-gpu test-vllm test-ray test-browser wheel-check lint bench clean setup fresh-kernels
+.PHONY: check clients compatibility sdk-range recipes run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -39,6 +39,9 @@ test-gpu:  # what needs a CUDA device, with the PyTorch and Triton that $$PYTHON
 test-ray: $(STAMP)  # the fleet on a real Ray cluster of three nodes on this machine
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[ray]'
 	SLACKWATER_RAY=1 $(BIN)/python -m pytest -q tests/process/test_fleet_ray.py
+
+test-slurm: $(STAMP)  # the fleet on a real Slurm cluster of two nodes on this machine, as root: apt-get install slurm-wlm munge
+	SLACKWATER_SLURM=1 $(PYTEST) --timeout=1500 tests/process/test_slurm.py
 
 test-browser: $(STAMP)  # the dashboard in headless Chromium (apt-get install chromium); renew the manual's pictures with SLACKWATER_PICTURES=docs/images
 	$(PYTEST) -s --timeout=900 tests/browser

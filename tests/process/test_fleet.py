@@ -30,6 +30,9 @@ trainers = 1
 [[pools]]
 name = "guests"
 engines = 0
+[[pools]]
+name = "spot"
+engines = 1
 """
 
 
@@ -104,6 +107,38 @@ def test_a_machine_joins_with_a_token_of_its_own_until_that_is_revoked(
         agent.wait()
     assert "the key of 'agent:guest' is wrong" in (tmp_path / "agent.log").read_text()
     wait_for("the guest to be gone", lambda: not is_here(), 240)
+
+
+def test_an_evicted_machine_leaves_as_soon_as_its_turns_have_moved(
+    fleet: ServiceProcess, tmp_path: Path
+) -> None:
+    wanted = completions(fleet, 300)
+    token = tmp_path / "token"
+    state = ("--state", str(fleet.state))
+    token.write_text(slackwater("node", "token", "evicted", "--pool", "spot", *state))
+    command = [sys.executable, "-m", "slackwater", "agent", "--join-file", str(token)]
+    command += ["--directory", str(tmp_path / "n"), "--notice-s", "3000"]
+
+    def running() -> list[int]:
+        rows = fleet.get("/slackwater/instances").json()["instances"]
+        return [row["running"] for row in rows if "evicted" in row["instance"] and "running" in row]
+
+    with (tmp_path / "agent.log").open("wb") as log:
+        agent = subprocess.Popen(command, stderr=log)
+    try:
+        wait_for("its engine", lambda: bool(running()), 240)
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(completions, fleet, 300)
+            wait_for("work on it", lambda: sum(running()) > 0 or again.done(), 240)
+            agent.send_signal(signal.SIGTERM)
+            assert again.result(timeout=240) == wanted
+        assert agent.wait(240) == 0
+    finally:
+        agent.kill()
+        agent.wait()
+    service_log = (fleet.state / "logs" / "service.log").read_text()
+    assert "node leaves node=evicted in_s=3000" in service_log
+    assert "notice of removal" in service_log
 
 
 def test_training_goes_on_elsewhere_from_the_last_state_and_the_log(fleet: ServiceProcess) -> None:

@@ -75,6 +75,9 @@ def agent(
     gpu_ids: Annotated[
         str | None, typer.Option(help="GPUs that it lends, such as 0,1,2. Default: all.")
     ] = None,
+    notice_s: Annotated[
+        float, typer.Option(help="Seconds from SIGTERM to its end, in which turns move away.")
+    ] = 0.0,
     directory: Annotated[Path, typer.Option(help="Folder for models, versions and logs.")] = Path(
         "~/.cache/slackwater/node"
     ),
@@ -97,7 +100,7 @@ def agent(
         arguments += ["--pool", told["pool"]]
     if site:
         arguments += ["--site", site]
-    arguments += ["--devices", str(devices)]
+    arguments += ["--devices", str(devices), "--notice-s", str(notice_s)]
     if gpu_ids is not None:
         arguments += ["--gpu-ids", gpu_ids]
     own.mkdir(parents=True, exist_ok=True)

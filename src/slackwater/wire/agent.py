@@ -11,6 +11,10 @@ from slackwater.wire.message import Message
 # number.
 PARENT = "SLACKWATER_PARENT"
 
+# In the environment of workers whose agent passes eviction notices on. A batch scheduler signals
+# every process of the node, and the workers must not leave before their turns have moved.
+NOTICED = "SLACKWATER_NOTICED"
+
 # In the environment of each rank of a deployment that has several; rank 0 alone dials in.
 RANK = "SLACKWATER_RANK"
 WORLD_SIZE = "SLACKWATER_WORLD_SIZE"
@@ -177,10 +181,16 @@ class WorkerEnded(Message, frozen=True):
     said: str = ""
 
 
+class NodeLeaving(Message, frozen=True):
+    """The node is taken away in `leaves_in_s`; until then its turns can move."""
+
+    leaves_in_s: float
+
+
 WorkerOrder: TypeAlias = StartWorker | SignalWorker
 PayloadOrder: TypeAlias = FetchPayload | OfferPayload | DropPayload
 StateOrder: TypeAlias = PrefetchStates | SendState | TakeState | ForgetStates
 ToAgent: TypeAlias = WorkerOrder | PayloadOrder | StateOrder
 
 WorkerReport: TypeAlias = WorkerStarted | WorkerNotStarted | WorkerEnded
-FromAgent: TypeAlias = PayloadArrived | PayloadFailed | StateSent | WorkerReport
+FromAgent: TypeAlias = PayloadArrived | PayloadFailed | StateSent | WorkerReport | NodeLeaving

@@ -13,13 +13,16 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from slackwater.model.device import CPU, Device
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -34,6 +37,7 @@ from slackwater.worker.process import (
     NODE_SECRET_VARIABLE,
     SECRET_VARIABLE,
     address_of,
+    leave_signal,
     pin,
     run_worker,
     secret,
@@ -120,7 +124,7 @@ class NodeAgent:
         with self._lock:
             groups = list(self._groups.values())
         for group in groups:
-            group.signal_all(subprocess.Popen.terminate)
+            group.signal_all(lambda process: process.send_signal(leave_signal()))
         left = [process for group in groups for process in group.processes]
         deadline_s = time.monotonic() + _LEAVE_S
         for process in left:
@@ -180,11 +184,54 @@ class NodeAgent:
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
             group = self._groups.get(worker)
+        if number == signal.SIGTERM:
+            number = leave_signal()
         if group is not None:
             group.signal_all(lambda process: process.send_signal(number))
 
     def _tell(self, message: messages.Message) -> None:
         self._connection.send(messages.encode(message))
+
+
+class EvictionNotice:
+    """Reports the first SIGTERM to the control plane, and ends the process `notice_s` later.
+
+    SIGTERM ends it at once while nobody is connected. Further ones during the notice do nothing: a
+    batch scheduler sends several.
+    """
+
+    def __init__(self, notice_s: float) -> None:
+        self._notice_s = notice_s
+        self._send: Callable[[bytes], None] | None = None
+        self.given = False
+        self._over = False
+
+    @contextlib.contextmanager
+    def reported_by(self, send: Callable[[bytes], None]) -> Iterator[None]:
+        """Report it over this connection."""
+        self._send = send
+        try:
+            yield
+        finally:
+            self._send = None
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTERM."""
+        if self.given and not self._over:
+            return
+        if self._over or self._send is None or not self._notice_s:
+            sys.exit(0)
+        self.given = True
+        # The interrupted code may hold the connection's lock, so a thread sends.
+        threading.Thread(target=self._report, args=(self._send,), daemon=True).start()
+
+    def _report(self, send: Callable[[bytes], None]) -> None:
+        logger.info("told to leave; turns move within %g s", self._notice_s)
+        with contextlib.suppress(DisconnectedError):
+            send(messages.encode(says.NodeLeaving(self._notice_s)))
+        time.sleep(self._notice_s)
+        self._over = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def last_words(log: Path, after: int) -> str:
@@ -259,7 +306,9 @@ def _devices(options: argparse.Namespace) -> tuple[Device, ...]:
     )
 
 
-def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
+def serve_once(
+    options: argparse.Namespace, states: NodeStates, node_secret: str, notice: EvictionNotice
+) -> None:
     """One connection, from the hello to its end."""
     hung_up = threading.Event()
     address = address_of(options.connect)
@@ -280,7 +329,8 @@ def serve_once(options: argparse.Namespace, states: NodeStates, node_secret: str
                 *told, node=options.node, node_secret=node_secret, relay=relay, states=states
             )
             try:
-                agent.run()
+                with notice.reported_by(connection.send):
+                    agent.run()
             finally:
                 agent.end_workers()
 
@@ -305,25 +355,36 @@ def main() -> None:
     parser.add_argument(
         "--share-gpu", action="store_true", help="other nodes may report the machine's only GPU"
     )
+    parser.add_argument(
+        "--notice-s", type=float, default=0.0, help="time to leave after SIGTERM, to move turns"
+    )
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
+    notice = EvictionNotice(options.notice_s)
+    signal.signal(signal.SIGTERM, notice.receive)
+    if options.notice_s:
+        os.environ[says.NOTICED] = "1"
     # The states outlive the connection to the control plane, and every worker.
     node_secret = secrets.token_urlsafe(32)
     with state_service(Path(options.logs), node_secret) as states:
-        serve_until_told(options, states, node_secret)
+        serve_until_told(options, states, node_secret, notice)
 
 
-def serve_until_told(options: argparse.Namespace, states: NodeStates, node_secret: str) -> None:
-    """Serve connections, reconnecting if `--redial`."""
+def serve_until_told(
+    options: argparse.Namespace, states: NodeStates, node_secret: str, notice: EvictionNotice
+) -> None:
+    """Serve connections, reconnecting if `--redial` until told to leave."""
     pause_s = 0.5
     while True:
         began_s = time.monotonic()
         try:
-            serve_once(options, states, node_secret)
+            serve_once(options, states, node_secret, notice)
             return
         except (DisconnectedError, UnavailableError) as error:
             final = isinstance(error, RefusedByPlaneError) and not error.again
+            if notice.given:
+                return
             if final or not options.redial:
                 raise
             pause_s = 0.5 if time.monotonic() - began_s > 30 else min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -14,7 +14,7 @@ from types import FrameType
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire import messages
-from slackwater.wire.agent import PARENT
+from slackwater.wire.agent import NOTICED, PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
@@ -79,11 +79,16 @@ def dial(connect: str, hello: messages.Hello) -> Connection:
     return Connection(address_of(connect), hello, secret(), pin=pin())
 
 
+def leave_signal() -> signal.Signals:
+    """The signal that asks a worker of this node to leave."""
+    return signal.SIGUSR1 if os.environ.get(NOTICED) else signal.SIGTERM
+
+
 def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bool = False) -> None:
     """Run a worker's main: exit 0 when told to stop, 3 when the control plane is lost.
 
-    One that `cleans_up` gets SIGTERM when its parent dies, others SIGKILL. One started `by_hand`
-    outlives the shell and stops on Ctrl-C.
+    One that `cleans_up` is asked to leave when its parent dies, others get SIGKILL. One started
+    `by_hand` outlives the shell and stops on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,
@@ -93,11 +98,13 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
     for variable in (SECRET_VARIABLE, NODE_SECRET_VARIABLE):
         with contextlib.suppress(ConfigError):  # who needs it says so
             _taken(variable)
-    signal.signal(signal.SIGTERM, _leave)
+    leave = leave_signal()
+    signal.signal(signal.SIGTERM, _stay)
+    signal.signal(leave, _leave)
     # Ctrl-C goes to the control plane, which stops us, unless we are all that was started.
     signal.signal(signal.SIGINT, _leave if by_hand else signal.SIG_IGN)
     if not by_hand:
-        _die_with_parent(signal.SIGTERM if cleans_up else signal.SIGKILL)
+        _die_with_parent(leave if cleans_up else signal.SIGKILL)
     try:
         main()
     except DisconnectedError as error:
@@ -130,6 +137,10 @@ def _exit(status: int) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
+
+
+def _stay(number: int, frame: FrameType | None) -> None:
+    """Unlike SIG_IGN, not inherited by the programs that a worker starts."""
 
 
 def _die_with_parent(number: signal.Signals) -> None:

@@ -165,6 +165,15 @@ class LaunchedFleet:
             elif self.supervisor.is_leaving(worker):
                 self._release(worker.rpartition(".")[0])
 
+    def agent_leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
+        """Its node is taken away soon: the workers that it has, which are not started again."""
+        self.supervisor.leave(node)
+        return self.nodes.leaving(node)
+
+    def dismiss(self, node: NodeId) -> None:
+        """Tell a node's agent to end its workers and itself."""
+        self._hub.send(agent_name(node), messages.Stop())
+
     def agent_lost(self, node: NodeId) -> None:
         """Its workers are gone with it; they come back when the node does."""
         self.supervisor.stop(node)

@@ -59,6 +59,7 @@ class Node:
 
     facts: says.NodeFacts
     joined_s: float
+    leaving: bool = False
     processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
     states: dict[str, float] = field(default_factory=dict)  # what its state manager counts
 
@@ -97,6 +98,11 @@ class Nodes:
             process.end(_LOST_WITH_ITS_NODE)
             self._hub.hang_up(process.worker)
 
+    def leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
+        """The node is about to be lost: its workers, and none is started there any more."""
+        self._nodes[node].leaving = True
+        return self.workers(node)
+
     def said(self, node: NodeId, message: messages.FromWorker) -> None:
         """What an agent tells of its workers."""
         here = self._nodes[node]
@@ -134,6 +140,7 @@ class Nodes:
         if not self._nodes:
             raise UnavailableError("no node of the fleet is here; see `slackwater node list`")
         nodes = among or self.names()
+        nodes = [node for node in nodes if not self._nodes[node].leaving] or nodes
         return min(nodes, key=lambda node: (len(self._nodes[node].processes), node))
 
     async def spawn(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> NodeProcess:

@@ -50,6 +50,7 @@ class WorkerSupervisor:
         self._policy = policy or RestartPolicy()
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._tasks: dict[NodeId, list[asyncio.Task[None]]] = {}
+        self._leaving: set[NodeId] = set()
         self._retired: set[WorkerId] = set()
         self._retired_plans: set[str] = set()
         self._starts: dict[str, int] = {}
@@ -58,6 +59,7 @@ class WorkerSupervisor:
 
     def start(self, node: NodeId, plans: Sequence[WorkerPlan]) -> None:
         """Keep every plan running on the node from now on."""
+        self._leaving.discard(node)
         wanted = [plan for plan in plans if plan.name not in self._retired_plans]
         tasks = [asyncio.create_task(self._keep(node, plan)) for plan in wanted]
         self._tasks.setdefault(node, []).extend(tasks)
@@ -71,6 +73,10 @@ class WorkerSupervisor:
         """The node is lost: its workers are not started again until it comes back."""
         for task in self._tasks.pop(node, []):
             task.cancel()
+
+    def leave(self, node: NodeId) -> None:
+        """The node is about to be lost: who ends there is not started again."""
+        self._leaving.add(node)
 
     def pids(self) -> dict[WorkerId, int]:
         return {worker: process.pid for worker, process in self._processes.items()}
@@ -162,6 +168,8 @@ class WorkerSupervisor:
             if worker in self._retired:
                 logger.info("worker retired worker=%s %s", worker, status)
                 self._retired_plans.add(plan.name)
+                return
+            if node in self._leaving:
                 return
             self._not_up(plan, worker, said or status)
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)

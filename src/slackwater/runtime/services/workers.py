@@ -3,14 +3,14 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from slackwater.model.ids import NodeId, WorkerId
+from slackwater.model.ids import InstanceId, NodeId, WorkerId
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.wire import messages
-from slackwater.wire.agent import PayloadArrived, PayloadFailed, StateSent
+from slackwater.wire.agent import NodeLeaving, PayloadArrived, PayloadFailed, StateSent
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.memory import MEMORY_GAUGE
 
@@ -34,6 +34,7 @@ class Workers:
         self.stopping = False
         self._roles: dict[WorkerId, str] = {}
         self._memory: dict[WorkerId, float] = {}
+        self._leaving: dict[NodeId, set[WorkerId]] = {}  # engines whose turns still move
 
     def worker_joined(self, hello: messages.Hello) -> None:
         worker = WorkerId(hello.worker)
@@ -77,8 +78,25 @@ class Workers:
             self._rollout.relays.said(node, message)
         elif isinstance(message, StateSent):
             self._training.state_sent(message)
+        elif isinstance(message, NodeLeaving):
+            self._node_leaving(node, message.leaves_in_s)
         else:
             self._fleet.agent_said(node, message)
+
+    def _node_leaving(self, node: NodeId, leaves_in_s: float) -> None:
+        """Move the turns off its engines; it may go when they have."""
+        logger.warning("node leaves node=%s in_s=%.1f", node, leaves_in_s)
+        workers = self._fleet.agent_leaving(node)
+        engines = {worker for worker in workers if self._roles.get(worker) == "engine"}
+        self._leaving[node] = engines
+        for engine in sorted(engines):
+            self._rollout.notice(InstanceId(engine), leaves_in_s)
+        self._dismiss_empty()
+
+    def _dismiss_empty(self) -> None:
+        for node in [node for node, engines in self._leaving.items() if not engines]:
+            del self._leaving[node]
+            self._fleet.dismiss(node)
 
     def _stocked(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
         """A trainer speaks for the relay of its own node alone."""
@@ -93,6 +111,7 @@ class Workers:
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
             node = _node_of(worker)
+            self._leaving.pop(node, None)
             self._rollout.relays.lost(node)
             self._training.agent_lost(node)
             self._fleet.agent_lost(node)
@@ -107,6 +126,9 @@ class Workers:
             self._actions.worker_lost(worker, reason)
         else:
             self._rollout.engine_lost(worker, reason)
+            for engines in self._leaving.values():
+                engines.discard(worker)
+            self._dismiss_empty()
 
     def memory(self) -> dict[WorkerId, float]:
         """The resident bytes that each told of last."""

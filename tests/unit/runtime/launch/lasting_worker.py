@@ -6,5 +6,11 @@ import signal
 
 from slackwater.worker.process import run_worker
 
+
+def wait() -> None:
+    while True:
+        signal.pause()
+
+
 if __name__ == "__main__":
-    run_worker(signal.pause)
+    run_worker(wait)

@@ -41,6 +41,8 @@ def test_an_address_that_others_reach_is_encrypted(tmp_path: Path) -> None:
         (POOL, "nodes: 'none' must list at least one"),
         ('launcher = "ray"\n' + POOL + POOL.replace("mixed", "b"), "must be one with launcher"),
         ("= broken", "is not TOML"),
+        (POOL + NODE + '[[slurm]]\npool = "mixed"\n', 'must be "join" with [[slurm]]'),
+        ('launcher = "join"\n[[slurm]]\npool = "gpu"\n' + POOL, "slurm: pool: 'gpu' is not a pool"),
     ],
 )
 def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -21,6 +21,7 @@ from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.wire.certificate import Certificate
 from slackwater.wire.frames import Frame
@@ -48,6 +49,7 @@ class Plane:
         self.folder = folder
         self.refuses = ""
         self.joins = 0
+        self.notices: list[float] = []
 
     def worker_joined(self, hello: messages.Hello) -> None:
         assert hello.node is not None
@@ -58,7 +60,11 @@ class Plane:
 
     def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
-            self.nodes.said(NODE, messages.decode_from_worker(frame.body))
+            message = messages.decode_from_worker(frame.body)
+            if isinstance(message, says.NodeLeaving):
+                self.notices.append(message.leaves_in_s)
+            else:
+                self.nodes.said(NODE, message)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         self.nodes.lost(NODE)
@@ -145,6 +151,37 @@ def test_a_killed_agent_has_no_workers_any_more(tmp_path: Path) -> None:
             await until(lambda: not is_alive(process.pid))
             with pytest.raises(UnavailableError, match="node a: is not here"):
                 await plane.nodes.spawn(NODE, ENDS, WorkerId("ends.1"))
+
+    asyncio.run(scenario())
+
+
+def handles_sigterm(pid: int) -> bool:
+    (line,) = [
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigCgt" in line
+    ]
+    return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+@pytest.mark.parametrize("dismissed", [True, False])
+def test_an_evicted_agent_tells_the_control_plane_and_keeps_its_workers_meanwhile(
+    tmp_path: Path, dismissed: bool
+) -> None:
+    async def scenario() -> None:
+        options = ("--redial", "--notice-s", "600" if dismissed else "0.2")
+        async with plane_with_agent(tmp_path, False, *options) as (plane, agent):
+            lasting = WorkerPlan("lasting", "lasting_worker", ())
+            process = await plane.nodes.spawn(NODE, lasting, WorkerId("lasting.1"))
+            await until(lambda: handles_sigterm(process.pid))
+            for pid in (process.pid, agent.pid):  # a batch scheduler warns the whole tree
+                os.kill(pid, signal.SIGTERM)
+            await until(lambda: len(plane.notices) == 1)
+            if dismissed:
+                assert is_alive(process.pid) and agent.returncode is None
+                plane.hub.send(agent_name(NODE), messages.Stop())
+            async with asyncio.timeout(DEADLINE_S):
+                assert await agent.wait() == 0
+            await until(lambda: not is_alive(process.pid))
+            assert plane.notices == [600.0 if dismissed else 0.2]
 
     asyncio.run(scenario())
 
