@@ -57,16 +57,21 @@ def usable_devices(devices: Iterable[Device], setting: str) -> tuple[Device, ...
     )
 
 
-def count_ranks(layout: str, field: str = "layout") -> int:
-    """How many ranks, so devices, a layout such as `tp=2,dp=2` has."""
-    ranks, seen = 1, set()
+def layout_sizes(layout: str, field: str = "layout") -> tuple[int, int]:
+    """`tp` and `dp` of a layout such as `tp=2,dp=2`."""
+    sizes: dict[str, int] = {}
     for part in filter(None, layout.split(",")):
         name, _, number = part.strip().partition("=")
-        if name not in ("tp", "dp") or name in seen or not number.isdecimal() or int(number) < 1:
+        if name not in ("tp", "dp") or name in sizes or not number.isdecimal() or int(number) < 1:
             raise ConfigError.of(field, layout, "must be such as tp=2 or tp=2,dp=4")
-        seen.add(name)
-        ranks *= int(number)
-    return ranks
+        sizes[name] = int(number)
+    return sizes.get("tp", 1), sizes.get("dp", 1)
+
+
+def count_ranks(layout: str, field: str = "layout") -> int:
+    """How many ranks, so devices, a layout has."""
+    tp, dp = layout_sizes(layout, field)
+    return tp * dp
 
 
 def core_slices(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:

@@ -10,8 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from slackwater.model.device import CUDA, DeploymentRequest, Device, count_ranks, usable_devices
+from slackwater.model.device import (
+    CUDA,
+    DeploymentRequest,
+    Device,
+    count_ranks,
+    layout_sizes,
+    usable_devices,
+)
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
@@ -37,6 +45,8 @@ class WorkerPlans:
         self._settings = settings
         self._bases = bases
         self._judges = judges or BaseModels({}, or_none=True)
+        for pool in settings.whole_fleet.pools:
+            check_layouts(pool, list(bases))
 
     @property
     def kind(self) -> str:
@@ -189,14 +199,42 @@ def deployment_requests(
     )
 
 
+def check_layouts(pool: FleetPool, models: Sequence[BaseModel]) -> None:
+    """Refuse a layout whose ranks cannot share the heads and hidden units of every model evenly."""
+    runs_engines = pool.has_engines or pool.local_engines > 0
+    used = {"engine_layout": runs_engines, "trainer_layout": pool.trainers > 0}
+    for field in (field for field, is_used in used.items() if is_used):
+        layout = getattr(pool, field)
+        tp, dp = layout_sizes(layout, field)
+        if field == "engine_layout" and dp > 1:
+            raise ConfigError.of(
+                field, layout, "must be tp alone, such as tp=2; start more engines"
+            )
+        for model in models if tp > 1 else ():
+            config = _model_config(model.directory)
+            heads = config.get("num_key_value_heads") or config.get("num_attention_heads")
+            shared = {"key/value heads": heads, "hidden units": config.get("intermediate_size")}
+            for what, count in shared.items():
+                if isinstance(count, int) and count % tp:
+                    fix = f"must have a tp that divides the {count} {what} of model {model.name}"
+                    raise ConfigError.of(field, layout, fix)
+
+
 def weights_mb(directory: Path) -> int:
     """What a model's weights take in two bytes each."""
+    config = _model_config(directory)
     whole = sum(file.stat().st_size for file in directory.glob("*.safetensors")) >> 20
+    is_fp32 = config.get("torch_dtype", config.get("dtype")) == "float32"
+    return (whole // 2 if is_fp32 else whole) if config else 0
+
+
+def _model_config(directory: Path) -> dict[str, Any]:
+    """Empty where there is none: whoever reads the model says what is wrong with it."""
     try:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):
-        return 0  # whoever reads the model says what is wrong with it
-    return whole // 2 if config.get("torch_dtype") == "float32" else whole
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def reward_models(settings: ServiceSettings) -> BaseModels:

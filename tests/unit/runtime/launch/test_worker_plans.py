@@ -1,12 +1,15 @@
 """What workers are told is what their programs take."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slackwater.model.device import CUDA, Device
+from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.fleet_file import RayCluster
 from slackwater.runtime.launch.instance_request import VLLM_VARIABLE, InstanceRequest
@@ -102,3 +105,23 @@ def test_a_ray_node_lends_all_its_gpus_where_deployments_need_them() -> None:
     assert bundle(resources, RayCluster(cores=2.0), CUDA) == {"CPU": 2.0, "GPU": 4}
     assert bundle(resources, RayCluster(gpus=2), CUDA) == {"CPU": 1.0, "GPU": 2}
     assert bundle({"CPU": 8.0}, RayCluster(), CUDA) == {"CPU": 1.0, "GPU": 1}  # so it gets none
+
+
+@pytest.mark.parametrize(
+    ("layouts", "message"),
+    [
+        ({"trainer_layout": "tp=4"}, "trainer_layout: 'tp=4' .* the 2 key/value heads of model a"),
+        ({"engine_layout": "tp=4"}, "engine_layout: 'tp=4' .* the 2 key/value heads of model a"),
+        ({"engine_layout": "tp=2,dp=2"}, "engine_layout: 'tp=2,dp=2' must be tp alone"),
+        ({"trainer_layout": "tp=2", "hidden": 7}, "the 7 hidden units of model a"),
+    ],
+)
+def test_a_layout_that_a_model_cannot_have_is_refused_before_anything_starts(
+    layouts: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = {"num_key_value_heads": 2, "intermediate_size": layouts.pop("hidden", 96)}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    settings = ServiceSettings(state=tmp_path, models={"a": tmp_path}, device="cuda")
+    assert plans_of(replace(settings, trainer_layout="tp=1,dp=4"), gpus(8))
+    with pytest.raises(ConfigError, match=message):
+        plans_of(replace(settings, **layouts), gpus(8))
