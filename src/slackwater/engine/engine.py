@@ -36,9 +36,6 @@ from slackwater.nets.lora import LoraSpec
 def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
     """The executor of the device that the model lies on."""
     if net.device.type == "cuda":
-        if net.parallel is not None:
-            tp = net.parallel.size
-            raise ConfigError.of("layout tp", tp, "must be 1 on a GPU; let vLLM serve this model")
         from slackwater.engine.cuda.executor import CudaExecutor  # late: needs Triton
 
         return CudaExecutor(net, config)

@@ -235,6 +235,13 @@ class CausalLM(nn.Module):
         head = (self.unembedding, None, "lm_head")
         return adapted_linears(hidden, (head,), adapters, ops or self.plain_ops)[0]
 
+    def gather_logits(self, scores: Tensor) -> Tensor:
+        """Every rank's part of the vocabulary side by side, on rank 0; the others keep theirs."""
+        if self.parallel is None:
+            return scores
+        whole = self.parallel.gather_columns(scores, self.config.vocab_size)
+        return scores if whole is None else whole
+
     def _embed(self, tokens: Tensor) -> Tensor:
         if self.parallel is None:
             rows: Tensor = self.model.embed_tokens(tokens)

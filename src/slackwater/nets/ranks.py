@@ -32,19 +32,25 @@ WORLD_SIZE_VARIABLE = "SLACKWATER_WORLD_SIZE"
 RENDEZVOUS_VARIABLE = "SLACKWATER_RENDEZVOUS"
 LAYOUT_VARIABLE = "SLACKWATER_LAYOUT"
 DEADLINE_VARIABLE = "SLACKWATER_RANK_DEADLINE_S"
+BACKEND_VARIABLE = "SLACKWATER_RANK_BACKEND"
 EXIT_RANK_LOST = 4
 _DEADLINE_S = 120.0
+_BACKENDS = ("nccl", "gloo")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "")
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What an agent tells a rank through its environment."""
+    """What an agent tells a rank through its environment.
+
+    `backend` carries the collectives on a GPU: `nccl`, or `gloo` for ranks that share one.
+    """
 
     rank: int
     layout: Layout
     rendezvous: str
     deadline_s: float = _DEADLINE_S
+    backend: str = "nccl"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RankPlan | None":
@@ -67,8 +73,11 @@ class RankPlan:
             raise ConfigError.of(
                 RENDEZVOUS_VARIABLE, rendezvous, "must be tcp://HOST:PORT or file://PATH"
             )
-        deadline_s = float(environment.get(DEADLINE_VARIABLE, _DEADLINE_S))
-        return cls(rank, layout, rendezvous, deadline_s)
+        deadline_s = float(_whole_number(environment, DEADLINE_VARIABLE, f"{_DEADLINE_S:.0f}"))
+        backend = environment.get(BACKEND_VARIABLE, "nccl")
+        if backend not in _BACKENDS:
+            raise ConfigError.of(BACKEND_VARIABLE, backend, f"must be {' or '.join(_BACKENDS)}")
+        return cls(rank, layout, rendezvous, deadline_s, backend)
 
     def to_environment(self) -> dict[str, str]:
         """The variables that `from_environment` reads."""
@@ -77,7 +86,8 @@ class RankPlan:
             WORLD_SIZE_VARIABLE: str(self.layout.ranks),
             RENDEZVOUS_VARIABLE: self.rendezvous,
             LAYOUT_VARIABLE: str(self.layout),
-            DEADLINE_VARIABLE: str(self.deadline_s),
+            DEADLINE_VARIABLE: f"{self.deadline_s:.0f}",
+            BACKEND_VARIABLE: self.backend,
         }
 
 
@@ -101,9 +111,10 @@ class Ranks:
         if (address.hostname or "") in _LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # reachable from this machine only
         kind = torch.device(device).type
+        gloo_alone = kind == "cpu" or plan.backend == "gloo"
         try:
             dist.init_process_group(
-                "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl",
+                "gloo" if gloo_alone else "cpu:gloo,cuda:nccl",
                 init_method=plan.rendezvous,
                 rank=plan.rank,
                 world_size=plan.layout.ranks,

@@ -100,7 +100,7 @@ class TensorParallel:
         if not len(x):
             return x.new_empty(0, width)
         each = -(-width // self.size)
-        padded = functional.pad(x, (0, each - x.shape[1]))
+        padded = functional.pad(x, (0, each - x.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         dist.gather(padded, parts, group=self.group, group_dst=0)
         return None if parts is None else torch.cat(parts, dim=1)[:, :width]

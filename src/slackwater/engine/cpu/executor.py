@@ -69,11 +69,8 @@ class CpuExecutor:
         hidden = run.hidden(batch.tokens, rows, self._spans(batch.spans))
         if len(batch.wanted) != len(hidden):
             hidden = hidden[batch.wanted]
-        scores = torch.from_numpy(run.logits(hidden, self._spans(batch.wanted_spans())))
-        if net.parallel is None:
-            return scores
-        whole = net.parallel.gather_columns(scores, net.config.vocab_size)
-        return scores if whole is None else whole
+        scores = run.logits(hidden, self._spans(batch.wanted_spans()))
+        return net.gather_logits(torch.from_numpy(scores))
 
     def decode(
         self,

@@ -40,13 +40,16 @@ from slackwater.nets.lora import LoraAdapter
 
 
 class CudaExecutor:
-    """Rows through a model on one GPU."""
+    """Rows through a model, or a rank's part of one, on one GPU.
+
+    Steps of several ranks are all eager (`logits`): gloo cannot be captured in a graph.
+    """
 
     begins_ahead = True
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, net: CausalLM, config: EngineConfig, pool: PagePool | None = None) -> None:
-        shape, device = net.config, net.device
+        shape, device = net.rank_config, net.device
         if shape.head_dim & (shape.head_dim - 1) or shape.head_dim < 16:
             raise ConfigError.of("head_dim", shape.head_dim, "must be a power of 2 from 16 on CUDA")
         self._device = device
@@ -140,7 +143,8 @@ class CudaExecutor:
         if not len(batch.wanted):
             return hidden.new_empty(0, net.config.vocab_size)
         wanted = hidden[self._sent(batch.wanted)]
-        return model.logits(wanted, self._adapted(batch.wanted_spans(), len(wanted)))
+        scores = model.logits(wanted, self._adapted(batch.wanted_spans(), len(wanted)))
+        return net.gather_logits(scores)
 
     @torch.inference_mode()
     def decode(

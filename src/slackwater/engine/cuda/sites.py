@@ -26,9 +26,19 @@ _INVARIANT_UNITS = 4
 
 
 class CudaProductSite:
-    """Takes the memory of `layers` over; their parameters become views of it."""
+    """Takes the memory of `layers` over; their parameters become views of it.
 
-    def __init__(self, layers: Sequence[nn.Linear | nn.Embedding], names: Sequence[str]) -> None:
+    `adds_bias` is False where another rank adds the bias to the sum of all ranks' products.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Linear | nn.Embedding],
+        names: Sequence[str],
+        *,
+        adds_bias: bool = True,
+    ) -> None:
+        self._adds_bias = adds_bias
         self._layers, self._names = tuple(layers), tuple(names)
         self.outs = tuple(layer.weight.shape[0] for layer in layers)
         self.out = sum(self.outs)
@@ -40,6 +50,8 @@ class CudaProductSite:
         self._weight = first
         if len(layers) > 1:
             self._lay(torch.cat([layer.weight.detach() for layer in layers]))
+        elif self._bias is not None:
+            self._lay(first)  # a new version is written into the layer's own bias
         self.spread = first.new_empty(0, self.out, UNIT)
 
     @property
@@ -81,8 +93,7 @@ class CudaProductSite:
         `units`.
         """
         rows = self._rows(units)
-        bias = None if self._bias is None else self._bias[:rows]
-        return functional.linear(x, self._weight[:rows], bias)[None]
+        return functional.linear(x, self._weight[:rows], self._added_bias(0, rows))[None]
 
     def tiling(self, units: int) -> "Tiling | None":
         """How our own kernel would share out a product of few rows, if it is the better one."""
@@ -100,8 +111,7 @@ class CudaProductSite:
         if how is None:
             return self.product(x, units)
         rows = self._rows(units)
-        bias = None if self._bias is None else self._bias[:rows]
-        return few_rows_product(x, self._weight[:rows], bias, how)
+        return few_rows_product(x, self._weight[:rows], self._added_bias(0, rows), how)
 
     def invariant_product(self, x: Tensor, units: int) -> Tensor:
         """The same, every product of one shape: a row's numbers do not depend on its neighbours or
@@ -115,10 +125,13 @@ class CudaProductSite:
         columns = []
         for start, stop in pairwise(edges):
             weight = self._weight[start:stop]
-            bias = None if self._bias is None else self._bias[start:stop]
+            bias = self._added_bias(start, stop)
             tiles = torch.split(padded, _INVARIANT_ROWS)
             columns.append(torch.cat([functional.linear(tile, weight, bias) for tile in tiles]))
         return (columns[0] if len(columns) == 1 else torch.cat(columns, 1))[None, :count]
+
+    def _added_bias(self, start: int, stop: int) -> Tensor | None:
+        return self._bias[start:stop] if self._bias is not None and self._adds_bias else None
 
     def _rows(self, units: int) -> int:
         return self.out + units * len(self.outs) * UNIT

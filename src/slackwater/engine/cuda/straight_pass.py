@@ -4,7 +4,8 @@ layers.
 `nets/causal_lm.py` says what the model is, and the tests hold this pass to it. A layer is four
 products and five kernels: rotation (which also stores keys and values), attention, norm,
 activation, norm. Adapters add no kernel to a decode step. Where few rows decode, the products are
-our own and the kernels start before their predecessors have ended (`early_start.py`).
+our own and the kernels start before their predecessors have ended (`early_start.py`). Where ranks
+share the layers, their parts are added up after the second and the fourth product.
 """
 
 from dataclasses import dataclass
@@ -47,16 +48,17 @@ class _Layer:
     k_norm: Tensor | None
 
     @classmethod
-    def of(cls, layer: Layer, number: int) -> "_Layer":
+    def of(cls, layer: Layer, number: int, *, leads: bool) -> "_Layer":
+        """`leads`: this rank, of those that share the layer, adds the biases of their sums."""
         attn, mlp, name = layer.self_attn, layer.mlp, f"model.layers.{number}."
         qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
         return cls(
             CudaProductSite([getattr(attn, n) for n in qkv], [f"{name}self_attn.{n}" for n in qkv]),
-            CudaProductSite([attn.o_proj], [f"{name}self_attn.o_proj"]),
+            CudaProductSite([attn.o_proj], [f"{name}self_attn.o_proj"], adds_bias=leads),
             CudaProductSite(
                 [getattr(mlp, n) for n in gate_up], [f"{name}mlp.{n}" for n in gate_up]
             ),
-            CudaProductSite([mlp.down_proj], [f"{name}mlp.down_proj"]),
+            CudaProductSite([mlp.down_proj], [f"{name}mlp.down_proj"], adds_bias=leads),
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             None if attn.q_norm is None else attn.q_norm.weight,
@@ -88,12 +90,13 @@ class CudaStraightPass:
     """Takes the linear layers' memory over from `net`, whose parameters become views of it."""
 
     def __init__(self, net: CausalLM, *, batch_invariant: bool) -> None:
-        config = net.config
+        config, self._parallel = net.rank_config, net.parallel
         self._net, self._invariant, self._eps = net, batch_invariant, config.norm_eps
         self._heads, self._kv_heads = config.num_heads, config.num_kv_heads
         self._size = config.head_dim
         layers = enumerate(net.model.layers)
-        self._layers = [_Layer.of(layer, i) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
+        leads = net.parallel is None or net.parallel.rank == 0
+        self._layers = [_Layer.of(layer, i, leads=leads) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
         head = net.model.embed_tokens if net.lm_head is None else net.lm_head
         self._head = CudaProductSite([head], ["lm_head"])
         self._norms = [layer.norm for layer in self._layers[1:]] + [net.model.norm.weight]
@@ -118,17 +121,17 @@ class CudaStraightPass:
     ) -> Tensor:
         """Rows to `[rows, hidden]` after the last norm; their keys and values go into the cache."""
         step = self._step(len(tokens), adapters)
-        residual = self._net.model.embed_tokens.weight.index_select(0, tokens)
+        residual = self._embedded(tokens)
         x = self._normed(residual[None], None, self._layers[0].norm, None, step)
         for number, layer in enumerate(self._layers):
             qkv = self._product(layer.qkv, x, step)
             q = self._rotated(number, layer, qkv, attention, step)
             seen = attention(number, q, step.early).view(len(q), -1)
-            out = self._product(layer.o, seen, step)
+            out = self._summed_product(layer.o, seen, step)
             x = self._normed(out, residual, layer.mlp_norm, layer.o, step)
             gate_up = self._product(layer.gate_up, x, step)
             active = self._activated(layer.gate_up, gate_up, step)
-            out = self._product(layer.down, active, step)
+            out = self._summed_product(layer.down, active, step)
             x = self._normed(out, residual, self._norms[number], layer.down, step)
         return x
 
@@ -147,7 +150,9 @@ class CudaStraightPass:
         extent = 0 if adapters is None else adapters.extent
         layer = self._layers[0]
         sites = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        assert self._parallel is None or adapters is None or not adapters.fused, "sums come first"
         few = rows <= FEW_ROWS and not self._invariant and (adapters is None or adapters.fused)
+        few = few and self._parallel is None
         few = few and sum(site.tiling(extent) is not None for site in sites) >= _MOST_SITES
         held = _HELD if few and extent > _CACHED_UNITS else 0
         return _Step(adapters, extent, few, early_start(few), held)
@@ -166,6 +171,21 @@ class CudaStraightPass:
         if step.adapters is not None and not step.adapters.fused:
             self._spread(site, out[0], step.adapters)
         return out
+
+    def _summed_product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
+        """A product that is cut by columns, where ranks share the layers."""
+        out = self._product(site, x, step)
+        if self._parallel is None:
+            return out
+        whole = out[0, :, : site.out].contiguous()
+        self._parallel.add_up(whole)
+        return whole[None]
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        weight = self._net.model.embed_tokens.weight
+        if self._parallel is None:
+            return weight.index_select(0, tokens)
+        return self._parallel.embed(tokens, weight, self._net.config.vocab_size)
 
     def _library_product(self, site: CudaProductSite, x: Tensor, extent: int) -> Tensor:
         return site.invariant_product(x, extent) if self._invariant else site.product(x, extent)
