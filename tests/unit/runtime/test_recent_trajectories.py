@@ -56,3 +56,13 @@ def test_the_slowest_come_first_and_the_oldest_go() -> None:
     assert recent.held_tokens == 91
     end_turn(recent, "longer", [1] * 200, [2], job="mine/b")
     assert recent.of_job(JobId("mine/b")) == [] and recent.held_tokens == 0
+
+
+def test_who_continues_anothers_conversation_adds_nothing_to_what_that_one_sees() -> None:
+    recent = RecentTrajectories()
+    end_turn(recent, "t", [1, 2], [3])
+    end_turn(recent, "t", [1, 2, 3], [4], job="other/b")
+    (mine,) = recent.of_job(JobId("mine/a"))
+    (others,) = recent.of_job(JobId("other/b"))
+    assert joined(mine.turns)[0].tolist() == [1, 2, 3]
+    assert joined(others.turns)[0].tolist() == [1, 2, 3, 4]

@@ -73,7 +73,8 @@ class RecentTrajectories:
 
     def __init__(self, of_a_job: int = _OF_A_JOB, max_tokens: int = _MAX_TOKENS) -> None:
         self._of_a_job, self._max_tokens = of_a_job, max_tokens
-        self._held: OrderedDict[TrajectoryId, RecentTrajectory] = OrderedDict()
+        # By job as well: who sends another's conversation continues that trajectory, as its own.
+        self._held: OrderedDict[tuple[JobId, TrajectoryId], RecentTrajectory] = OrderedDict()
         self._by_job: dict[JobId, deque[TrajectoryId]] = {}
         self._tokens = 0
 
@@ -83,16 +84,17 @@ class RecentTrajectories:
 
     def ended(self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float) -> None:
         """One more turn of a trajectory is whole."""
-        found = self._held.get(spec.trajectory)
+        key = (spec.job, spec.trajectory)
+        found = self._held.get(key)
         if found is None:
             found = RecentTrajectory(spec.trajectory, spec.job, spec.base_model, since_s)
-            self._held[spec.trajectory] = found
+            self._held[key] = found
             mine = self._by_job.setdefault(spec.job, deque())
             mine.append(spec.trajectory)
             if len(mine) > self._of_a_job:
-                self._drop(mine[0])
+                self._drop((spec.job, mine[0]))
         else:
-            self._held.move_to_end(spec.trajectory)
+            self._held.move_to_end(key)
         turn = EndedTurn(spec.prompt, result.tokens, result.logprobs)
         found.turns.append(turn)
         found.ended_s, found.version = now_s, result.version
@@ -103,17 +105,16 @@ class RecentTrajectories:
 
     def of_job(self, job: JobId) -> list[RecentTrajectory]:
         """Those that took longest first."""
-        found = [self._held[name] for name in self._by_job.get(job, ())]
+        found = [self._held[job, name] for name in self._by_job.get(job, ())]
         return sorted(found, key=lambda one: one.began_s - one.ended_s)
 
     def find(self, job: JobId, trajectory: str) -> RecentTrajectory | None:
-        found = self._held.get(TrajectoryId(trajectory))
-        return found if found is not None and found.job == job else None
+        return self._held.get((job, TrajectoryId(trajectory)))
 
-    def _drop(self, name: TrajectoryId) -> None:
-        gone = self._held.pop(name)
+    def _drop(self, key: tuple[JobId, TrajectoryId]) -> None:
+        gone = self._held.pop(key)
         self._tokens -= gone.held_tokens
         mine = self._by_job[gone.job]
-        mine.remove(name)
+        mine.remove(gone.trajectory)
         if not mine:
             del self._by_job[gone.job]
