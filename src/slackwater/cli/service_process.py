@@ -57,6 +57,7 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
         signalled = await serve_until_signalled(server, listening, plane)
         for task in beside:
             task.cancel()
+        folder.write_timeline(app.state.dashboard.sampler.trace())
     finally:
         await plane.stop()
     if signalled is None:

@@ -1,11 +1,8 @@
 """The control plane of one service: its parts put together, started, watched and stopped."""
 
 import asyncio
-import contextlib
-import time
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slackwater.control.actions.broker import ActionBroker
@@ -355,14 +352,6 @@ class ControlPlane:
         for node, hint in hints.items():
             self.hub.send(agent_name(node), hint)
 
-    def _write_timeline(self) -> None:
-        """Every run leaves one."""
-        if self.phases is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # a full disk must not keep the service from stopping
-                (self.state.root / "timeline.json").write_bytes(self.phases.timeline())
-
     def _coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
         """The co-scheduler's name of the node that a worker is on, as one of a pool."""
         node = self.fleet.nodes.node_of(worker)
@@ -396,7 +385,6 @@ class ControlPlane:
         self.runtime.close()
         if self.phases is not None:
             self.phases.body.close()
-            self._write_timeline()
         self.workers.stopping = True
         self.actions.close()
         self._action_body.close()
@@ -408,9 +396,6 @@ class ControlPlane:
         self.fair_work.close()
         self.helpers.close()
         await self.jobs.save()
-        if self.phases is not None:
-            drawn = self.state.root / "timelines" / f"permits-{int(time.time())}.json"
-            await asyncio.to_thread(_write_new, drawn, self.phases.timeline())
         await self.store.close()
         self._recording.close()
 
@@ -444,8 +429,3 @@ class ControlPlane:
             if model.session == session:
                 await self.training.close_model(model.model, reason)
         await self.housekeeping.drop_sampling_sessions(session)
-
-
-def _write_new(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(content)

@@ -42,13 +42,23 @@ class TimelineLane:
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """What a browser shows: a stretch of time, so many pixels wide, and some of the lanes."""
+    """What a browser shows: a stretch of time, so many pixels wide, and some of the lanes.
+
+    One that has the same window from before asks only for spans that end after `since_s`, and names
+    the `names` that it has.
+    """
 
     start_s: float
     end_s: float
     width: int
     first: int
     count: int
+    since_s: float | None = None
+    names: str = ""
+
+    @property
+    def bin_s(self) -> float:
+        return (self.end_s - self.start_s) / max(self.width // _BIN_PIXELS, 1)
 
 
 class LaneTimeline:
@@ -59,11 +69,13 @@ class LaneTimeline:
         self._numbers: dict[str, int] = {}
         self.jobs: list[str] = []
         self.open: dict[str, tuple[int, int, float]] = {}  # lane -> job, kind, start
+        self._changes = 0  # of the lanes
 
     def lane(self, name: str, pool: str) -> TimelineLane:
         """The lane of that name, new if it is not known."""
         if name not in self._lanes:
             self._lanes[name] = TimelineLane(name, pool)
+            self._changes += 1
         return self._lanes[name]
 
     def lanes(self) -> list[TimelineLane]:
@@ -77,6 +89,7 @@ class LaneTimeline:
         gone.sort(key=lambda lane: lane.rented_s[-1][1] or 0.0)
         for lane in gone[: len(self._lanes) - most]:
             del self._lanes[lane.name]
+            self._changes += 1
 
     def job_number(self, job: str) -> int:
         """Its place in `jobs`, which is also its colour."""
@@ -112,25 +125,42 @@ class LaneTimeline:
         if before is not None:
             self.add(lane, self.jobs[before[0]], before[1], before[2], now_s)
 
+    def spans(self, lane: TimelineLane, now_s: float) -> list[tuple[float, float, int, int]]:
+        """Start, end, number of the job and kind; one that has not ended reaches to now."""
+        columns = (lane.starts_s, lane.ends_s, lane.jobs, lane.kinds)
+        found = list(zip(*columns, strict=True))
+        if (running := self.open.get(lane.name)) is not None:
+            found.append((running[2], now_s, running[0], running[1]))
+        return found
+
     # ---- what is drawn ----
     def window(
         self, asked: TimelineWindow, now_s: float, visible: Callable[[str], bool] | None = None
     ) -> dict[str, Any]:
         """`visible` keeps others' jobs from a tenant. Entries are start, end, job, kind and the
-        busy share in percent, five numbers each.
+        busy share in percent, five numbers each. Names come only where they are new to the browser.
         """
         lanes = self.lanes()
         hidden = self._hidden(visible)
         chosen = lanes[asked.first : asked.first + asked.count]
-        return {
+        cut_s = None
+        if asked.since_s is not None:  # at the edge of a bin, so that bins are whole
+            bins = np.floor((asked.since_s - asked.start_s) / asked.bin_s)
+            cut_s = asked.start_s + float(bins) * asked.bin_s
+        names = f"{self._changes}.{len(self.jobs)}"
+        found: dict[str, Any] = {
             "start_s": asked.start_s,
             "end_s": asked.end_s,
             "now_s": now_s,
+            "since_s": cut_s,
             "first": asked.first,
-            "lanes": [[lane.name, lane.pool] for lane in lanes],
-            "jobs": [None if number in hidden else job for number, job in enumerate(self.jobs)],
-            "rows": [self._row(lane, asked, now_s, hidden) for lane in chosen],
+            "names": names,
+            "rows": [self._row(lane, asked, cut_s, now_s, hidden) for lane in chosen],
         }
+        if names != asked.names:
+            found["lanes"] = [[lane.name, lane.pool] for lane in lanes]
+            found["jobs"] = [None if n in hidden else job for n, job in enumerate(self.jobs)]
+        return found
 
     def _hidden(self, visible: Callable[[str], bool] | None) -> set[int]:
         if visible is None:
@@ -138,55 +168,61 @@ class LaneTimeline:
         return {number for number, job in enumerate(self.jobs) if not visible(job)}
 
     def _row(
-        self, lane: TimelineLane, asked: TimelineWindow, now_s: float, hidden: set[int]
+        self,
+        lane: TimelineLane,
+        asked: TimelineWindow,
+        cut_s: float | None,
+        now_s: float,
+        hidden: set[int],
     ) -> dict[str, Any]:
-        start_s, end_s = asked.start_s, asked.end_s
+        start_s, end_s = asked.start_s if cut_s is None else cut_s, asked.end_s
         first = max(bisect_right(lane.starts_s, start_s) - _LOOK_BACK, 0)
         last = bisect_left(lane.starts_s, end_s)
-        if last - first > asked.width // _BIN_PIXELS:
+        if cut_s is None and last - first > asked.width // _BIN_PIXELS:
             entries = _binned(lane, first, last, asked)
         else:
-            entries = [
-                value
-                for place in range(first, last)
-                if lane.ends_s[place] >= start_s
-                for value in (
-                    round(lane.starts_s[place], 3),
-                    round(lane.ends_s[place], 3),
-                    *(lane.jobs[place], lane.kinds[place], 100),
-                )
-            ]
+            entries = _plain(lane, first, last, start_s)
         if (running := self.open.get(lane.name)) is not None and running[2] < end_s:
             entries += [round(running[2], 3), round(now_s, 3), running[0], running[1], 100]
         rents = [
             [round(since_s, 3), round(now_s if until_s is None else until_s, 3)]
             for since_s, until_s in lane.rented_s
-            if since_s < end_s and (until_s is None or until_s > start_s)
+            if since_s < end_s and (until_s is None or until_s > asked.start_s)
         ]
         return {"rents": rents, "spans": _without(entries, hidden)}
 
-    def overview(
-        self, end_s: float, visible: Callable[[str], bool] | None = None
-    ) -> dict[str, Any]:
-        """The share of all lanes that rolls out, trains or does something else, over the run."""
-        edges_s = np.linspace(0.0, max(end_s, 1e-3), _OVERVIEW_BINS + 1)
+    def overview(self, end_s: float, visible: Callable[[str], bool] | None = None) -> "Overview":
+        """To be fed with lanes."""
         hidden = np.array(sorted(self._hidden(visible)), dtype=np.int64)
-        parts: dict[int, list[NDArray[np.float64]]] = {ROLLOUT: [], TRAIN: [], SYNC: []}
-        for lane in self._lanes.values():
-            starts_s, ends_s = np.array(lane.starts_s), np.array(lane.ends_s)
-            kinds, jobs = np.array(lane.kinds), np.array(lane.jobs)
-            shown = ~np.isin(jobs, hidden) if hidden.size else np.ones(len(jobs), bool)
-            for kind, found in parts.items():
-                mine = shown & (kinds == kind)
-                found.append(np.stack([starts_s[mine], ends_s[mine]]))
-        lanes = max(len(self._lanes), 1)
-        shares = {
-            KINDS[kind]: _coverage(np.concatenate(found, axis=1), edges_s) / lanes
-            for kind, found in parts.items()
-            if found
+        return Overview(end_s, hidden)
+
+
+class Overview:
+    """The share of all lanes that rolls out, trains or moves weights, over the run."""
+
+    def __init__(self, end_s: float, hidden: NDArray[np.int64]) -> None:
+        self._end_s, self._hidden = end_s, hidden
+        self._edges_s = np.linspace(0.0, max(end_s, 1e-3), _OVERVIEW_BINS + 1)
+        self._covered = {kind: np.zeros(_OVERVIEW_BINS) for kind in (ROLLOUT, TRAIN, SYNC)}
+        self._lanes = 0
+
+    def add(self, lane: TimelineLane) -> None:
+        starts_s, ends_s = np.array(lane.starts_s), np.array(lane.ends_s)
+        kinds, jobs = np.array(lane.kinds), np.array(lane.jobs)
+        shown = ~np.isin(jobs, self._hidden) if self._hidden.size else np.ones(len(jobs), bool)
+        self._lanes += 1
+        for kind, covered in self._covered.items():
+            mine = shown & (kinds == kind)
+            if mine.any():
+                covered += _coverage(np.stack([starts_s[mine], ends_s[mine]]), self._edges_s)
+
+    def figures(self) -> dict[str, Any]:
+        lanes = max(self._lanes, 1)
+        series = {
+            KINDS[kind]: np.round(covered / lanes, 4).tolist()
+            for kind, covered in self._covered.items()
         }
-        series = {name: np.round(share, 4).tolist() for name, share in shares.items()}
-        return {"end_s": end_s, "series": series}
+        return {"end_s": self._end_s, "series": series}
 
 
 def _coverage(spans_s: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -208,28 +244,40 @@ def _binned(lane: TimelineLane, first: int, last: int, asked: TimelineWindow) ->
     """Long spans as they are; of the short ones in a bin the longest one's job, and how much of the
     bin all of them cover.
     """
-    bins = max(asked.width // _BIN_PIXELS, 1)
-    bin_s = (asked.end_s - asked.start_s) / bins
+    bins, bin_s = max(asked.width // _BIN_PIXELS, 1), asked.bin_s
     starts_s, ends_s = np.array(lane.starts_s[first:last]), np.array(lane.ends_s[first:last])
     jobs, kinds = np.array(lane.jobs[first:last]), np.array(lane.kinds[first:last])
     length_s = ends_s - starts_s
     is_long = (length_s > bin_s) | (kinds == FAULT)
-    entries: list[float] = []
-    for place in np.flatnonzero(is_long & (ends_s >= asked.start_s)):
-        span = (round(float(starts_s[place]), 3), round(float(ends_s[place]), 3))
-        entries += [*span, int(jobs[place]), int(kinds[place]), 100]
+    long = np.flatnonzero(is_long & (ends_s >= asked.start_s))
+    columns = (starts_s[long], ends_s[long], jobs[long], kinds[long])
+    entries = _entries(*columns, np.full(len(long), 100))
     middle_s = (starts_s + ends_s) / 2 - asked.start_s
     at = np.floor(middle_s / bin_s).astype(np.int64)
     short = np.flatnonzero(~is_long & (at >= 0) & (at < bins))
     covered_s = np.bincount(at[short], weights=length_s[short], minlength=bins)
     order = short[np.lexsort((length_s[short], at[short]))]
-    for place in order[np.flatnonzero(np.diff(at[order], append=-1))]:  # the longest of each bin
-        number = int(at[place])
-        share = min(round(100 * float(covered_s[number]) / bin_s), 100)
-        begin_s = asked.start_s + number * bin_s
-        span = (round(begin_s, 3), round(begin_s + bin_s, 3))
-        entries += [*span, int(jobs[place]), int(kinds[place]), share]
-    return entries
+    chosen = order[np.flatnonzero(np.diff(at[order], append=-1))]  # the longest of each bin
+    begin_s = asked.start_s + at[chosen] * bin_s
+    shares = np.minimum(np.round(100 * covered_s[at[chosen]] / bin_s), 100).astype(np.int64)
+    return entries + _entries(begin_s, begin_s + bin_s, jobs[chosen], kinds[chosen], shares)
+
+
+def _plain(lane: TimelineLane, first: int, last: int, start_s: float) -> list[float]:
+    """Spans as they are, without those that ended before the window."""
+    ends_s = np.array(lane.ends_s[first:last])
+    seen = np.flatnonzero(ends_s >= start_s)
+    columns = (np.array(lane.jobs[first:last])[seen], np.array(lane.kinds[first:last])[seen])
+    starts_s = np.array(lane.starts_s[first:last])[seen]
+    return _entries(starts_s, ends_s[seen], *columns, np.full(len(seen), 100))
+
+
+def _entries(*columns: NDArray[Any]) -> list[float]:
+    """Five columns as one list; times in whole milliseconds, the rest in whole numbers."""
+    found: list[float] = [0.0] * (5 * len(columns[0]))
+    for place, column in enumerate(columns):
+        found[place::5] = np.round(column, 3).tolist()
+    return found
 
 
 def _without(entries: list[float], hidden: set[int]) -> list[float]:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slackwater.model.ids import NodeId
+from slackwater.timeline.lanes import KINDS, LaneTimeline
 from slackwater.timeline.spans import Span, Timeline
 
 _POOLS = ("rollout", "train")
 _FLEET_PID = len(_POOLS) + 1
+_MAX_WRITTEN = 200_000  # spans of lanes
 
 
 def trace_json(timeline: Timeline) -> Iterator[bytes]:
@@ -22,6 +24,42 @@ def trace_json(timeline: Timeline) -> Iterator[bytes]:
         yield separator + json.dumps(event, separators=(",", ":")).encode()
         separator = b",\n"
     yield b'\n],"otherData":' + json.dumps(dict(timeline.about)).encode() + b"}\n"
+
+
+def lanes_json(timeline: LaneTimeline, now_s: float) -> Iterator[bytes]:
+    """The lanes of a service as a trace: a process per pool, a thread per device or worker; of a
+    long run each lane's newest spans.
+    """
+    yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
+    separator = b""
+    for event in _lane_events(timeline, now_s):
+        yield separator + json.dumps(event, separators=(",", ":")).encode()
+        separator = b",\n"
+    yield b"\n]}\n"
+
+
+def _lane_events(timeline: LaneTimeline, now_s: float) -> Iterator[dict[str, Any]]:
+    lanes = timeline.lanes()
+    pids = {pool: pid for pid, pool in enumerate(dict.fromkeys(lane.pool for lane in lanes), 1)}
+    for pool, pid in pids.items():
+        yield _named(pid, 0, "process_name", pool)
+    most = max(_MAX_WRITTEN // max(len(lanes), 1), 100)
+    for tid, lane in enumerate(lanes, start=1):
+        at = {"ph": "X", "pid": pids[lane.pool], "tid": tid}
+        yield _named(pids[lane.pool], tid, "thread_name", lane.name)
+        for since_s, until_s in lane.rented_s:
+            ends_s = now_s if until_s is None else until_s
+            when = {"ts": since_s * 1e6, "dur": (ends_s - since_s) * 1e6}
+            yield {**at, "name": "rented", "cat": "rental", **when}
+        for start_s, end_s, number, kind in timeline.spans(lane, now_s)[-most:]:
+            job, what = timeline.jobs[number], KINDS[kind]
+            phase = {"switch": "rollout,switch", "tail": "rollout,tail"}.get(what, f"{what},run")
+            when = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+            yield {**at, "name": f"{job} {what}", "cat": phase, **when, "args": {"job": job}}
+
+
+def _named(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -73,11 +111,8 @@ def _threads(nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, int]]:
 
 
 def _names(threads: dict[NodeId, tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    def named(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
-        return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
     for rank, pool in enumerate(_POOLS, start=1):
-        yield named(rank, 0, "process_name", f"{pool} nodes")
-    yield named(_FLEET_PID, 0, "process_name", "fleet")
+        yield _named(rank, 0, "process_name", f"{pool} nodes")
+    yield _named(_FLEET_PID, 0, "process_name", "fleet")
     for node, (pid, tid) in threads.items():
-        yield named(pid, tid, "thread_name", node)
+        yield _named(pid, tid, "thread_name", node)

@@ -1,5 +1,7 @@
 """Windows of the timeline: exact where there is room, binned where there is none."""
 
+from collections.abc import Callable
+
 import pytest
 
 from slackwater.timeline.lanes import (
@@ -61,6 +63,16 @@ def test_spans_too_short_to_draw_become_bins_that_keep_the_busy_share() -> None:
     assert [entry for entry in found if entry[3] == FAULT] == [(5000.0, 5000.0, 2, FAULT, 100)]
 
 
+def overview_of(
+    timeline: LaneTimeline, end_s: float, visible: Callable[[str], bool] | None = None
+) -> dict[str, list[float]]:
+    made = timeline.overview(end_s, visible)
+    for lane in timeline.lanes():
+        made.add(lane)
+    series: dict[str, list[float]] = made.figures()["series"]
+    return series
+
+
 def test_only_the_lanes_in_view_are_sent() -> None:
     timeline = LaneTimeline()
     for number in range(1000):
@@ -78,14 +90,50 @@ def test_a_live_lane_forgets_its_oldest_half() -> None:
     assert lane.ends_s[-1] == 29_999.5
 
 
+def test_a_window_that_is_there_already_gets_only_what_changed() -> None:
+    timeline = LaneTimeline()
+    lane = timeline.lane("engine-0", "engines")
+    for number in range(100):
+        timeline.add(lane, "a", ROLLOUT, number, number + 0.5)
+    whole = timeline.window(TimelineWindow(0.0, 200.0, 1000, 0, 5), 100.0)
+    assert len(whole["rows"][0]["spans"]) == 5 * 100 and whole["since_s"] is None
+    timeline.begin(lane, "a", TRAIN, 100.0)
+    again = TimelineWindow(0.0, 200.0, 1000, 0, 5, since_s=97.3, names=whole["names"])
+    found = timeline.window(again, 102.0)
+    assert "lanes" not in found and "jobs" not in found
+    assert 96.8 <= found["since_s"] <= 97.3  # the edge of a bin
+    starts = found["rows"][0]["spans"][::5]
+    assert starts == [97.0, 98.0, 99.0, 100.0]
+    timeline.lane("engine-1", "engines")
+    assert len(timeline.window(again, 102.0)["lanes"]) == 2
+
+
+def test_a_binned_window_is_extended_without_a_gap() -> None:
+    """What a browser makes of the whole and the changes covers as much as the whole later on."""
+    timeline = LaneTimeline()
+    lane = timeline.lane("engine-0", "engines")
+    for number in range(20_000):
+        timeline.append(lane, timeline.job_number("a"), ROLLOUT, number / 20, number / 20 + 0.04)
+    asked = TimelineWindow(0.0, 2000.0, 1000, 0, 5)
+    old = timeline.window(asked, 1000.0)["rows"][0]["spans"]
+    for number in range(20_000, 20_400):
+        timeline.append(lane, 0, ROLLOUT, number / 20, number / 20 + 0.04)
+    more = timeline.window(TimelineWindow(0.0, 2000.0, 1000, 0, 5, since_s=990.0), 1020.0)
+    kept = [old[at : at + 5] for at in range(0, len(old), 5) if old[at + 1] <= more["since_s"]]
+    new = more["rows"][0]["spans"]
+    kept += [new[at : at + 5] for at in range(0, len(new), 5)]
+    covered_s = sum((end_s - start_s) * share / 100 for start_s, end_s, _, _, share in kept)
+    assert covered_s == pytest.approx(1020 * 0.8, rel=0.01)
+
+
 def test_the_overview_is_the_share_of_all_lanes_by_phase() -> None:
     timeline = LaneTimeline()
     timeline.add(timeline.lane("a", "x"), "j", ROLLOUT, 0.0, 50.0)
     timeline.add(timeline.lane("b", "x"), "k", TRAIN, 50.0, 100.0)
-    series = timeline.overview(100.0)["series"]
+    series = overview_of(timeline, 100.0)
     assert series["rollout"][10] == pytest.approx(0.5) and series["rollout"][-10] == 0
     assert series["train"][10] == 0 and series["train"][-10] == pytest.approx(0.5)
-    mine = timeline.overview(100.0, lambda job: job == "k")["series"]
+    mine = overview_of(timeline, 100.0, lambda job: job == "k")
     assert max(mine["rollout"]) == 0
 
 

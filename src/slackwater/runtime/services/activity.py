@@ -28,6 +28,7 @@ from slackwater.timeline.lanes import (
     LaneTimeline,
     TimelineLane,
 )
+from slackwater.timeline.perfetto import lanes_json
 
 _EVERY_S = 0.25
 _SHARE = 0.003  # of a core that sampling may take
@@ -60,6 +61,11 @@ class ActivitySampler:
     def now_s(self) -> float:
         """Since the service started."""
         return loop_time() - self._start_s
+
+    def trace(self) -> bytes:
+        """The run so far, for Perfetto and `slackwater dashboard RUN`."""
+        self.sample()
+        return b"".join(lanes_json(self.timeline, self.now_s()))
 
     async def run(self) -> None:
         """Until it is cancelled."""

@@ -5,10 +5,11 @@ Looked at by the activity sampler. Time is in device seconds; money needs prices
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from slackwater.model.ids import JobId
 from slackwater.model.instance import InstanceKind
+from slackwater.model.slack import SlackRow
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import PriceSettings
 
@@ -21,31 +22,6 @@ class CapacityUse:
 
     present_s: float = 0.0
     busy_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class SlackRow:
-    """`alone` is what the same work needs without sharing, `used` what it took."""
-
-    kind: Literal["phases", "serving", "spot", "actions", "weights"]
-    unit: Literal["device h", "core h", "GB"]
-    alone: float
-    used: float
-    price: float = 0.0  # of a unit
-    used_price: float = 0.0
-    detail: str = ""
-
-    def shown(self) -> dict[str, Any]:
-        cost, saved = self.used * self.used_price, self.alone * self.price
-        return {
-            "kind": self.kind,
-            "unit": self.unit,
-            "alone": round(self.alone, 4),
-            "used": round(self.used, 4),
-            "saved": round(self.alone - self.used, 4),
-            "saved_dollars": round(saved - cost, 4) if self.price else None,
-            "detail": self.detail,
-        }
 
 
 class SlackMeter:

@@ -1,9 +1,11 @@
 """The folder that holds everything a service keeps; one service at a time may use it."""
 
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.folder import fingerprint
 from slackwater.model.ids import ModelId
 from slackwater.model.uri import Uri
+
+_TIMELINES_KEPT = 20
 
 
 def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
@@ -66,6 +70,15 @@ class StateDirectory:
             secret = secrets.token_urlsafe(32)
             write_whole(path, secret)
             return secret
+
+    def write_timeline(self, trace: bytes) -> None:
+        """Every run leaves one; a full disk must not keep the service from stopping."""
+        folder = self.root / "timelines"
+        with contextlib.suppress(OSError):
+            folder.mkdir(exist_ok=True)
+            (folder / f"run-{int(time.time())}.json").write_bytes(trace)
+            for old in sorted(folder.glob("run-*.json"))[:-_TIMELINES_KEPT]:
+                old.unlink()
 
     def write_models(self, directories: Mapping[str, Path]) -> None:
         """Where nodes that share this disk find the models, and what they look like now."""

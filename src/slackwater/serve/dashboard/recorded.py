@@ -1,8 +1,8 @@
 """A recorded run as the dashboard's source: a trace that opens in Perfetto, or the folder that a
 run left.
 
-Traces are written by `slackwater sim run --trace`, `plan --trace`, `demo` and every service with a
-co-scheduler when it stops. A folder is that of a demo, of a service, or of `slackwater train`.
+Traces are written by `slackwater sim run --trace`, `plan --trace`, `demo` and every service when it
+stops. A folder is that of a demo, of a service, or of `slackwater train`.
 """
 
 import secrets
@@ -15,10 +15,21 @@ import msgspec
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import TenantId
+from slackwater.model.slack import SlackRow
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
-from slackwater.timeline.lanes import KINDS, ROLLOUT, SWITCH, TAIL, TRAIN, LaneTimeline
+from slackwater.timeline.lanes import (
+    FAULT,
+    KINDS,
+    ROLLOUT,
+    SWITCH,
+    SYNC,
+    TAIL,
+    TRAIN,
+    LaneTimeline,
+    TimelineLane,
+)
 from slackwater.wire.driver_files import DriverFiles
 
 _LOG_BYTES = 1 << 16
@@ -97,21 +108,31 @@ class RecordedSource:
             self.timeline.append(lane, job, kind, start_s, end_s)
 
     def _job_rows(self) -> dict[str, dict[str, Any]]:
+        """A job that was given nodes is seen on those: its engines did the same at the same time.
+        Weights move on engines only.
+        """
         lengths_s: dict[str, dict[int, dict[str, list[float]]]] = defaultdict(
             lambda: defaultdict(lambda: defaultdict(list))
         )
         first_s: dict[str, float] = {}
         last_s: dict[str, float] = {}
-        for lane in self.timeline.lanes():
+        lanes = self.timeline.lanes()
+        placed = {job for lane in lanes if _is_node(lane) for job in lane.jobs}
+        for lane in lanes:
             for place, number in enumerate(lane.jobs):
+                kind = lane.kinds[place]
+                twice = number in placed and not _is_node(lane) and kind != SYNC
+                if kind == FAULT or twice:
+                    continue
                 job = self.timeline.jobs[number]
                 start_s, end_s = lane.starts_s[place], lane.ends_s[place]
-                lengths_s[job][lane.kinds[place]][lane.name].append(end_s - start_s)
+                lengths_s[job][kind][lane.name].append(end_s - start_s)
                 first_s[job] = min(first_s.get(job, start_s), start_s)
                 last_s[job] = max(last_s.get(job, end_s), end_s)
         rows = {
             job: _job_row(job, by_kind, first_s[job], last_s[job])
             for job, by_kind in lengths_s.items()
+            if not job.startswith("weights of ")
         }
         for name, folder in self._folders.items():
             curves = read_curves(_run_folder(folder) / "metrics.jsonl")
@@ -134,8 +155,37 @@ class RecordedSource:
             "pools": {},
             "nodes": [],
             "weights": [],
-            "gauges": {"lanes": len(lanes)},
+            "gauges": {"lanes": len(lanes), "busy": self._busy()},
+            "slack": self._slack(),
         }
+
+    def _busy(self) -> float:
+        """The share of all lanes' time in which they worked."""
+        lanes = self.timeline.lanes()
+        here_s = sum(self._rented_s(lane) for lane in lanes)
+        worked_s = sum(
+            lane.ends_s[place] - lane.starts_s[place]
+            for lane in lanes
+            for place in range(len(lane.starts_s))
+            if lane.kinds[place] != TAIL
+        )
+        return round(worked_s / max(here_s, 1e-9), 4)
+
+    def _rented_s(self, lane: TimelineLane) -> float:
+        return sum((self._end_s if end_s is None else end_s) - s for s, end_s in lane.rented_s)
+
+    def _slack(self) -> list[dict[str, Any]]:
+        """Nodes that were shared, against the same phases on nodes of each job's own."""
+        nodes = [lane for lane in self.timeline.lanes() if _is_node(lane)]
+        if not nodes:
+            return []
+        used_s = sum(
+            (end_s or self._end_s) - since_s for n in nodes for since_s, end_s in n.rented_s
+        )
+        alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
+        said = "phases as recorded, on nodes of each job's own, without switches"
+        hours = (alone_s / 3600.0, used_s / 3600.0)
+        return [SlackRow("phases", "device h", hours[0], hours[1], detail=said).shown()]
 
     def _row(self, job: str) -> dict[str, Any]:
         if job not in self._jobs:
@@ -174,7 +224,8 @@ class RecordedSource:
         known = tuple(job for job in jobs if job is not None)
         if not known:
             raise RefusedError("this recording has no job that both rolls out and trains")
-        names = [lane.pool for lane in self.timeline.lanes()]
+        lanes = self.timeline.lanes()
+        names = [lane.pool for lane in lanes if _is_node(lane)] or [lane.pool for lane in lanes]
         train = sum(name.startswith("train") for name in names)
         return PlannedFleet(max(len(names) - train, 1), max(train, 1), jobs=known)
 
@@ -186,8 +237,8 @@ def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
     if not run.is_dir():
         fix = "must be a trace, or the folder of a demo, a service or a training run"
         raise ConfigError.of("RUN", str(run), fix)
-    traces = [path for path in (run / "timeline.json", run / "service" / "timeline.json")
-              if path.is_file()] or sorted((run / "timelines").glob("*.json"))[-1:]  # fmt: skip
+    services = (run / "service", run)
+    traces = [*_newest(services), *(path for path in (run / "timeline.json",) if path.is_file())]
     folders = {
         folder.name: folder
         for place in (run / "jobs", run / "service" / "jobs")
@@ -196,9 +247,23 @@ def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
     if (run / "metrics.jsonl").is_file():
         folders[run.name] = run
     if not traces and not folders:
-        fix = "holds no timeline.json, no jobs and no metrics.jsonl"
+        fix = "holds no timelines, no jobs and no metrics.jsonl"
         raise ConfigError.of("RUN", str(run), fix)
     return (traces[0] if traces else None), folders
+
+
+def _newest(services: tuple[Path, ...]) -> list[Path]:
+    """What each of these folders' services wrote when it stopped last."""
+    return [
+        path
+        for service in services
+        for path in sorted((service / "timelines").glob("run-*.json"))[-1:]
+    ]
+
+
+def _is_node(lane: TimelineLane) -> bool:
+    """Whether the co-scheduler gave the lane out; else it is an engine's or a trainer's."""
+    return lane.pool.endswith("nodes")
 
 
 def _driver_folders(place: Path) -> list[Path]:
@@ -242,11 +307,14 @@ def _job_row(
         "age_s": round(last_s - first_s, 1),
         "breakdown": breakdown | {"queued": round(max(last_s - first_s - spent_s, 0.0), 1)},
         "lengths": (rollout_s, train_s, rollout_lanes, train_lanes),
+        "alone_s": (parts["rollout"] + parts["train"]) * (rollout_lanes + train_lanes),
     }
 
 
 def _public(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in ("folder", "lengths")}
+    return {
+        name: value for name, value in row.items() if name not in ("folder", "lengths", "alone_s")
+    }
 
 
 def _planned_job(row: dict[str, Any]) -> PlannedJob | None:

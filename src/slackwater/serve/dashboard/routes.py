@@ -47,6 +47,7 @@ TYPES = {
 _EVERY_S = 1.0
 _COST_SHARE = 0.01  # of a core that one audience's figures may take, however large the fleet
 _OVERVIEW_EVERY_S = 5.0
+_LANES_AT_ONCE = 20
 
 Job = Annotated[str, Query(max_length=200)]
 Place = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
@@ -76,15 +77,20 @@ class FigureCache:
         self._kept: dict[Any, tuple[float, bytes]] = {}
 
     def get(self, key: Any, make: Callable[[], Any]) -> bytes:
-        now_s = time.monotonic()
-        kept = self._kept.get(key)
-        if kept is None or now_s >= kept[0]:
+        kept = self.fresh(key)
+        if kept is None:
             began_s = time.thread_time()
-            encoded = msgspec.json.encode(make())
-            cost_s = time.thread_time() - began_s
-            kept = (now_s + max(self._every_s, cost_s / _COST_SHARE), encoded)
-            self._kept[key] = kept
-        return kept[1]
+            kept = msgspec.json.encode(make())
+            self.put(key, kept, time.thread_time() - began_s)
+        return kept
+
+    def fresh(self, key: Any) -> bytes | None:
+        kept = self._kept.get(key)
+        return None if kept is None or time.monotonic() >= kept[0] else kept[1]
+
+    def put(self, key: Any, made: bytes, cost_s: float) -> None:
+        until_s = time.monotonic() + max(self._every_s, cost_s / _COST_SHARE)
+        self._kept[key] = (until_s, made)
 
 
 class Dashboard:
@@ -95,6 +101,7 @@ class Dashboard:
         self.sessions = BrowserSessions(time.monotonic)
         self.figures = FigureCache(0.9 * _EVERY_S)
         self.overviews = FigureCache(_OVERVIEW_EVERY_S)
+        self._overviewing = asyncio.Lock()
         self.planner = Planner()
 
     # Async, so that they need no thread.
@@ -119,6 +126,25 @@ class Dashboard:
     def seen_by(self, viewer: Viewer) -> Callable[[str], bool] | None:
         """Which jobs' spans are drawn; None: all."""
         return None if viewer.is_operator else lambda job: self.source.sees(viewer, job)
+
+    async def overview(self, viewer: Viewer) -> bytes:
+        """The whole run in a strip; a few lanes at a time, since a fleet's take long."""
+        key = _audience(viewer)
+        async with self._overviewing:
+            if (kept := self.overviews.fresh(key)) is not None:
+                return kept
+            timeline, spent_s = self.source.timeline, 0.0
+            made = timeline.overview(self.source.now_s(), self.seen_by(viewer))
+            lanes = timeline.lanes()
+            for first in range(0, len(lanes), _LANES_AT_ONCE):
+                began_s = time.thread_time()
+                for lane in lanes[first : first + _LANES_AT_ONCE]:
+                    made.add(lane)
+                spent_s += time.thread_time() - began_s
+                await asyncio.sleep(0)
+            kept = msgspec.json.encode(made.figures())
+            self.overviews.put(key, kept, spent_s)
+            return kept
 
     async def stream(self, token: str, session: BrowserSession) -> AsyncIterator[bytes]:
         """Figures once a second until the session ends, or the service."""
@@ -215,16 +241,17 @@ def _add_figures(router: APIRouter, dashboard: Dashboard) -> None:
         width: Annotated[int, Query(ge=10, le=8000)] = 1200,
         first: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
         count: Annotated[int, Query(ge=0, le=400)] = 60,
+        since: Seconds | None = None,
+        names: Annotated[str, Query(max_length=40)] = "",
     ) -> Response:
-        window = TimelineWindow(start, max(end, start + 1e-3), width, first, count)
+        window = TimelineWindow(
+            start, max(end, start + 1e-3), width, first, count, since_s=since, names=names
+        )
         return _json(source.timeline.window(window, source.now_s(), dashboard.seen_by(viewer)))
 
     @router.get("/api/overview")
     async def overview(viewer: viewing) -> Response:
-        def make() -> Any:
-            return source.timeline.overview(source.now_s(), dashboard.seen_by(viewer))
-
-        return _encoded(dashboard.overviews.get(_audience(viewer), make))
+        return _encoded(await dashboard.overview(viewer))
 
     @router.get("/api/job")
     async def job(viewer: viewing, job: Job) -> Response:

@@ -9,11 +9,20 @@ import pytest
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
+from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.dashboard.recorded import RecordedSource
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
 from slackwater.serve.dashboard.what_if import Change
-from slackwater.timeline.lanes import TimelineWindow
-from slackwater.timeline.perfetto import trace_json
+from slackwater.timeline.lanes import (
+    FAULT,
+    KINDS,
+    ROLLOUT,
+    SYNC,
+    TRAIN,
+    LaneTimeline,
+    TimelineWindow,
+)
+from slackwater.timeline.perfetto import lanes_json, trace_json
 from slackwater.timeline.spans import Rental, Span, Timeline
 
 
@@ -72,8 +81,52 @@ def test_a_demos_folder_has_curves_and_logs_of_its_jobs(tmp_path: Path) -> None:
         source.stop(viewer, "mine/a")
 
 
+def test_a_service_leaves_the_lanes_of_its_engines_and_trainers(tmp_path: Path) -> None:
+    """A job with a node is not counted again on the engine there; one without is."""
+    timeline = LaneTimeline()
+    node = timeline.lane("rollout-0", "rollout nodes")
+    engine, trainer = timeline.lane("e-0", "spot engines"), timeline.lane("t-0", "trainers")
+    for lane in (node, engine, trainer):
+        lane.rented_s.append((0.0, None))
+    timeline.add(node, "mine/placed", ROLLOUT, 0.0, 10.0)
+    timeline.add(engine, "mine/placed", ROLLOUT, 0.0, 10.0)
+    timeline.add(engine, "mine/placed", SYNC, 10.0, 12.0)
+    timeline.add(engine, "mine/free", ROLLOUT, 12.0, 15.0)
+    timeline.add(engine, "fault", FAULT, 15.0, 15.0)
+    timeline.begin(trainer, "mine/free", TRAIN, 15.0)  # it runs when the service stops
+    folder = StateDirectory(tmp_path)
+    for _ in range(2):
+        folder.write_timeline(b"".join(lanes_json(timeline, 20.0)))
+    source = RecordedSource(tmp_path)
+    viewer = source.viewer(source.key)
+    assert viewer is not None
+    figures = source.snapshot(viewer)
+    rows = {row["job"]: row for row in figures["jobs"]}
+    assert set(rows) == {"mine/placed", "mine/free"}
+    assert rows["mine/placed"]["device_s"] == 12.0
+    assert rows["mine/free"]["breakdown"] == {"rollout": 3.0, "train": 5.0, "queued": 0.0}
+    assert figures["gauges"] == {"lanes": 3, "busy": 0.5}
+    found = source.timeline.window(TimelineWindow(0.0, 20.0, 1000, 0, 10), source.now_s())
+    assert found["lanes"] == [
+        ["rollout-0", "rollout nodes"],
+        ["e-0", "spot engines"],
+        ["t-0", "trainers"],
+    ]
+    kinds = [KINDS[int(kind)] for kind in found["rows"][1]["spans"][3::5]]
+    assert kinds == ["rollout", "sync", "rollout", "fault"]
+
+
+def test_a_recording_says_what_sharing_saved(tmp_path: Path) -> None:
+    source = RecordedSource(write_trace(tmp_path / "run.json"))
+    viewer = source.viewer(source.key)
+    assert viewer is not None
+    (row,) = source.snapshot(viewer)["slack"]
+    assert row["alone"] * 3600 == pytest.approx(2 * (32 + 24) * 2, abs=1)
+    assert row["used"] * 3600 == pytest.approx(160, abs=1)
+
+
 def test_what_is_no_recording_is_refused_with_what_would_be_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"holds no timeline\.json"):
+    with pytest.raises(ConfigError, match="holds no timelines"):
         RecordedSource(tmp_path)
     with pytest.raises(ConfigError, match="must be a trace"):
         RecordedSource(tmp_path / "none")

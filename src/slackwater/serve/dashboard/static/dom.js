@@ -19,6 +19,22 @@ export function fill(place, ...children) {
   return place;
 }
 
+// Between a press and its release nothing is replaced, or the click would be nobody's.
+let pressed = false, waiting = new Map();
+addEventListener("pointerdown", () => { pressed = true; });
+for (const over of ["pointerup", "pointercancel", "blur"]) {
+  addEventListener(over, () => setTimeout(() => {
+    pressed = false;
+    const due = waiting;
+    waiting = new Map();
+    for (const act of due.values()) act();
+  }));
+}
+export function whenReleased(name, act) {
+  if (pressed) waiting.set(name, act);
+  else act();
+}
+
 export const panel = (title, note, ...children) =>
   h("section", { class: "panel" }, h("header", {}, h("h2", {}, title), note ? h("span", { class: "note" }, note) : null), ...children);
 

@@ -32,8 +32,7 @@ export class FleetView {
     const wanted = this.filter.value.toLowerCase();
     const shown = snapshot.jobs.filter((row) => row.job.toLowerCase().includes(wanted)).sort((a, b) => OVER.includes(a.stage) - OVER.includes(b.stage));
     this.jobsTitle.textContent = `${snapshot.jobs.length}`;
-    if (!shown.some((row) => row.job === this.pointed)) this.pointed = null;
-    if (!this.pointed) fill(this.jobs, this.jobTable(shown));
+    fill(this.jobs, this.jobTable(shown));
     fill(this.side, sidePanels(snapshot));
   }
 
@@ -81,9 +80,8 @@ export function split(parts) {
 function cards(snapshot, before, mode) {
   const { jobs, gauges } = snapshot;
   if (mode !== "live") {
-    const used = jobs.reduce((sum, row) => sum + (row.device_s ?? 0), 0);
     return [card("recording", snapshot.title, seconds(snapshot.now_s)), card("jobs", String(jobs.length)), card("lanes", String(gauges.lanes)),
-      card("busy", percent(used / Math.max(gauges.lanes * snapshot.now_s, 1e-9)), "of all lanes' time")];
+      card("busy", percent(gauges.busy), "of all lanes' time")];
   }
   const waits = jobs.filter((row) => row.waits_s !== undefined && row.waits_s !== null || row.stage === "held").length;
   const running = jobs.filter((row) => !OVER.includes(row.stage)).length;

@@ -1,6 +1,6 @@
 // One job: its curves, where its time goes, its slowest trajectories, checkpoints and logs.
 
-import { ask, card, count, fill, h, panel, percent, pill, seconds, shortJob, table } from "./dom.js";
+import { ask, card, count, fill, h, panel, percent, pill, seconds, shortJob, table, whenReleased } from "./dom.js";
 import { budget, split } from "./fleet.js";
 import { Timeline } from "./timeline.js";
 import uPlot from "./uPlot.esm.js";
@@ -32,7 +32,7 @@ export class JobView {
     this.load();
   }
 
-  close() { clearInterval(this.timer); this.sizes?.disconnect(); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
+  close() { this.closed = true; clearInterval(this.timer); this.sizes?.disconnect(); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
 
   update(snapshot) {
     this.timeline.setNow(snapshot.now_s);
@@ -44,7 +44,8 @@ export class JobView {
     try {
       this.facts = await ask(`job?job=${encodeURIComponent(this.job)}`);
     } catch (error) { this.say(error.message); return; }
-    this.showHead(); this.showCurves(); this.showParts(); this.showTurns(); this.showCheckpoints();
+    if (this.closed) return;
+    whenReleased("job", () => { this.showHead(); this.showCurves(); this.showParts(); this.showTurns(); this.showCheckpoints(); });
     this.loadLog();
   }
 

@@ -1,6 +1,6 @@
 // The shell: login, navigation, and the figures that come once a second.
 
-import { ask, fill, h, setCsrf } from "./dom.js";
+import { ask, fill, h, setCsrf, whenReleased } from "./dom.js";
 import { FleetView } from "./fleet.js";
 import { JobView } from "./job.js";
 import { WhatIfView } from "./what_if.js";
@@ -55,7 +55,7 @@ function listen() {
     state.snapshot = JSON.parse(event.data);
     pulse(state.session.mode === "live" ? "live" : "recording", false);
     problems(state.snapshot.problems);
-    state.view?.update(state.snapshot);
+    whenReleased("figures", () => state.view?.update(state.snapshot));
   });
   source.addEventListener("end", () => { source.close(); start(); });
   source.onerror = () => {

@@ -4,6 +4,7 @@ import { ask, fill, h, jobColor, seconds, shortJob } from "./dom.js";
 
 const KINDS = ["rollout", "train", "sync", "switch", "tail", "fault"];
 const GUTTER = 132, AXIS = 24, REFRESH_MS = 1500, LEAST_S = 0.05;
+const SETTLED_S = 10, RELOAD_S = 60; // a span may be reported a little late
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Timeline {
@@ -69,16 +70,23 @@ export class Timeline {
   x(time) { return GUTTER + (time - this.start) / (this.end - this.start) * this.plot; }
   time(x) { return this.start + (x - GUTTER) / this.plot * (this.end - this.start); }
 
+  // All of a new window; of one that is there already, what has changed since.
   async load() {
     if (this.loading || this.closed) { this.again = true; return; }
     this.loading = true;
+    const width = Math.round(this.plot * 2), old = this.data;
+    const first = Math.max(Math.floor(this.scroll / this.row) - 8, 0), count = Math.min(Math.ceil(this.canvas.clientHeight / this.row) + 16, 400);
+    const same = old && old.width === width && old.first === first && old.count === count && old.start_s <= this.start && this.end <= old.end_s
+      && Math.abs((old.end_s - old.start_s) / (this.end - this.start) - 2) < 0.1 && old.now_s - old.full_s < RELOAD_S;
     const pad = (this.end - this.start) / 2;
-    const first = Math.max(Math.floor(this.scroll / this.row) - 8, 0);
-    const rows = Math.ceil(this.canvas.clientHeight / this.row) + 16;
-    const query = new URLSearchParams({ start: this.start - pad, end: this.end + pad, width: Math.round(this.plot * 2), first, count: Math.min(rows, 400) });
+    const query = new URLSearchParams({ start: same ? old.start_s : this.start - pad, end: same ? old.end_s : this.end + pad, width, first, count, names: old?.names ?? "" });
+    if (same) query.set("since", old.now_s - SETTLED_S);
     try {
-      const fresh = !this.data;
-      this.data = await ask(`timeline?${query}`);
+      const found = await ask(`timeline?${query}`);
+      const data = { ...found, lanes: found.lanes ?? old.lanes, jobs: found.jobs ?? old.jobs, width, count, full_s: same ? old.full_s : found.now_s };
+      if (same) data.rows = found.rows.map((row, at) => ({ rents: row.rents, spans: extended(old.rows[at]?.spans ?? [], row.spans, found.since_s) }));
+      const fresh = !old || old.lanes.length !== data.lanes.length;
+      this.data = data;
       if (fresh) this.resize();
       this.draw();
     } catch (error) { if (error.status === 401) this.close(); }
@@ -274,6 +282,13 @@ export class Timeline {
     this.tip.style.left = `${Math.min(event.offsetX + 14, this.canvas.clientWidth - width - 4)}px`;
     this.tip.style.top = `${event.offsetY + 14}px`;
   }
+}
+
+// Spans that had ended by then, and those that came since.
+function extended(old, more, since) {
+  const kept = [];
+  for (let i = 0; i < old.length; i += 5) if (old[i + 1] <= since + 1e-6) kept.push(old[i], old[i + 1], old[i + 2], old[i + 3], old[i + 4]);
+  return kept.concat(more);
 }
 
 function clock(time, step) {
