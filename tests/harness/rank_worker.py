@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from harness.rank_engine import generate_on_ranks
 from harness.rank_training import ADAM, batch, train
+from slackwater.model.errors import ConfigError
 from slackwater.model.session import LoraShape
 from slackwater.nets.ranks import RankPlan, Ranks, leave_at_once
 from slackwater.weights.plan.layout import Layout
@@ -80,10 +81,22 @@ def script() -> list[messages.ToWorker]:
     ]
 
 
+def refuse_another_version(plan: RankPlan, folder: Path) -> None:
+    """Join with ranks that were told another layout; `refused0` and `refused1` say how it ended."""
+    told = Layout.parse(("dp=2", "tp=2")[plan.rank])
+    rendezvous = f"{plan.rendezvous}-refused"
+    try:
+        Ranks.join(replace(plan, layout=told, rendezvous=rendezvous))
+    except ConfigError as error:
+        (folder / f"refused{plan.rank}").write_text(str(error))
+    dist.destroy_process_group()
+
+
 def train_then_work(plan: RankPlan, *, layouts: Sequence[str], steps: int, folder: str) -> None:
     """`train`, generate with the same ranks as an engine, follow the script, then wait for more
     until the process is killed.
     """
+    refuse_another_version(plan, Path(folder))
     train(plan, layouts=layouts, steps=steps, folder=folder)
     engine_plan = replace(plan, layout=Layout.parse("tp=2"), rendezvous=f"{plan.rendezvous}-engine")
     generate_on_ranks(Ranks.join(engine_plan), Path(folder))

@@ -125,18 +125,9 @@ class Ranks:
                 f"rank {plan.rank}: the other ranks of {plan.layout} did not come to"
                 f" {plan.rendezvous} within {plan.deadline_s:g} s: {error}"
             ) from None
+        _check_versions(plan)  # before ranks of different layouts wait for each other
         sizes = (plan.layout.dp, plan.layout.tp)
-        ranks = cls(plan, init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
-        own = {"slackwater": _installed_version(), "torch": str(torch.__version__)}
-        own["layout"] = str(plan.layout)
-        for rank, other in enumerate(ranks.exchange(json.dumps(own).encode())):
-            if json.loads(other) != own:
-                raise ConfigError.of(
-                    f"version of rank {rank}",
-                    json.loads(other),
-                    f"must be rank {plan.rank}'s: {own}",
-                )
-        return ranks
+        return cls(plan, init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
 
     @property
     def leads(self) -> bool:
@@ -155,14 +146,7 @@ class Ranks:
 
     def exchange(self, data: bytes) -> list[bytes]:
         """What every rank says, on every rank."""
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.layout.ranks)]
-        dist.all_gather(sizes, torch.tensor([len(data)]))
-        room = max(1, *(int(size) for size in sizes))
-        found = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(found, torch.frombuffer(bytearray(data.ljust(room)), dtype=torch.uint8))
-        return [
-            held[: int(size)].numpy().tobytes() for held, size in zip(found, sizes, strict=True)
-        ]
+        return _exchange(data, self.layout.ranks)
 
     def largest(self, number: int) -> int:
         """The largest of every rank's numbers."""
@@ -185,6 +169,25 @@ class Ranks:
         if self.tp is not None:
             dist.all_reduce(tensor, group=self.tp.group)
         return tensor
+
+
+def _exchange(data: bytes, ranks: int) -> list[bytes]:
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    dist.all_gather(sizes, torch.tensor([len(data)]))
+    room = max(1, *(int(size) for size in sizes))
+    found = [torch.empty(room, dtype=torch.uint8) for _ in sizes]
+    dist.all_gather(found, torch.frombuffer(bytearray(data.ljust(room)), dtype=torch.uint8))
+    return [held[: int(size)].numpy().tobytes() for held, size in zip(found, sizes, strict=True)]
+
+
+def _check_versions(plan: RankPlan) -> None:
+    own = {"slackwater": _installed_version(), "torch": str(torch.__version__)}
+    own["layout"] = str(plan.layout)
+    for rank, said in enumerate(_exchange(json.dumps(own).encode(), plan.layout.ranks)):
+        if (other := json.loads(said)) != own:
+            raise ConfigError.of(
+                f"version of rank {rank}", other, f"must be rank {plan.rank}'s: {own}"
+            )
 
 
 def leave_at_once() -> NoReturn:

@@ -45,6 +45,10 @@ def test_two_ranks_learn_what_one_learns_and_every_layout_reads_their_states(
             alone[kind] = tensors_of(tmp_path / "one" / kind)
         generated = generate_alone(tmp_path)
         check_worker(tmp_path, ranks)
+    for rank, other in ((0, "tp=2"), (1, "dp=2")):
+        refused = (tmp_path / f"refused{rank}").read_text()
+        assert refused.startswith(f"version of rank {1 - rank}: ") and "\n" not in refused
+        assert f"'layout': '{other}'" in refused.partition("must be")[0]
     check_engine(generated, json.loads((tmp_path / "engine.json").read_text()))
     for kind in KINDS:
         for layout in LAYOUTS:
