@@ -12,6 +12,7 @@ from slackwater.model.uri import VERSION_SUFFIX, digest_file, version_file
 from slackwater.tensors.header import TensorHeader, read_header
 
 _PART = re.compile(r"#\d+of\d+$")
+_PART_FILE = re.compile(r"%23\d+of\d+(?=\.safetensors$)")
 
 
 def part_of(version: str, rank: int, ranks: int) -> str:
@@ -23,6 +24,11 @@ def parts_of(version: str, meta: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of a version's parts; none where its own file holds it."""
     ranks = int(meta.get("parts", 0))
     return tuple(part_of(version, rank, ranks) for rank in range(ranks))
+
+
+def whole_uri(uri: str) -> str:
+    """The version that a part is of, by their URIs; of anything else, itself."""
+    return _PART_FILE.sub("", uri)
 
 
 class VersionCatalog:
@@ -38,6 +44,12 @@ class VersionCatalog:
     def path(self, version: str) -> Path:
         """The file of a version, whether it is there or not."""
         return self._root / version_file(version)
+
+    def paths(self, version: str) -> tuple[Path, ...]:
+        """The files that hold a version: its own, or one of each rank that wrote it."""
+        path = self.path(version)
+        parts = parts_of(version, self.meta(version)) if path.is_file() else ()
+        return tuple(map(self.path, parts)) or (path,)
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""

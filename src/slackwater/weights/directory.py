@@ -38,6 +38,8 @@ class DirectoryWeightStore(VersionCatalog):
                 return
             except FileExistsError:  # another publisher was first meanwhile
                 pass
+        if "parts" in meta and self.meta(version) == meta:
+            return  # each part was compared when its rank published it again
         held = content_digest(self.pull(version))
         given = content_digest({name: tensor.cpu() for name, tensor in tensors.items()})
         if held != given:

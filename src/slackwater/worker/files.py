@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MODELS_INDEX = "models.json"
 _VERSIONS_KEPT = 32
+_LOCKS = 16
 T = TypeVar("T")
 
 
@@ -110,7 +112,7 @@ class DepotFiles:
         listing = self._depot.listing(parsed)
         kept = self._cache / "models" / f"{parsed.name.replace('/', '%2F')}@{listing.fingerprint}"
         written = kept.with_name(f".{kept.name}.written")
-        with self._alone(kept):
+        with _alone(kept):
             if not (kept.is_dir() and _is_as_written(kept, written)):
                 shutil.rmtree(kept, ignore_errors=True)
                 self._fetch_folder(parsed, kept)
@@ -154,13 +156,14 @@ class DepotFiles:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _alone(self, kept: Path) -> Iterator[None]:
-        """Workers of one node fetch a thing once: the others wait for the first."""
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with kept.with_name(f".{kept.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+
+@contextlib.contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Workers of one node fetch a thing once: the others wait for the first."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_name(f".{kept.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _is_as_written(kept: Path, written: Path) -> bool:
@@ -238,9 +241,14 @@ class DepotWeightStore:
 
     def _fetch(self, version: str) -> None:
         path = self._kept.path(version)
-        if not path.is_file():
-            self._depot.fetch(version_uri(version), None, path)
-            self._make_room()
+        if path.is_file():
+            return
+        # The ranks of an engine want the same parts at the same time. Few locks, since they stay.
+        lock = path.with_name(f"fetching-{zlib.crc32(path.name.encode()) % _LOCKS}")
+        with _alone(lock):
+            if not path.is_file():
+                self._depot.fetch(version_uri(version), None, path)
+                self._make_room()
 
     def _fetch_parts(self, version: str) -> None:
         for part in parts_of(version, self._kept.meta(version)):

@@ -5,9 +5,12 @@ us, is refused by name.
 import asyncio
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
+from typing import ClassVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -22,6 +25,11 @@ from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.weights.catalog import part_of
+from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.transfer import publishing
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.worker.depot_client import DepotClient
@@ -203,6 +211,76 @@ def test_a_version_is_published_again_over_a_kept_one_that_is_damaged(tmp_path: 
             store.publish("v:1", WEIGHTS, {})
         elsewhere = DepotFiles(DepotClient(url, key, None), tmp_path / "other").weights()
         assert torch.equal(elsewhere.pull("v:1")["layer"], WEIGHTS["layer"])
+
+
+NET = {
+    "model.embed_tokens.weight": (61, 32),
+    "model.layers.0.self_attn.q_proj.weight": (64, 32),
+    "model.layers.0.self_attn.k_proj.weight": (32, 32),
+    "model.layers.0.self_attn.o_proj.weight": (32, 64),
+    "model.layers.0.mlp.down_proj.weight": (32, 48),
+    "model.norm.weight": (32,),
+}
+HEAD_DIM = 8
+SENDERS, RECEIVERS = Layout.parse("dp=4"), Layout.parse("tp=2")
+
+
+class CountingDepot(DepotClient):
+    """Counts the bytes of weights that it fetches, over all clients."""
+
+    fetched: ClassVar[Counter[str]] = Counter()
+
+    def fetch(self, uri: Uri, name: str | None, target: Path) -> None:
+        super().fetch(uri, name, target)
+        self.fetched[uri.name] += target.stat().st_size
+
+
+def publish_from_ranks(store: WeightStore, whole: dict[str, torch.Tensor]) -> None:
+    """As the ranks of a trainer do: a part each, then the file that makes them a version."""
+    slices = publishing(ShardMap(NET, HEAD_DIM, SENDERS))
+    for rank in range(SENDERS.ranks):
+        mine = {
+            each.name: whole[each.tensor][each.box.within(Box.whole(NET[each.tensor]))]
+            for each in slices
+            if each.rank == rank
+        }
+        assert 0 < sum(map(torch.numel, mine.values())) < sum(map(torch.numel, whole.values()))
+        store.publish(part_of("v:1", rank, SENDERS.ranks), mine, {})
+    store.publish("v:1", {}, {"parts": SENDERS.ranks})
+
+
+def test_four_ranks_publish_and_two_fetch_what_they_hold_and_every_file_once(
+    tmp_path: Path,
+) -> None:
+    plan, key = planned(tmp_path / "state")
+    trainer = WorkerId("trainer.1")
+    ranks = WorkerPlan("trainer", "m", (), layout=str(SENDERS))
+    writes = plan.expect(NodeId("b"), ranks, trainer)
+    plan.told(trainer, messages.PublishWeights(1, "m", "v:1"))
+    plan.told(WORKER, messages.PullVersion("v:1"))
+    drawn = torch.Generator().manual_seed(0)
+    whole = {name: torch.randn(shape, generator=drawn) for name, shape in NET.items()}
+    held = [ShardMap(NET, HEAD_DIM, RECEIVERS).rank(rank) for rank in range(RECEIVERS.ranks)]
+    with depot_of(tmp_path / "state", {}, plan) as url:
+        sender = DepotFiles(DepotClient(url, writes, None), tmp_path / "trainer").weights()
+        publish_from_ranks(sender, whole)
+        plan.told(trainer, messages.PublishWeights(2, "m", "v:1"))
+        publish_from_ranks(sender, whole)  # as a trainer that is killed and replays
+
+        def pull(rank: int) -> tuple[dict[str, torch.Tensor], int]:
+            files = DepotFiles(CountingDepot(url, key, None), tmp_path / "node")
+            return files.weights().pull_slices("v:1", held[rank])
+
+        with ThreadPoolExecutor(RECEIVERS.ranks) as pool:
+            found = list(pool.map(pull, range(RECEIVERS.ranks)))
+    for shards, (tensors, came) in zip(held, found, strict=True):
+        assert came == 4 * sum(piece.box.elements for piece in shards.pieces)
+        for piece in shards.pieces:
+            index = tuple(map(slice, piece.box.start, piece.box.stop))
+            assert torch.equal(tensors[piece.local], whole[piece.tensor][index])
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "node/weights").glob("*of*")}
+    fetched = {name: size for name, size in CountingDepot.fetched.items() if "of" in name}
+    assert len(sizes) == SENDERS.ranks and fetched == sizes
 
 
 def test_a_key_of_no_worker_gets_nothing_and_neither_does_one_whose_process_ended(

@@ -103,7 +103,8 @@ class Trained:
             public=False,
             user_metadata=None,
         )
-        for name, content in weight_files(held, BaseModel.read("tiny", self.base), store).items():
+        base = BaseModel.read("tiny", self.base)
+        for name, content in weight_files(held, base, store, lambda: root / "joined").items():
             data = content if isinstance(content, bytes) else content.read_bytes()
             (self.exported / name).write_bytes(data)
 

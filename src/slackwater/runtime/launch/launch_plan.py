@@ -10,11 +10,13 @@ import hmac
 import secrets
 from dataclasses import dataclass, field
 
+from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.model.uri import SCHEME, Uri, version_uri
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.weights.catalog import part_of, whole_uri
 from slackwater.wire import lending, messages
 from slackwater.wire.agent import NodeFacts
 from slackwater.wire.certificate import fingerprint_of
@@ -53,9 +55,9 @@ class PlannedWorker:
         return arguments[arguments.index(name) + 1] if name in arguments else otherwise
 
     def may_read(self, uri: Uri) -> bool:
-        """Whether it was told to use this, or the folder that this is a file of."""
-        whole, _, _ = str(uri).rpartition("/")
-        return str(uri) in self.reads or whole in self.reads
+        """Whether it was told to use this, or the folder or version that this is a part of."""
+        folder, _, _ = str(uri).rpartition("/")
+        return any(name in self.reads for name in (str(uri), folder, whole_uri(str(uri))))
 
     def check_commit(self, uri: Uri, upload: str) -> None:
         """RefusedError if it has written this before; another try of the same upload may be."""
@@ -110,7 +112,9 @@ class LaunchPlan:
             case messages.SaveState(saved=saved):
                 known.writes[saved] = None
             case messages.PublishWeights(version=version):
-                known.writes[str(version_uri(version))] = None
+                ranks = count_ranks(known.plan.layout or "")
+                parts = [part_of(version, rank, ranks) for rank in range(ranks if ranks > 1 else 0)]
+                known.writes |= {str(version_uri(each)): None for each in (version, *parts)}
             case lending.LendTo(model=model):
                 known.lent = message
                 known.reads.add(model)

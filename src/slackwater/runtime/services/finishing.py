@@ -104,7 +104,8 @@ class RequestFinisher:
         kind: str,
         held_as: str,
     ) -> None:
-        file = self._state.path(held_as) if kind == STATE else self._shelf.path(held_as)
+        is_state = kind == STATE
+        files = (self._state.path(held_as),) if is_state else self._shelf.paths(held_as)
         now_s = time.time()
         new = Checkpoint(
             save.path,
@@ -116,7 +117,7 @@ class RequestFinisher:
             model.lora,
             held_as,
             lineage_of(model, operation.seq),
-            size_of(file),
+            sum(map(size_of, files)),
             now_s,
             None if save.ttl_s is None else now_s + save.ttl_s,
             False,

@@ -131,14 +131,16 @@ class Housekeeping:
         own = [session for session in self.sampling.sessions() if session.model == model.model]
         kept_bytes, gone = 0, []
         for place, session in enumerate(reversed(own)):
-            file = self.shelf.path(session.version)
-            kept_bytes += await asyncio.to_thread(_size_or_0, file)
+            kept_bytes += await asyncio.to_thread(self._version_bytes, session.version)
             if place >= settings.ephemeral_versions_kept and (
                 kept_bytes > settings.ephemeral_bytes_per_model
             ):
                 gone.append(session)
         if gone:
             await self._drop(gone)
+
+    def _version_bytes(self, version: str) -> int:
+        return sum(map(_size_or_0, self.shelf.paths(version)))
 
     async def _drop(self, gone: list[SamplingSession]) -> None:
         names = [session.sampling_session for session in gone]

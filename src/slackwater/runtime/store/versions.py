@@ -8,8 +8,10 @@ from typing import Any, Protocol
 class VersionShelf(Protocol):
     """Which versions there are."""
 
-    def path(self, version: str) -> Path:
-        """The file of a version, whether it is there or not."""
+    def paths(self, version: str) -> tuple[Path, ...]:
+        """The files that hold a version, or the one that is missing; several ranks write one
+        each.
+        """
         ...
 
     def meta(self, version: str) -> Mapping[str, Any]:

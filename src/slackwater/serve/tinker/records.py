@@ -233,7 +233,8 @@ async def _exported(
 ) -> dict[str, Path | bytes]:
     """The files of a checkpoint's export, encrypted if it has recipients."""
     held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
-    files = weight_files(held, plane.bases.get(held.base_model), plane.shelf)
+    base, new_folder = plane.bases.get(held.base_model), downloads.new_folder
+    files = await asyncio.to_thread(weight_files, held, base, plane.shelf, new_folder)
     kept = (held.user_metadata or {}).get(RECIPIENTS)
     if kept is None:
         return files

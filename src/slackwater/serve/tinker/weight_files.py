@@ -7,7 +7,7 @@ With age recipients, as the Tinker cookbook uses them, every file is encrypted a
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyrage
@@ -18,6 +18,7 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.runtime.store.versions import VersionShelf
+from slackwater.weights.joined_file import join_files
 
 RECIPIENTS = "age_encryption_recipients"  # in an export's user_metadata, joined by spaces
 _SUFFIX = ".age"
@@ -37,14 +38,22 @@ _TEXT_FILES = (
 
 
 def weight_files(
-    held: Checkpoint, base: BaseModel, versions: VersionShelf
+    held: Checkpoint, base: BaseModel, versions: VersionShelf, new_folder: Callable[[], Path]
 ) -> dict[str, Path | bytes]:
-    """Every file of a checkpoint's export by name; small ones are made on the spot."""
+    """Every file of a checkpoint's export by name; small ones are made on the spot, and what
+    several ranks wrote is joined in a new folder.
+    """
     if held.kind not in shelf.HELD_AS_VERSIONS:
         raise ConfigError.of(
             "path", held.path, "must be saved with save_weights_external or _for_sampler"
         )
-    file = versions.path(held.held_as)
+    parts = versions.paths(held.held_as)
+    file = parts[0]
+    if len(parts) > 1:
+        folder = new_folder()
+        folder.mkdir(parents=True)
+        file = folder / "joined.safetensors"
+        join_files(parts, file)
     lora = versions.meta(held.held_as).get("lora")
     if lora is None:
         beside = {name: base.directory / name for name in _TEXT_FILES}

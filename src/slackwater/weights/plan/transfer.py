@@ -5,7 +5,7 @@ work; a receiver fetches of each published slice exactly what it holds.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.weights.plan.box import Box
@@ -99,17 +99,6 @@ def fetches(published: Sequence[PublishedSlice], receiver: RankShards) -> tuple[
             if common is not None:
                 found.append(SliceFetch(source, common, piece.local, _moved(piece, common)))
     return tuple(found)
-
-
-def bytes_by_receiver(plans: Mapping[int, Sequence[SliceFetch]], item_bytes: int) -> dict[int, int]:
-    """How much each receiver takes over the wire: a slice that it lays in two places is
-    taken once.
-    """
-    return {
-        rank: item_bytes
-        * sum(box.elements for _, box in {(fetch.published, fetch.box) for fetch in plan})
-        for rank, plan in plans.items()
-    }
 
 
 def _moved(piece: ShardPiece, box: Box) -> tuple[int, ...]:

@@ -140,19 +140,6 @@ class RelayClient:
         # This process may not open the other's memory: over the socket, then.
         self.get(key, views, offset=offset, member=member, arrived=arrived)
 
-    def get_ranges(
-        self, key: BucketKey, ranges: Sequence[tuple[int, int]], memory: memoryview
-    ) -> None:
-        """Receive ranges of a bucket's bytes, one after the other, into memory of their size."""
-        try:
-            say.send(self._socket, say.GetRanges(key, tuple(ranges)))
-            size = say.receive_reply(self._socket)
-            if size != len(memory):
-                raise UnavailableError(f"ranges of {size} bytes came, not of {len(memory)}")
-            say.receive_into(self._socket, memory)
-        except OSError as error:
-            raise _transient(error) from None
-
     def _receive(
         self, views: Sequence[memoryview], offset: int, arrived: Callable[[int], None]
     ) -> None:

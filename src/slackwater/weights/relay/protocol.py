@@ -78,13 +78,6 @@ class GetBucket(msgspec.Struct, frozen=True, tag=True):
     member: str = ""
 
 
-class GetRanges(msgspec.Struct, frozen=True, tag=True):
-    """Ranges of a bucket's bytes, from and to, one after the other."""
-
-    key: BucketKey
-    ranges: tuple[tuple[Count, Count], ...]
-
-
 class ConfirmRead(msgspec.Struct, frozen=True, tag=True):
     """I have read the shared memory that you named, or could not."""
 
@@ -127,7 +120,6 @@ Request = (
     | ListVersions
     | GetManifest
     | GetBucket
-    | GetRanges
     | ConfirmRead
     | DropRelayVersion
     | JoinRelay

@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import assert_never
 
 from slackwater.model.errors import (
-    ConfigError,
     NotFoundError,
     RefusedError,
     SlackwaterError,
@@ -139,7 +138,7 @@ class RelayServer:
         match request:
             case say.GetManifest(version):
                 self._secret.check(peer, version, None)
-            case say.GetBucket(key) | say.GetRanges(key):
+            case say.GetBucket(key):
                 self._secret.check(peer, key.payload.version, key.payload.base)
             case _:
                 raise RefusedError(f"{type(request).__name__}: another node may not do that here")
@@ -151,8 +150,6 @@ class RelayServer:
                 self._check(peer, request)
             if isinstance(request, say.GetBucket):
                 self._get(connection, request)
-            elif isinstance(request, say.GetRanges):
-                self._get_ranges(connection, request)
             elif isinstance(request, say.PutBucket):
                 self._put(connection, request)
             elif isinstance(request, say.ConfirmRead):
@@ -248,27 +245,5 @@ class RelayServer:
                 sent = filled
         except UnavailableError as error:
             raise ConnectionAbortedError(str(error)) from None
-        finally:
-            self.shelf.close(slot)
-
-    def _get_ranges(self, connection: socket.socket, request: say.GetRanges) -> None:
-        slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
-        try:
-            furthest = max((stop for _, stop in request.ranges), default=0)
-            if furthest > slot.size or any(start > stop for start, stop in request.ranges):
-                raise ConfigError.of("ranges", furthest, f"must lie in {slot.size} bytes")
-            if furthest:
-                self.shelf.wait(slot, furthest - 1, _STALL_S)
-            size = sum(stop - start for start, stop in request.ranges)
-            say.send(connection, say.Success(size))
-            waiting: list[memoryview] = []
-            held = 0
-            for start, stop in request.ranges:
-                waiting += slot.pieces(start, stop)
-                held += stop - start
-                if held >= _PIECE:
-                    connection.sendall(b"".join(waiting))
-                    waiting, held = [], 0
-            connection.sendall(b"".join(waiting))
         finally:
             self.shelf.close(slot)

@@ -1,0 +1,55 @@
+"""One plain safetensors file out of the parts that several ranks wrote: without a tensor library,
+and without holding a tensor in memory.
+"""
+
+import json
+import struct
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.transfer import PublishedSlice
+
+_LENGTH = struct.Struct("<Q")
+
+
+def join_files(parts: Sequence[Path], target: Path) -> None:
+    """Write the whole tensors of which the parts hold every element."""
+    slices: list[tuple[PublishedSlice, str, NDArray[np.uint8]]] = []
+    for rank, path in enumerate(parts):
+        data = np.memmap(path, np.uint8, mode="r")
+        (length,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
+        first = _LENGTH.size + length
+        header = json.loads(data[_LENGTH.size : first].tobytes())
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            start, stop = entry["data_offsets"]
+            held = data[first + start : first + stop]
+            slices.append((PublishedSlice.named(name, rank), entry["dtype"], held))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for each, _, _ in slices:
+        least = shapes.get(each.tensor, (0,) * len(each.box.stop))
+        shapes[each.tensor] = tuple(map(max, least, each.box.stop))
+    dtypes = {each.tensor: dtype for each, dtype, _ in slices}
+    widths = {each.tensor: len(held) // each.box.elements for each, _, held in slices}
+    places, entries, at = {}, {}, 0
+    for name in sorted(shapes):
+        places[name] = slice(at, at + prod(shapes[name]) * widths[name])
+        at = places[name].stop
+        offsets = [places[name].start, at]
+        entries[name] = {"dtype": dtypes[name], "shape": shapes[name], "data_offsets": offsets}
+    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    head += b" " * (-len(head) % 8)
+    with target.open("wb") as file:
+        file.write(_LENGTH.pack(len(head)) + head)
+        file.truncate(_LENGTH.size + len(head) + at)
+    whole = np.memmap(target, np.uint8, mode="r+", offset=_LENGTH.size + len(head))
+    for each, _, held in slices:
+        shape, width = shapes[each.tensor], widths[each.tensor]
+        tensor = whole[places[each.tensor]].reshape(*shape, width)
+        tensor[each.box.within(Box.whole(shape))] = held.reshape(*each.box.shape, width)
+    whole.flush()

@@ -1,0 +1,48 @@
+"""What several ranks published, as one file for other tools."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from slackwater.weights.catalog import part_of
+from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.joined_file import join_files
+from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.transfer import publishing
+
+SHAPES = {
+    "model.embed_tokens.weight": (13, 8),
+    "model.layers.0.self_attn.q_proj.weight": (16, 8),
+    "model.layers.0.self_attn.o_proj.weight": (8, 16),
+    "model.layers.0.mlp.down_proj.weight": (8, 12),
+    "model.norm.weight": (8,),
+}
+
+
+@pytest.mark.parametrize("layout", ["dp=4", "tp=2", "tp=2,dp=2"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+def test_parts_of_any_layout_are_joined_to_the_tensors_they_are_of(
+    layout: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    parsed, store = Layout.parse(layout), DirectoryWeightStore(tmp_path / "weights")
+    whole = {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
+    slices = publishing(ShardMap(SHAPES, 4, parsed), small=1)
+    for rank in range(parsed.ranks):
+        mine = {
+            each.name: whole[each.tensor][each.box.within(Box.whole(SHAPES[each.tensor]))]
+            for each in slices
+            if each.rank == rank
+        }
+        store.publish(part_of("v", rank, parsed.ranks), mine, {})
+    assert store.paths("v") == (store.path("v"),)  # not a version yet
+    store.publish("v", {}, {"parts": parsed.ranks})
+    parts = store.paths("v")
+    assert len(parts) == parsed.ranks and all(path.is_file() for path in parts)
+    join_files(parts, tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
