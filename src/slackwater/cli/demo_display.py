@@ -69,6 +69,12 @@ class DemoDisplay:
         self.say(", ".join(said))
 
 
+_MEANINGS = (
+    "slowdown: an iteration's time with others over its time alone; bound: the most that the job's "
+    "SLO allows; switch: a node goes from one job to another"
+)
+
+
 def demo_table(result: dict[str, Any]) -> RenderableType:
     """All of it."""
     parts: list[RenderableType] = [_jobs(result["jobs"]), _pools(result["pools"])]
@@ -86,6 +92,7 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
             f"{permits['given']} permits, {permits['switches']} switches, "
             f"p99 {permits['p99_ms']:.1f} ms a permit"
         )
+    lines.append(_MEANINGS)
     if result["timeline"]:
         lines.append(f"timeline {result['timeline']} opens in ui.perfetto.dev")
     return Group(*parts, *(Text(line) for line in lines))

@@ -93,8 +93,11 @@ def test_the_table_shows_the_same_figures() -> None:
     more = {"permits": None, "instance": {"came": None}, "timeline": None}
     text = io.StringIO()
     Console(file=text, width=100).print(demo_table({"jobs": rows, **found, **more}))
-    lines = {line.split()[0]: line.split() for line in text.getvalue().splitlines() if line.strip()}
+    split = [line.split() for line in text.getvalue().splitlines() if line.strip()]
+    lines = {words[0]: words for words in reversed(split)}
     assert lines["down"][-4:] == ["2.00", "3.00", "1.35", "2.50"]
     assert lines["up"][-4:] == ["2.00", "3.00", "-", "2.50"]
     assert lines["rollout"][-1] == "60%"
     assert "(1.26x)" in text.getvalue()
+    meanings = " ".join(text.getvalue().split())
+    assert all(f"{word}: " in meanings for word in ("slowdown", "bound", "switch"))

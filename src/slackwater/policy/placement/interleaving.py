@@ -175,9 +175,7 @@ class Interleaving(GroupedPlacement):
                     ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
                 )
                 if fits and free and cost < best_cost:
-                    reason = (
-                        f"has nodes of its own (${cost:,.2f} over its life): no group is cheaper"
-                    )
+                    reason = "has nodes of its own: no group is cheaper"
                     best = GroupChoice(None, 0, rollout_nodes, nodes, strategy, reason)
                     best_cost = cost
         return best, best_cost

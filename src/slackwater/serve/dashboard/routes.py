@@ -7,6 +7,7 @@ whatever it holds.
 """
 
 import asyncio
+import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -168,24 +169,31 @@ def dashboard_routes(source: DashboardSource) -> APIRouter:
 def _add_pages(router: APIRouter, dashboard: Dashboard) -> None:
     pages = resources.files("slackwater.serve.dashboard") / "static"
 
-    def file(name: str) -> Response:
+    known: dict[str, tuple[bytes, str]] = {}
+
+    def file(request: Request, name: str) -> Response:
         if name not in _NAMES:
             raise NotFoundError(f"no such file: {name[:100]!r}")
-        kind = TYPES[name.rpartition(".")[2]]
-        headers = HEADERS | {"cache-control": "no-cache"}
-        return Response((pages / name).read_bytes(), media_type=kind, headers=headers)
+        if name not in known:
+            found = (pages / name).read_bytes()
+            known[name] = (found, f'"{hashlib.sha256(found).hexdigest()[:24]}"')
+        content, tag = known[name]
+        headers = HEADERS | {"cache-control": "no-cache", "etag": tag}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=TYPES[name.rpartition(".")[2]], headers=headers)
 
     @router.get("/")
     async def slash() -> Response:
         return RedirectResponse("/dashboard")
 
     @router.get("")
-    async def page() -> Response:
-        return file("index.html")
+    async def page(request: Request) -> Response:
+        return file(request, "index.html")
 
     @router.get("/static/{name}")
-    async def static(name: str) -> Response:
-        return file(name)
+    async def static(request: Request, name: str) -> Response:
+        return file(request, name)
 
 
 def _add_logins(router: APIRouter, dashboard: Dashboard) -> None:

@@ -241,6 +241,8 @@ async def pages_run_no_inline_script_and_load_nothing_from_elsewhere(
     for path in linked:
         found = await client.get(f"http://test{path}")
         assert found.status_code == 200 and "content-security-policy" in found.headers
+        again = {"if-none-match": found.headers["etag"]}
+        assert (await client.get(f"http://test{path}", headers=again)).status_code == 304
     for path in ("../live.py", "..%2flive.py", "uPlot.LICENSE", "none.js"):
         assert (await client.get(f"{HOME}/static/{path}")).status_code == 404
 

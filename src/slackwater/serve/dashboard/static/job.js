@@ -8,6 +8,8 @@ import uPlot from "./uPlot.esm.js";
 const OVER = ["finished", "failed", "stopped", "refused"];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+if (!document.querySelector("link[data-charts]")) document.head.append(h("link", { rel: "stylesheet", href: "/dashboard/static/uPlot.min.css", "data-charts": true }));
+
 export class JobView {
   constructor(place, job, context) {
     Object.assign(this, { job, context, charts: new Map(), logPlace: -65536 });

@@ -2,8 +2,6 @@
 
 import { ask, fill, h, setCsrf, whenReleased } from "./dom.js";
 import { FleetView } from "./fleet.js";
-import { JobView } from "./job.js";
-import { WhatIfView } from "./what_if.js";
 
 const app = document.getElementById("app");
 const state = { session: null, snapshot: null, view: null, source: null };
@@ -17,12 +15,21 @@ function route() {
 
 export const go = (name, argument) => { location.hash = argument ? `${name}:${encodeURIComponent(argument)}` : name; };
 
-function show() {
+// Only the fleet's view is there from the start: the others, and what draws curves, come when opened.
+const VIEWS = {
+  fleet: async () => FleetView,
+  job: async () => (await import("./job.js")).JobView,
+  "what-if": async () => (await import("./what_if.js")).WhatIfView,
+};
+
+async function show() {
+  const { name, argument } = route(), shown = location.hash;
+  const View = await VIEWS[name]();
+  if (location.hash !== shown || !document.querySelector("nav")) return; // another was asked for meanwhile
   state.view?.close?.();
-  const { name, argument } = route();
   const context = { session: state.session, go, snapshot: () => state.snapshot };
   const place = h("main", {});
-  state.view = name === "job" ? new JobView(place, argument, context) : name === "what-if" ? new WhatIfView(place, context) : new FleetView(place, context);
+  state.view = name === "job" ? new View(place, argument, context) : new View(place, context);
   for (const link of document.querySelectorAll("nav a")) link.classList.toggle("here", link.dataset.view === name);
   document.querySelector("main")?.replaceWith(place);
   if (state.snapshot) state.view.update(state.snapshot);
@@ -98,15 +105,14 @@ function begin(session) {
 }
 
 async function start() {
-  const given = /^#key=([\w-]+)$/.exec(location.hash);
-  if (given) history.replaceState(null, "", location.pathname);
+  // Only a recording of this machine prints its key in an address; elsewhere a person enters it.
+  const given = location.hostname === "127.0.0.1" ? /^#key=([\w-]+)$/.exec(location.hash) : null;
+  if (location.hash.startsWith("#key=")) history.replaceState(null, "", location.pathname);
   try {
-    begin(await ask("session"));
+    begin(await (given ? ask("login", { body: { key: given[1] } }) : ask("session")));
   } catch (error) {
-    if (error.status !== 401) { setTimeout(start, 2000); return; }
-    // Only a recording of this machine prints its key in an address; elsewhere a person enters it.
-    if (!given || location.hostname !== "127.0.0.1") { login(); return; }
-    try { begin(await ask("login", { body: { key: given[1] } })); } catch (failure) { login(failure.message); }
+    if (error.status === 401) login(given ? error.message : undefined);
+    else setTimeout(start, 2000);
   }
 }
 

@@ -43,7 +43,7 @@ export class Timeline {
   setNow(now) {
     const first = this.now === 0;
     this.now = now;
-    if (first) { this.setWindow(this.live ? Math.max(now - 120, 0) : 0, Math.max(now, 1)); this.loadMap(); }
+    if (first) { this.setWindow(this.live ? Math.max(now - 120, 0) : 0, Math.max(now, 1)); this.load(); this.loadMap(); }
     else if (this.follow) { const width = Math.max(this.end - this.start, this.zoomed ? 0 : Math.min(now, 120)); this.start = now - width; this.end = now; this.draw(); }
   }
 
