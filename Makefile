@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels
+.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -61,6 +61,11 @@ bench: $(STAMP)
 recipes: $(STAMP)  # a cookbook recipe teaches a real model: some minutes
 	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
 		$(BIN)/python -m pytest -q -s tests/process/test_recipe_learns.py
+
+data-recipe: $(STAMP)  # a data set, a verifier, a KL and two trackers teach a real model: some minutes
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[data,trackers]'
+	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
+		$(BIN)/python -m pytest -q -s tests/process/test_data_recipe_learns.py
 
 clients: $(STAMP)  # langchain, inspect-ai, lm-eval and verifiers, unmodified, in an environment of their own (2 GB)
 	PYTHON=$(PYTHON) scripts/check_clients.sh .venv-clients

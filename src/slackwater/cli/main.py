@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollout": ("slackwater.cli.rollout", "Simulate a rollout scenario under each of its rules."),
     "storm": ("slackwater.cli.storm", "Inject random faults into the controllers, from a seed."),
     "model": ("slackwater.cli.model", "Get or make models."),
-    "train": ("slackwater.cli.train", "Train by reinforcement learning."),
+    "train": ("slackwater.cli.train", "Train: GRPO, supervised or on preferences."),
 }
 
 

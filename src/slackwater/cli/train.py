@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slackwater.model.errors import DISK_FAULTS, SlackwaterError
@@ -35,6 +35,20 @@ def train(
     model: Annotated[
         str | None, typer.Option(help="Base model by its name; sets model.base.")
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help=".jsonl or .parquet file, or a name for `datasets`; environment.data."),
+    ] = None,
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="exact, regex:PATTERN or MODULE:FUNCTION; sets environment.verifier."),
+    ] = None,
+    kl: Annotated[
+        float | None, typer.Option(help="Penalty on the KL to the base model; sets grpo.kl.")
+    ] = None,
+    track: Annotated[
+        str, typer.Option(help="Trackers: tensorboard, mlflow, wandb, separated by commas.")
+    ] = "tensorboard",
     run: Annotated[
         Path | None, typer.Option("--run", help="The run's folder (default: runs/RECIPE).")
     ] = None,
@@ -60,19 +74,27 @@ def train(
         Path, typer.Option(help="Without --url: the folder of a running service.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Train with GRPO; repeat the command to resume from the last checkpoint."""
+    """Run a recipe (GRPO, SFT or DPO); repeat the command to resume from the last checkpoint."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.train import command_of, saying_how_to_resume
     from slackwater.model.config import plain
     from slackwater.rl.recipe import load_recipe, recipe_description, recipe_names
+    from slackwater.rl.trackers import check_trackers
 
     if recipe == "list":
         width = max(map(len, recipe_names()))
         for name in recipe_names():
             print(f"{name:{width}}  {recipe_description(name)}")
         return
-    chosen = [] if model is None else [f"model.base={json.dumps(model)}"]
-    settings = load_recipe(recipe, [*chosen, *(assignments or [])])
+    named = {
+        "model.base": model,
+        "environment.data": data,
+        "environment.verifier": verifier,
+        "grpo.kl": kl,
+    }
+    given_first = [f"{key}={json.dumps(v)}" for key, v in named.items() if v is not None]
+    settings = load_recipe(recipe, [*given_first, *(assignments or [])])
+    trackers = check_trackers(track)
     if dry_run:
         print(json.dumps(plain(settings), indent=2))
         return
@@ -80,15 +102,16 @@ def train(
     if fresh:
         _forget(folder)
     unwind_on_terminate()
-    given = {"--model": model, "--set": assignments, "--run": folder, "--url": url, "--up": up}
-    given["--models"] = models
+    given: dict[str, Any] = {"--model": model, "--data": data, "--verifier": verifier, "--kl": kl}
+    given |= {"--track": track if track != "tensorboard" else None, "--set": assignments}
+    given |= {"--run": folder, "--url": url, "--up": up, "--models": models}
     given["--state"] = state if state != DEFAULT_STATE else None
     again = command_of("slackwater train", recipe, given)
     with (
         saying_how_to_resume(folder, again),
         _service(up, url, key, settings, models, folder, state) as (address, secret),
     ):
-        _train(settings, address, secret, folder)
+        _train(settings, address, secret, folder, trackers)
 
 
 @contextlib.contextmanager
@@ -126,7 +149,7 @@ def _service(
         yield found
 
 
-def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
+def _train(settings: "Recipe", url: str, key: str, folder: Path, trackers: Sequence[str]) -> None:
     import tinker
     from rich.console import Console
 
@@ -135,9 +158,10 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
     from slackwater.rl.grpo import run
     from slackwater.rl.run_directory import RunDirectory
     from slackwater.rl.sdk_client import closing
+    from slackwater.rl.supervised import run_supervised
 
     console = Console()
-    files = RunDirectory(folder, settings)
+    files = RunDirectory(folder, settings, trackers)
     begun = files.checkpoint.steps_done if files.checkpoint else 0
     if begun:
         console.print(f"{folder}: resuming from step {begun}")
@@ -145,20 +169,26 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path) -> None:
         contextlib.closing(files),
         _actions(settings, url, key) as actions,
         closing(tinker.ServiceClient(base_url=url, api_key=key)) as service,
-        display(console, settings.grpo.steps, begun, partial(service_problems, url, key)) as shown,
+        display(
+            console, settings.steps, begun, partial(service_problems, url, key), settings.curve
+        ) as shown,
     ):
         try:
-            weights = run(settings, service, files, shown, actions, shown.stage)
+            if settings.method == "grpo":
+                weights = run(settings, service, files, shown, actions, shown.stage)
+            else:
+                weights = run_supervised(settings, service, files, shown, shown.stage)
         except tinker.TinkerError as error:
             raise UnavailableError(f"the service at {url} failed: {error}") from None
-    rewards = [row["reward"] for row in files.metrics()]
-    console.print(plot(rewards, "reward"), highlight=False, markup=False)
+    curve = [row[settings.curve] for row in files.metrics()]
+    console.print(plot(curve, settings.curve), highlight=False, markup=False)
     # Plain lines: what is to be copied into a shell must not be wrapped.
-    print(f"reward      {reward_summary(rewards)}")
+    print(f"{settings.curve:<11} {reward_summary(curve)}")
     print(f"weights     {weights}")
     print(f"export      slackwater model export {weights} DIR --merge")
     print(f"curves      {folder / 'metrics.jsonl'}")
-    print(f"tensorboard --logdir {folder / 'tensorboard'}")
+    if "tensorboard" in trackers:
+        print(f"tensorboard --logdir {folder / 'tensorboard'}")
 
 
 def _actions(

@@ -1,4 +1,4 @@
-"""The live line of a training run: step, stage, reward with its curve, time left."""
+"""The live line of a training run: step, stage, reward or loss with its curve, time left."""
 
 import contextlib
 import threading
@@ -55,25 +55,27 @@ class TrainDisplay:
     Without a terminal it prints a line per stage before the first step, then a line now and then.
     """
 
-    def __init__(self, console: Console, steps: int, begun: int, bar: Progress) -> None:
-        self._console, self._steps, self._bar = console, steps, bar
+    def __init__(
+        self, console: Console, steps: int, begun: int, bar: Progress, curve: str = "reward"
+    ) -> None:
+        self._console, self._steps, self._bar, self._curve = console, steps, bar, curve
         self._every = max(steps // 20, 1)
-        self._rewards: list[float] = []
+        self._values: list[float] = []
         self._task = bar.add_task("waiting for the service", total=steps, completed=begun)
         self.moved_s = time.monotonic()
 
     def __call__(self, step: int, metrics: dict[str, float]) -> None:
         self.moved_s = time.monotonic()
-        self._rewards.append(metrics["reward"])
-        self._bar.update(self._task, completed=step + 1, description=self._reward())
+        self._values.append(metrics[self._curve])
+        self._bar.update(self._task, completed=step + 1, description=self._progress())
         if not self._console.is_terminal and (step + 1) % self._every == 0:
-            line = f"step {step + 1}/{self._steps} {self._reward()}"
+            line = f"step {step + 1}/{self._steps} {self._progress()}"
             self._console.print(line, highlight=False)
 
     def stage(self, what: str) -> None:
         """Something else is waited for."""
         self.moved_s = time.monotonic()
-        if self._rewards:
+        if self._values:
             return
         self._bar.update(self._task, description=f"waiting for {what}")
         if not self._console.is_terminal:
@@ -83,13 +85,17 @@ class TrainDisplay:
         """Why nothing moves, above the line."""
         self._console.print(f"the run waits: {problem}", style="red", highlight=False)
 
-    def _reward(self) -> str:
-        return f"reward {self._rewards[-1]:.3f} {sparkline(self._rewards)}"
+    def _progress(self) -> str:
+        return f"{self._curve} {self._values[-1]:.3f} {sparkline(self._values)}"
 
 
 @contextlib.contextmanager
 def display(
-    console: Console, steps: int, begun: int, problems: Problems | None = None
+    console: Console,
+    steps: int,
+    begun: int,
+    problems: Problems | None = None,
+    curve: str = "reward",
 ) -> Iterator[TrainDisplay]:
     """Yields what to call after each step. Asks `problems` when nothing has moved for a while."""
     columns = (
@@ -101,7 +107,7 @@ def display(
     )
     over = threading.Event()
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        shown = TrainDisplay(console, steps, begun, bar)
+        shown = TrainDisplay(console, steps, begun, bar, curve)
         if problems is not None:
             watching = (shown, problems, over)
             threading.Thread(target=watch_stalls, args=watching, daemon=True).start()

@@ -14,6 +14,7 @@ import tinker
 
 from slackwater.rl.actions import ActionThread
 from slackwater.rl.advantages import (
+    Floats,
     farthest_apart,
     group_advantages,
     is_informative,
@@ -22,9 +23,10 @@ from slackwater.rl.advantages import (
 from slackwater.rl.environments import playable
 from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
+from slackwater.rl.reference import ReferenceModel, kl_estimate
 from slackwater.rl.rollout import Rollout, Trajectory, TrajectoryGroup
 from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
-from slackwater.rl.text import TextRenderer, text_of
+from slackwater.rl.text import Observation, TextRenderer, text_of
 
 ADAM_EPS = 1e-8
 Watch = Callable[[int, dict[str, float]], None]
@@ -53,13 +55,16 @@ def run(
     """
     environment = playable(recipe.environment, actions)
     stage(f"a trainer to load {recipe.model.base}")
-    training = _training_client(recipe, service, folder.checkpoint)
+    training = training_client(recipe, service, folder.checkpoint)
     text = text_of(recipe.model.text, training.get_tokenizer())
+    reference = None
+    if recipe.grpo.kl:
+        reference = ReferenceModel(service, recipe.model.base, recipe.grpo.reference)
     if folder.checkpoint is None:
         stage(f"{recipe.warm_up.steps} steps of warm-up on demonstrations")
         warm_up(recipe, training, text)
         stage("the first checkpoint")
-        _save(training, folder, steps_done=0, prompts_used=0)
+        save_checkpoint(training, folder, steps_done=0, prompts_used=0)
     assert folder.checkpoint is not None
     used = folder.checkpoint.prompts_used
     for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
@@ -67,12 +72,15 @@ def run(
         stage(f"the samples of step {step + 1}")
         sampler = training.save_weights_and_get_sampling_client()
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
-        overlapped = _overlapped(recipe, training, folder)
+        overlapped = _overlapped(recipe, training, folder, reference)
         drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
         used += len(drawn.groups)
         sampled_s = time.perf_counter()
         stage(f"the update of step {step + 1}")
-        learnt = overlapped.finish() if overlapped else _update(recipe, training, drawn.kept)
+        if overlapped:
+            learnt = overlapped.finish()
+        else:
+            learnt = _update(recipe, training, drawn.kept, reference)
         metrics = {
             **_rollout_metrics(drawn),
             **learnt,
@@ -84,16 +92,17 @@ def run(
         watch(step, metrics)
         ended = step + 1 == recipe.grpo.steps or _good_enough(recipe, folder)
         if ended or (step + 1) % recipe.grpo.checkpoint_every == 0:
-            _save(training, folder, step + 1, used)
+            save_checkpoint(training, folder, step + 1, used)
         if ended:
             break
     final = training.save_weights_for_sampler("final").result()
     return str(final.path)
 
 
-def _training_client(
+def training_client(
     recipe: Recipe, service: tinker.ServiceClient, checkpoint: RunCheckpoint | None
 ) -> Any:
+    """A new model to train, or the one of a checkpoint."""
     if checkpoint is not None:
         return service.create_training_client_from_state_with_optimizer(checkpoint.state_path)
     model = recipe.model
@@ -113,15 +122,15 @@ def warm_up(recipe: Recipe, training: Any, text: TextRenderer) -> None:
         tokens = sum(sum(trajectory.sampled) for trajectory in shown)
         data = [trajectory.supervised_datum(1 / tokens) for trajectory in shown]
         futures.append(training.forward_backward(data, "cross_entropy"))
-        futures.append(training.optim_step(_adam(settings.learning_rate, 1.0)))
+        futures.append(training.optim_step(adam(settings.learning_rate, 1.0)))
     for future in futures:
         future.result()
 
 
-def _demonstrated(turns: Sequence[tuple[str, str]], text: TextRenderer) -> Trajectory:
+def _demonstrated(turns: Sequence[tuple[Observation, str]], text: TextRenderer) -> Trajectory:
     trajectory = Trajectory(text.first(turns[0][0]))
     for number, (observation, answer) in enumerate(turns):
-        if number:
+        if number and isinstance(observation, str):
             trajectory.observe(text.next(observation, ended=True))
         spoken = text.spoken(answer)
         trajectory.act(spoken, [0.0] * len(spoken))
@@ -164,12 +173,20 @@ def trained_on(recipe: Recipe) -> int:
 class OverlappedUpdate:
     """One optimizer step that starts in micro-batches of `overlap` before all groups exist."""
 
-    def __init__(self, recipe: Recipe, training: Any, expected_tokens: int) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        training: Any,
+        expected_tokens: int,
+        reference: ReferenceModel | None = None,
+    ) -> None:
         self._recipe = recipe
+        self._reference = reference
         self._training = training
         self._expected_tokens = expected_tokens
         self._pending: list[TrajectoryGroup] = []
         self._passes: list[tuple[Any, Sequence[TrajectoryGroup]]] = []
+        self._kls: list[float] = []
         self._began_s: float | None = None
         self._last_whole_s = 0.0
 
@@ -187,7 +204,7 @@ class OverlappedUpdate:
         if not self._passes:
             return {"optim/updates": 0.0}
         grpo = self._recipe.grpo
-        stepped = self._training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
+        stepped = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
         done = [(passed.result(), groups) for passed, groups in self._passes]
         return {
             "optim/updates": 1.0,
@@ -196,11 +213,13 @@ class OverlappedUpdate:
             "optim/loss": float(sum(passed.metrics["loss:sum"] for passed, _ in done)),
             "optim/grad_norm": (stepped.result().metrics or {}).get("grad_norm", 0.0),
             "optim/sampler_kl": float(np.mean([_sampler_kl(*passed) for passed in done])),
+            **_kl_metric(self._kls),
         }
 
     def _send(self) -> None:
         groups, self._pending = self._pending, []
-        data = policy_data(self._recipe, groups, self._expected_tokens)
+        distances = _distances(self._reference, groups, self._kls)
+        data = policy_data(self._recipe, groups, self._expected_tokens, distances)
         grpo = self._recipe.grpo
         passed = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
         self._passes.append((passed, groups))
@@ -208,10 +227,12 @@ class OverlappedUpdate:
             self._began_s = time.perf_counter()
 
 
-def _overlapped(recipe: Recipe, training: Any, folder: RunDirectory) -> OverlappedUpdate | None:
+def _overlapped(
+    recipe: Recipe, training: Any, folder: RunDirectory, reference: ReferenceModel | None
+) -> OverlappedUpdate | None:
     if not recipe.grpo.overlap:
         return None
-    return OverlappedUpdate(recipe, training, _expected_tokens(recipe, folder))
+    return OverlappedUpdate(recipe, training, _expected_tokens(recipe, folder), reference)
 
 
 def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
@@ -230,15 +251,20 @@ def _loss_config(recipe: Recipe) -> dict[str, float]:
     return {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
 
 
-def _update(recipe: Recipe, training: Any, groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+def _update(
+    recipe: Recipe,
+    training: Any,
+    groups: Sequence[TrajectoryGroup],
+    reference: ReferenceModel | None,
+) -> dict[str, float]:
     """One optimizer step per share of the groups; the requests are queued together."""
     grpo = recipe.grpo
-    queued = []
+    queued, kls = [], list[float]()
     for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
         if share:
-            data = policy_data(recipe, share)
+            data = policy_data(recipe, share, distances=_distances(reference, share, kls))
             passed = training.forward_backward(data, grpo.loss, _loss_config(recipe))
-            stepped = training.optim_step(_adam(grpo.learning_rate, grpo.grad_clip_norm))
+            stepped = training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
             queued.append((passed, stepped, share))
     done = [(passed.result(), stepped.result(), share) for passed, stepped, share in queued]
     if not done:
@@ -251,13 +277,37 @@ def _update(recipe: Recipe, training: Any, groups: Sequence[TrajectoryGroup]) ->
         "optim/sampler_kl": float(
             np.mean([_sampler_kl(passed, share) for passed, _, share in done])
         ),
+        **_kl_metric(kls),
     }
 
 
+def _distances(
+    reference: ReferenceModel | None, groups: Sequence[TrajectoryGroup], kls: list[float]
+) -> list[Floats] | None:
+    """By token, how much likelier it was than under the reference; notes their KL in `kls`."""
+    if reference is None:
+        return None
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    policy = [trajectory.sampled_logprobs for trajectory in trajectories]
+    known = reference.logprobs(trajectories)
+    kls.append(kl_estimate(policy, known))
+    return [own - other for own, other in zip(policy, known, strict=True)]
+
+
+def _kl_metric(kls: Sequence[float]) -> dict[str, float]:
+    return {"reference/kl": float(np.mean(kls))} if kls else {}
+
+
 def policy_data(
-    recipe: Recipe, groups: Sequence[TrajectoryGroup], tokens: int | None = None
+    recipe: Recipe,
+    groups: Sequence[TrajectoryGroup],
+    tokens: int | None = None,
+    distances: Sequence[Floats] | None = None,
 ) -> list[tinker.Datum]:
-    """Every trajectory with its token advantages, normalized by `tokens` (default: all here)."""
+    """Every trajectory with its token advantages, normalized by `tokens` (default: all here).
+
+    `distances` to a reference model are penalized by the recipe's `kl`.
+    """
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     advantages = np.concatenate(
@@ -265,6 +315,9 @@ def policy_data(
     )
     logprobs = [trajectory.sampled_logprobs for trajectory in trajectories]
     pushes = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus, tokens)
+    if distances is not None:
+        drifts = token_advantages([0.0] * len(trajectories), distances, grpo.kl, tokens)
+        pushes = [push + drift for push, drift in zip(pushes, drifts, strict=True)]
     pairs = zip(trajectories, pushes, strict=True)
     return [trajectory.policy_datum(pushed) for trajectory, pushed in pairs]
 
@@ -280,7 +333,8 @@ def _sampler_kl(passed: Any, groups: Sequence[TrajectoryGroup]) -> float:
     return float(np.concatenate(gaps)[np.concatenate(masks)].mean())
 
 
-def _adam(learning_rate: float, grad_clip_norm: float) -> tinker.AdamParams:
+def adam(learning_rate: float, grad_clip_norm: float) -> tinker.AdamParams:
+    """The optimizer's settings of one step."""
     return tinker.AdamParams(
         learning_rate=learning_rate,
         beta1=0.9,
@@ -310,7 +364,9 @@ def _good_enough(recipe: Recipe, folder: RunDirectory) -> bool:
     return goal is not None and len(recent) == 10 and float(np.mean(recent)) >= goal
 
 
-def _save(training: Any, folder: RunDirectory, steps_done: int, prompts_used: int) -> None:
+def save_checkpoint(
+    training: Any, folder: RunDirectory, steps_done: int, prompts_used: int
+) -> None:
     """First the service has the state for good, then the folder names it."""
     saved = training.save_state(f"step-{steps_done:06d}").result()
     folder.keep(RunCheckpoint(steps_done, prompts_used, saved.path))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import AnyEnvironment
+from slackwater.rl.environments import AnyEnvironment, DataTasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,9 @@ class GrpoSettings:
     trajectories while the rest still roll out (RLBoost 4.1). The weights change once at the end, so
     the step stays on-policy; tokens are normalized by the previous step's number, since this one's
     is not known yet.
+
+    `kl` above 0 penalizes each token by how far the policy is from the reference model: the base
+    model, or the saved weights that `reference` names.
     """
 
     steps: int = 100
@@ -72,6 +75,8 @@ class GrpoSettings:
     dynamic_sampling: bool = True
     max_groups: int = 32
     entropy_bonus: float = 0.0
+    kl: float = 0.0
+    reference: str = ""
     stop_at_reward: float | None = None
     checkpoint_every: int = 20
     overlap: int = 0
@@ -86,6 +91,8 @@ class GrpoSettings:
             raise ConfigError.of("grpo.overlap", self.overlap, fix)
         if self.group_size < 2:
             raise ConfigError.of("grpo.group_size", self.group_size, "must be at least 2")
+        if self.kl < 0:
+            raise ConfigError.of("grpo.kl", self.kl, "must be at least 0")
         if self.train_on and not 2 <= self.train_on <= self.group_size:
             fix = f"must be 0 (all), or from 2 to grpo.group_size ({self.group_size})"
             raise ConfigError.of("grpo.train_on", self.train_on, fix)
@@ -94,14 +101,54 @@ class GrpoSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisedSettings:
+    """Supervised (`sft`) and preference (`dpo`) training on a data set.
+
+    `beta` is how strongly preferences count against the distance to the reference model: the base
+    model, or the saved weights that `reference` names.
+    """
+
+    steps: int = 100
+    batch: int = 8
+    learning_rate: float = 1e-4
+    grad_clip_norm: float = 1.0
+    beta: float = 0.1
+    reference: str = ""
+    checkpoint_every: int = 20
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError.of(name, getattr(self, name), "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """Everything a run depends on but the service's address."""
 
     environment: AnyEnvironment
+    method: Literal["grpo", "sft", "dpo"] = "grpo"
     model: ModelSettings = field(default_factory=ModelSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     warm_up: WarmUpSettings = field(default_factory=WarmUpSettings)
     grpo: GrpoSettings = field(default_factory=GrpoSettings)
+    supervised: SupervisedSettings = field(default_factory=SupervisedSettings)
+
+    def __post_init__(self) -> None:
+        if self.method != "grpo" and not isinstance(self.environment, DataTasks):
+            fix = f'must be "data" for method = "{self.method}"'
+            raise ConfigError.of("environment.kind", self.environment.kind, fix)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.grpo.steps if self.method == "grpo" else self.supervised.steps
+
+    @property
+    def curve(self) -> str:
+        """The metric that shows progress."""
+        return "reward" if self.method == "grpo" else "loss"
 
 
 def load_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:

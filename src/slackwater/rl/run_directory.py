@@ -1,5 +1,5 @@
-"""A run's files: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json`,
-`tensorboard/`.
+"""A run's files: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json`, and what its
+trackers write, `tensorboard/` unless others were asked for.
 
 The JSON lines are written after each step. A checkpoint names its last step; resuming truncates
 later lines, since those steps are repeated: every step and use of a prompt is recorded once.
@@ -7,20 +7,16 @@ later lines, since those steps are repeated: every step and use of a prompt is r
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from slackwater.model.config import plain
+from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError
 from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import Recipe
+from slackwater.rl.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,9 @@ class RunCheckpoint:
 class RunDirectory:
     """One run's folder; an existing one is continued."""
 
-    def __init__(self, path: Path, recipe: Recipe) -> None:
+    def __init__(
+        self, path: Path, recipe: Recipe, trackers: Sequence[str] = ("tensorboard",)
+    ) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         self._keep_recipe(recipe)
@@ -43,11 +41,7 @@ class RunDirectory:
         done = self.checkpoint.steps_done if self.checkpoint else 0
         for name in ("metrics.jsonl", "prompts.jsonl"):
             self._cut(path / name, done)
-        self._events = EventFileWriter(str(path / "tensorboard"))
-        if done or any(path.glob("tensorboard/*")):
-            restart = Event(wall_time=time.time(), step=done)
-            restart.session_log.status = SessionLog.START
-            self._events.add_event(restart)
+        self._trackers = Trackers(trackers, path, plain(recipe), done)
 
     def record(
         self, step: int, metrics: Mapping[str, float], uses: Sequence[tuple[PromptUse, bool]]
@@ -56,11 +50,7 @@ class RunDirectory:
         rows = [[use.epoch, use.prompt, int(kept)] for use, kept in uses]
         self._append("prompts.jsonl", {"step": step, "uses": rows})
         self._append("metrics.jsonl", {"step": step, **metrics})
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._events.add_event(
-            Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-        )
-        self._events.flush()
+        self._trackers.record(step, metrics)
 
     def metrics(self) -> list[dict[str, float]]:
         """Every step's curves so far."""
@@ -73,16 +63,18 @@ class RunDirectory:
         self.checkpoint = checkpoint
 
     def close(self) -> None:
-        self._events.close()
+        self._trackers.close()
 
     def _keep_recipe(self, recipe: Recipe) -> None:
         """A run is continued with the recipe that it began with; only its length may change."""
         path, given = self.path / "recipe.json", plain(recipe)
         if path.is_file() and (self.path / "checkpoint.json").is_file():
-            before = json.loads(path.read_text())
+            # decoded, so that settings which are new since then have their defaults
+            before = plain(decode(Recipe, json.loads(path.read_text())))
             for table in (before, given):
                 for name in ("steps", "stop_at_reward"):
                     table["grpo"].pop(name, None)
+                    table["supervised"].pop(name, None)
             if before != given:
                 changed = sorted(key for key in given if before.get(key) != given[key])
                 raise ConfigError.of(

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, cast
 
+from slackwater.model.errors import ConfigError
+
 _ANSWER = "\x00answer\x00"
+Observation = str | list[dict[str, str]]  # text, or a conversation's messages
 
 
 class TextRenderer(Protocol):
@@ -11,7 +14,7 @@ class TextRenderer(Protocol):
 
     stop: tuple[int, ...]
 
-    def first(self, observation: str) -> list[int]:
+    def first(self, observation: Observation) -> list[int]:
         """The prompt of the first turn."""
         ...
 
@@ -36,7 +39,9 @@ class PlainText:
         self._end = int(tokenizer.eos_token_id)
         self.stop: tuple[int, ...] = (self._end,)
 
-    def first(self, observation: str) -> list[int]:
+    def first(self, observation: Observation) -> list[int]:
+        if not isinstance(observation, str):
+            raise ConfigError.of("model.text", "plain", 'has no messages; write text = "chat"')
         return _encode(self._tokenizer, observation)
 
     def next(self, observation: str, ended: bool) -> list[int]:
@@ -54,8 +59,9 @@ class PlainText:
 class ChatText(PlainText):
     """Observations as a user's turns, by the model's own chat template."""
 
-    def first(self, observation: str) -> list[int]:
-        messages = [{"role": "user", "content": observation}]
+    def first(self, observation: Observation) -> list[int]:
+        told = [{"role": "user", "content": observation}]
+        messages = told if isinstance(observation, str) else observation
         return _encode(self._tokenizer, self._render(messages))
 
     def next(self, observation: str, ended: bool) -> list[int]:
@@ -66,11 +72,11 @@ class ChatText(PlainText):
         ]
         after = self._render(messages).split(_ANSWER, 1)[1]
         end_text = cast(str, self._tokenizer.eos_token)
-        if ended and after.startswith(end_text):
-            after = after[len(end_text) :]
+        if ended and after.lstrip().startswith(end_text):
+            after = after.lstrip()[len(end_text) :]
         return _encode(self._tokenizer, after)
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: Any) -> str:
         rendered = self._tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )

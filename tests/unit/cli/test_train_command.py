@@ -32,7 +32,8 @@ with saying_how_to_resume(folder, sys.argv[2]):
     (folder / "recipe.json").touch()
     (folder / "checkpoint.json").touch()
     print("runs", flush=True)
-    signal.pause()
+    while True:  # not signal.pause(), which waits for ever if the signal comes just before it
+        time.sleep(0.1)
 """
 
 

@@ -12,6 +12,7 @@ from slackwater.rl.environments import GuessNumber
 from slackwater.rl.prompt_order import PromptOrder
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.rollout import Rollout, TrajectoryGroup
+from slackwater.rl.text import Observation
 
 END = 258
 
@@ -50,7 +51,8 @@ class ShuffledSampler:
 class Bytes:
     stop: tuple[int, ...] = (END,)
 
-    def first(self, observation: str) -> list[int]:
+    def first(self, observation: Observation) -> list[int]:
+        assert isinstance(observation, str)
         return list(observation.encode())
 
     def next(self, observation: str, ended: bool) -> list[int]:

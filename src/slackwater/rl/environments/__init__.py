@@ -1,4 +1,4 @@
-"""Verifiable tasks without data: a prompt is a number that determines the task."""
+"""Verifiable tasks: a prompt is a number that determines the task, or a row of a data set."""
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.actions import ActionThread
@@ -6,11 +6,14 @@ from slackwater.rl.environments.arithmetic import Arithmetic
 from slackwater.rl.environments.coding import Coding
 from slackwater.rl.environments.copy_digits import CopyDigits
 from slackwater.rl.environments.count_on import CountingTask
+from slackwater.rl.environments.data_tasks import DataTasks
 from slackwater.rl.environments.episode import EpisodeEnvironment
 from slackwater.rl.environments.frozen_lake import FrozenLake
 from slackwater.rl.environments.guess_number import GuessNumber
 
-AnyEnvironment = Arithmetic | Coding | CopyDigits | CountingTask | FrozenLake | GuessNumber
+AnyEnvironment = (
+    Arithmetic | Coding | CopyDigits | CountingTask | DataTasks | FrozenLake | GuessNumber
+)
 
 
 def needs_sandboxes(environment: AnyEnvironment) -> bool:
@@ -33,6 +36,7 @@ __all__ = [
     "Coding",
     "CopyDigits",
     "CountingTask",
+    "DataTasks",
     "FrozenLake",
     "GuessNumber",
     "needs_sandboxes",

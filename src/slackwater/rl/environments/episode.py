@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slackwater.model.errors import ConfigError
+from slackwater.rl.text import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Episode(Protocol):
     """One interaction, in text."""
 
     @property
-    def first_observation(self) -> str: ...
+    def first_observation(self) -> Observation: ...
 
     def answer(self, text: str) -> "EnvironmentReply | Future[EnvironmentReply]":
         """Take the model's answer, any text; slow results come as a future."""
@@ -40,7 +41,7 @@ class EpisodeEnvironment(Protocol):
 
     def episode(self, prompt: int) -> Episode: ...
 
-    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+    def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
         """Observations with well-formed, not necessarily best, answers to teach the format."""
         ...
 

@@ -1,0 +1,137 @@
+"""Supervised and preference (DPO) training on a data set, as a client of the service.
+
+DPO needs no loss in the service: the gradient of -log sigmoid(beta * margin) by each log-prob is
+known once the margin is, so a pair is a `cross_entropy` pass with these as weights.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tinker
+
+from slackwater.rl.advantages import Floats
+from slackwater.rl.data_files import Row
+from slackwater.rl.environments import DataTasks
+from slackwater.rl.grpo import Stage, Watch, adam, save_checkpoint, training_client
+from slackwater.rl.prompt_order import PromptOrder
+from slackwater.rl.recipe import Recipe
+from slackwater.rl.reference import ReferenceModel
+from slackwater.rl.rollout import Trajectory
+from slackwater.rl.run_directory import RunDirectory
+from slackwater.rl.text import TextRenderer, text_of
+
+
+def run_supervised(
+    recipe: Recipe,
+    service: tinker.ServiceClient,
+    folder: RunDirectory,
+    watch: Watch,
+    stage: Stage = lambda what: None,
+) -> str:
+    """Train to the recipe's end, resuming a checkpoint; returns the path of the final weights."""
+    settings, tasks = recipe.supervised, recipe.environment
+    assert isinstance(tasks, DataTasks), "as the recipe checked"
+    stage(f"a trainer to load {recipe.model.base}")
+    training = training_client(recipe, service, folder.checkpoint)
+    text = text_of(recipe.model.text, training.get_tokenizer())
+    step = SupervisedStep(recipe, training, text)
+    if recipe.method == "dpo":
+        step = PreferenceStep(
+            recipe, training, text, ReferenceModel(service, recipe.model.base, settings.reference)
+        )
+    order = PromptOrder(tasks.prompts, settings.seed)
+    done = folder.checkpoint.steps_done if folder.checkpoint else 0
+    for number in range(done, settings.steps):
+        began_s = time.perf_counter()
+        stage(f"step {number + 1}")
+        uses = order.uses(number * settings.batch, settings.batch)
+        metrics = step.train([tasks.rows[use.prompt] for use in uses])
+        metrics["time/train_s"] = time.perf_counter() - began_s
+        folder.record(number, metrics, [(use, True) for use in uses])
+        watch(number, metrics)
+        if number + 1 == settings.steps or (number + 1) % settings.checkpoint_every == 0:
+            save_checkpoint(training, folder, number + 1, (number + 1) * settings.batch)
+    return str(training.save_weights_for_sampler("final").result().path)
+
+
+class SupervisedStep:
+    """Cross-entropy of the answers of a batch, by token."""
+
+    def __init__(self, recipe: Recipe, training: Any, text: TextRenderer) -> None:
+        self._settings = recipe.supervised
+        self._tasks = recipe.environment
+        self._training = training
+        self._text = text
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        """One optimizer step; returns its metrics."""
+        shown = [self.shown(row) for row in rows]
+        tokens = sum(sum(trajectory.sampled) for trajectory in shown)
+        data = [trajectory.supervised_datum(1 / tokens) for trajectory in shown]
+        passed, norm = self._update(data)
+        return {
+            "loss": float(passed.metrics["loss:sum"]),
+            "answer/tokens": tokens / len(rows),
+            "optim/grad_norm": norm,
+        }
+
+    def shown(self, row: Row, column: str = "") -> Trajectory:
+        """A row's prompt with an answer as the model would have given it."""
+        tasks = self._tasks
+        assert isinstance(tasks, DataTasks)
+        trajectory = Trajectory(self._text.first(tasks.observation(row)))
+        spoken = self._text.spoken(tasks.answer_of(row, column))
+        trajectory.act(spoken, [0.0] * len(spoken))
+        return trajectory
+
+    def _update(self, data: list[tinker.Datum]) -> tuple[Any, float]:
+        settings = self._settings
+        passed = self._training.forward_backward(data, "cross_entropy")
+        stepped = self._training.optim_step(adam(settings.learning_rate, settings.grad_clip_norm))
+        return passed.result(), float((stepped.result().metrics or {}).get("grad_norm", 0.0))
+
+
+class PreferenceStep(SupervisedStep):
+    """DPO: raise the chosen answer over the rejected one, relative to the reference model."""
+
+    def __init__(
+        self, recipe: Recipe, training: Any, text: TextRenderer, reference: ReferenceModel
+    ) -> None:
+        super().__init__(recipe, training, text)
+        self._reference = reference
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        tasks = self._tasks
+        assert isinstance(tasks, DataTasks)
+        shown = [self.shown(row, side) for row in rows for side in (tasks.chosen, tasks.rejected)]
+        scored = self._training.forward(
+            [trajectory.supervised_datum(1.0) for trajectory in shown], "cross_entropy"
+        )
+        reference = [float(row.sum()) for row in self._reference.logprobs(shown)]
+        outputs = scored.result().loss_fn_outputs
+        policy = [
+            float(np.asarray(output["logprobs"].data)[np.asarray(trajectory.sampled[1:])].sum())
+            for output, trajectory in zip(outputs, shown, strict=True)
+        ]
+        gains = np.asarray(policy) - np.asarray(reference)
+        margins = gains[0::2] - gains[1::2]
+        weights = preference_weights(margins, self._settings.beta)
+        data = [
+            trajectory.supervised_datum(float(weight))
+            for trajectory, weight in zip(shown, weights, strict=True)
+        ]
+        _, norm = self._update(data)
+        return {
+            "loss": float(np.logaddexp(0.0, -self._settings.beta * margins).mean()),
+            "preference/accuracy": float((margins > 0).mean()),
+            "preference/margin": float(margins.mean()),
+            "optim/grad_norm": norm,
+        }
+
+
+def preference_weights(margins: Floats, beta: float) -> Floats:
+    """Weights of chosen and rejected answers in turn, that make cross-entropy DPO's gradient."""
+    each = beta / (1.0 + np.exp(beta * margins)) / len(margins)
+    return np.stack([each, -each], axis=1).reshape(-1).astype(np.float32)
