@@ -376,6 +376,17 @@ def test_many_wait_for_one_future_and_an_outcome_can_be_read_again() -> None:
     asyncio.run(scenario())
 
 
+def test_the_board_holds_so_many_outcomes_however_small_and_forgets_whose_they_were() -> None:
+    board = FutureBoard()
+    names = [RequestId(f"r{number}") for number in range(3000)]
+    for name in names:
+        board.expect(name, TenantId("t"))
+        board.settle(name, RequestOutcome("optim_step", b""))
+    kept = [name for name in names if board.recent(name) is not None]
+    assert kept == names[-2000:]
+    assert board.tenant_of(names[0]) is None and board.tenant_of(names[-1]) == "t"
+
+
 def test_a_session_hears_of_each_finished_request_until_it_acknowledges() -> None:
     async def scenario() -> None:
         feed, session = FinishedRequestFeed(), SamplingSessionId("s")

@@ -4,7 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.model.ids import TrajectoryId
-from slackwater.runtime.executors.trajectory_index import BLOCK_TOKENS, TrajectoryIndex
+from slackwater.runtime.executors.trajectory_index import (
+    BLOCK_TOKENS,
+    KEPT_S,
+    TrajectoryIndex,
+)
 
 tokens = st.lists(st.integers(0, 5), min_size=BLOCK_TOKENS, max_size=80)
 ONE, TWO = TrajectoryId("one"), TrajectoryId("two")
@@ -15,7 +19,7 @@ def test_a_longer_prompt_continues_the_turn_it_begins_with(
     turn: list[int], more: list[int]
 ) -> None:
     index = TrajectoryIndex()
-    index.ended("v", turn[:3], turn[3:], ONE)
+    index.ended("v", turn[:3], turn[3:], ONE, 0.0)
     assert index.continued_by("v", turn + more) == ONE
     assert index.continued_by("w", turn + more) is None
     assert index.continued_by("v", [9, *turn, *more]) is None
@@ -23,23 +27,33 @@ def test_a_longer_prompt_continues_the_turn_it_begins_with(
 
 def test_the_longest_beginning_wins() -> None:
     index, short = TrajectoryIndex(), [1] * BLOCK_TOKENS
-    index.ended("v", [1], short[1:], ONE)
-    index.ended("v", [1], (short * 3)[1:], TWO)
+    index.ended("v", [1], short[1:], ONE, 0.0)
+    index.ended("v", [1], (short * 3)[1:], TWO, 0.0)
     assert index.continued_by("v", short * 4) == TWO
     assert index.continued_by("v", short * 2) == ONE
 
 
 def test_too_short_to_tell_is_no_trajectory_and_the_oldest_are_forgotten() -> None:
     index = TrajectoryIndex(remembered=2)
-    index.ended("v", [1], [1] * (BLOCK_TOKENS - 2), ONE)
+    index.ended("v", [1], [1] * (BLOCK_TOKENS - 2), ONE, 0.0)
     assert index.continued_by("v", [1] * 100) is None
     for number in range(3):
-        index.ended("v", [], [number] * BLOCK_TOKENS, TrajectoryId(str(number)))
+        index.ended("v", [], [number] * BLOCK_TOKENS, TrajectoryId(str(number)), 0.0)
     found = [index.continued_by("v", [number] * BLOCK_TOKENS) for number in range(3)]
     assert found == [None, "1", "2"]
 
 
 def test_prompts_that_share_a_beginning_are_not_taken_for_one_trajectory() -> None:
     index, shared = TrajectoryIndex(), [1] * (2 * BLOCK_TOKENS)
-    index.ended("v", shared, [5, 6], ONE)
+    index.ended("v", shared, [5, 6], ONE, 0.0)
     assert index.continued_by("v", [*shared, 7, 8]) is None
+
+
+def test_a_conversation_that_nobody_continued_for_long_is_forgotten() -> None:
+    index, old, new = TrajectoryIndex(), [1] * BLOCK_TOKENS, [2] * BLOCK_TOKENS
+    index.ended("v", [], old, ONE, 0.0)
+    index.ended("v", [], new, TWO, KEPT_S)
+    assert index.continued_by("v", old) == ONE
+    index.ended("v", [], [3] * BLOCK_TOKENS, TWO, KEPT_S + 1.0)
+    assert index.continued_by("v", old) is None
+    assert index.continued_by("v", new) == TWO

@@ -351,8 +351,9 @@ class EngineExecutor:
         elif self.promise is not None:
             self.promise.failed(spec.turn, loop_time())
         if isinstance(command, do.CompleteTurn):
-            self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory)
-            self.recent.ended(spec, command, since_s, loop_time())
+            now_s = loop_time()
+            self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory, now_s)
+            self.recent.ended(spec, command, since_s, now_s)
             listener.completed(command)
         else:
             listener.failed(command.error)

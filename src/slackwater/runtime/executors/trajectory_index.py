@@ -10,14 +10,15 @@ from collections.abc import Iterator, Sequence
 from slackwater.model.ids import TrajectoryId
 
 BLOCK_TOKENS = 16
+KEPT_S = 600.0  # by then an engine has long given a conversation's cache to others
 
 
 class TrajectoryIndex:
-    """Bounded; the least recently used are forgotten."""
+    """Bounded by number and age; the oldest are forgotten."""
 
     def __init__(self, remembered: int = 50_000) -> None:
         self._remembered = remembered
-        self._by_block: OrderedDict[int, TrajectoryId] = OrderedDict()
+        self._by_block: OrderedDict[int, tuple[TrajectoryId, float]] = OrderedDict()
         self._asked: tuple[str, Sequence[int], TrajectoryId | None] | None = None
 
     def continued_by(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
@@ -30,8 +31,7 @@ class TrajectoryIndex:
         for block in reversed(list(_blocks(version, prompt))):
             found = self._by_block.get(block)
             if found is not None:
-                self._by_block.move_to_end(block)
-                return found
+                return found[0]
         return None
 
     def ended(
@@ -40,6 +40,7 @@ class TrajectoryIndex:
         prompt: Sequence[int],
         sampled: Sequence[int],
         trajectory: TrajectoryId,
+        now_s: float,
     ) -> None:
         """A turn is over. It is remembered only if a whole block reaches into what was sampled: a
         prefix that many prompts share would draw them all to one place.
@@ -49,10 +50,14 @@ class TrajectoryIndex:
             return
         self._asked = None
         *_, last = _blocks(version, [*prompt, *sampled])
-        self._by_block[last] = trajectory
+        self._by_block[last] = (trajectory, now_s)
         self._by_block.move_to_end(last)
-        if len(self._by_block) > self._remembered:
+        while len(self._by_block) > self._remembered or self._oldest_s < now_s - KEPT_S:
             self._by_block.popitem(last=False)
+
+    @property
+    def _oldest_s(self) -> float:
+        return next(iter(self._by_block.values()))[1]
 
 
 def _blocks(version: str, tokens: Sequence[int]) -> Iterator[int]:

@@ -15,6 +15,7 @@ from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import FaultOwner
 
 _REMEMBERED_BYTES = 64 << 20
+_REMEMBERED = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,9 @@ class FutureBoard:
             self._settled(tenant, str(outcome.kind), took_s, failed)
         self._recent[request] = outcome
         self._recent_bytes += _size_bytes(outcome)
-        while self._recent_bytes > _REMEMBERED_BYTES and len(self._recent) > 1:
+        while len(self._recent) > 1 and (
+            self._recent_bytes > _REMEMBERED_BYTES or len(self._recent) > _REMEMBERED
+        ):
             self._forget(next(iter(self._recent)))
         event = self._waiting.pop(request, None)
         if event is not None:
