@@ -146,6 +146,18 @@ class Routes:
         deltas = [Delta(c.base, c.version, flow.bytes) for c, flow in open_ if c.base]
         return self._way.choose(version, held, wholes, deltas)
 
+    def under_way(self) -> list[tuple[Payload, NodeId, NodeId, int]]:
+        """What moves now: a payload, from which node to which, and its bytes."""
+        return [
+            (payload, source, node, flow.bytes)
+            for payload, flow in self._flows.items()
+            for node, source in flow.parents.items()
+        ]
+
+    def crosses(self, source: NodeId, node: NodeId) -> bool:
+        """Whether two nodes are at different sites, so that a slow link lies between them."""
+        return self._sites.get(source) != self._sites.get(node)
+
     def whole_bytes(self, version: str) -> int | None:
         """The size of the version as a whole copy, where a relay has one."""
         flow = self._flows.get(Payload(version, ""))

@@ -31,6 +31,8 @@ from slackwater.serve.operator.status import problems_of, starting_workers
 
 _OVER_SHOWN = 100
 _ACTIONS_SHOWN = 20
+_LINKS_SHOWN = 40
+_NODES_SHOWN = 200
 _TRAJECTORIES_SHOWN = 12
 _TOKENS_SHOWN = 8192
 _CHECKPOINTS_SHOWN = 50
@@ -75,7 +77,7 @@ class LiveSource:
             "jobs": rows,
             "pools": {} if shared is None else shared["pools"],
             "permits": None if shared is None or not operator else shared["permits"],
-            "nodes": [] if shared is None else shared["nodes"],
+            "nodes": [] if shared is None else shared["nodes"][:_NODES_SHOWN],
             "weights": self._weights(viewer),
         }
         if operator:
@@ -86,6 +88,7 @@ class LiveSource:
                 "cost": self.sampler.slack.capacity(),
                 "slack": self.sampler.slack.rows(),
                 "actions": plane.actions.top(_ACTIONS_SHOWN),
+                "links": _links(plane),
             }
         return found
 
@@ -339,6 +342,22 @@ def _why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     ]
     whom = f" while {', '.join(holders)} holds its nodes" if holders else ""
     return f"waits {row['waits_s']:.1f} s for its turn{whom}"
+
+
+def _links(plane: ControlPlane) -> list[dict[str, Any]]:
+    """Weights on their way from a node's relay to another's."""
+    routes = plane.controller.weights.routes
+    return [
+        {
+            "version": payload.version,
+            "delta": bool(payload.base),
+            "source": source,
+            "node": node,
+            "bytes": size,
+            "slow": routes.crosses(source, node),
+        }
+        for payload, source, node, size in routes.under_way()[:_LINKS_SHOWN]
+    ]
 
 
 def _capacity(instances: list[dict[str, Any]]) -> dict[str, dict[str, int]]:

@@ -162,7 +162,12 @@ def test_a_newcomer_takes_the_whole_and_a_holder_the_delta(fleet: Fleet) -> None
 def test_one_copy_crosses_into_each_site_and_neighbours_pass_it_on(fleet: Fleet) -> None:
     fleet.publish(1)
     fleet.need("v1", 100)
+    routes = fleet.director.routes
+    moving = {(source, node) for _, source, node, _ in routes.under_way()}
+    assert moving == {(source, node) for (node, _), source in fleet.bringing.items()}
+    assert sum(routes.crosses(*pair) for pair in moving) == 2
     fleet.flow()
+    assert routes.under_way() == []
     assert fleet.crossings == [Payload("v1"), Payload("v1")]
     assert all(Payload("v1") in have for have in fleet.have.values())
 

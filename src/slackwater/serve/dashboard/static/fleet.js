@@ -114,6 +114,7 @@ function sidePanels(snapshot) {
     const rows = snapshot.weights.slice(0, 20).map((row) => [h("span", { title: row.version }, row.job ? shortJob(row.job) : row.model), `#${row.number}`, row.offered, row.pulling || "", row.turns || ""]);
     found.push(panel("Weight versions", "newest of each model", table(["job", "version", ">held by", ">pulling", ">turns"], rows, "")));
   }
+  if (snapshot.links?.length || snapshot.gauges.weights_payloads_brought) found.push(links(snapshot));
   if (snapshot.actions && (snapshot.actions.live.length || snapshot.gauges.sandboxes)) {
     const rows = snapshot.actions.live.map((row) => [shortJob(row.job), row.command, pill(row.state), seconds(row.age_s)]);
     found.push(panel("Actions", `${snapshot.gauges.actions_running} run, ${snapshot.gauges.actions_waiting} wait`, table(["job", "command", "state", ">age"], rows, "No action runs.")));
@@ -135,16 +136,25 @@ function savings(snapshot) {
     paid.length ? h("p", { class: "note" }, `Devices here so far: ${paid.join("; ")}.`) : null);
 }
 
+// Weights between nodes: what moves now, and how often a slow link was used so far.
+function links(snapshot) {
+  const { gauges } = snapshot;
+  const rows = snapshot.links.map((row) => [h("span", { title: row.version }, row.delta ? "delta" : "whole"), `${row.source} → ${row.node}`, row.slow ? h("span", { class: "why" }, "slow") : "", `${count(row.bytes)}B`]);
+  const note = `${count(gauges.weights_payloads_brought ?? 0)} so far, ${count(gauges.weights_payloads_over_slow_links ?? 0)} over slow links`;
+  return panel("Links", note, table(["weights", "between", "link", ">size"], rows, "Nothing moves between nodes."));
+}
+
 function capacity(snapshot) {
   const rows = Object.entries(snapshot.capacity).map(([kind, states]) => [h("span", { class: `kind ${kind}` }, kind), Object.entries(states).map(([state, many]) => h("span", { class: `pill ${state}` }, `${many} ${state}`))]);
   const lent = Object.entries(snapshot.serving?.lent ?? {}).map(([worker, job]) => h("li", {}, `${worker} is lent to ${shortJob(job)}`));
+  for (const [worker, why] of Object.entries(snapshot.serving?.not_lent ?? {})) lent.push(h("li", {}, `${worker} is not lent: ${why}`));
   return panel("Capacity", "dedicated, spot and borrowed engines", table(["kind", "engines"], rows, "No engine has joined."),
     snapshot.starting?.length ? h("p", { class: "note" }, `starting: ${snapshot.starting.slice(0, 6).join(", ")}`) : null, lent.length ? h("ul", { class: "waits" }, lent) : null);
 }
 
 function serving(served) {
-  const minutes = served.minutes.slice(-60);
-  const met = minutes.length ? minutes.reduce((sum, one) => sum + (one.attainment ?? one.met ?? 1), 0) / minutes.length : 1;
-  const left = Math.max(1 - (1 - met) / Math.max(1 - served.slo.share, 1e-9), 0);
-  return panel("Serving SLO", served.model, h("div", { class: "cards small" }, card("met", percent(met), `wanted: ${percent(served.slo.share)}`), card("error budget", percent(left), "left of the last hour", left < 0.2 ? "bad" : "good")));
+  const minutes = served.minutes.slice(-60), requests = minutes.reduce((sum, one) => sum + one.requests, 0);
+  const met = requests ? minutes.reduce((sum, one) => sum + one.attainment * one.requests, 0) / requests : 1;
+  const left = Math.max(1 - (1 - met) / Math.max(1 - served.slo.share, 1e-9), 0), exact = (share) => `${(100 * share).toFixed(1)} %`;
+  return panel("Serving SLO", served.model, h("div", { class: "cards small" }, card("met", exact(met), `of ${count(requests)} requests; wanted: ${exact(served.slo.share)}`), card("error budget", percent(left), "left of the last hour", left < 0.2 ? "bad" : "good")));
 }
