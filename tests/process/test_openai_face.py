@@ -70,7 +70,7 @@ def ids(answer: Any) -> list[int]:
         ("use_beam_search", True),
         ("functions", [{"name": "f"}]),
         ("chat_template", "{{ messages }}"),
-        ("reasoning_effort", "high"),
+        ("reasoning_effort", "boundless"),
         ("return_tokens_as_token_ids", True),
         ("chat_template_kwargs", {"enable_thinking": False}),
         ("stream_options", {"include_obfuscation": True}),
@@ -211,7 +211,7 @@ def test_what_harnesses_ask_of_a_server(service: ServiceProcess) -> None:
     assert "".join(chat["token_strs"]).endswith("<|im_start|>assistant\n")
 
 
-@pytest.mark.parametrize("name", ["responses", "embeddings", "moderations"])
+@pytest.mark.parametrize("name", ["embeddings", "moderations"])
 def test_other_apis_are_refused_by_name(service: ServiceProcess, name: str) -> None:
     answer = service.post(f"/v1/{name}", {"model": "tiny", "input": "hello"})
     assert answer.status_code == 400
@@ -232,3 +232,90 @@ def test_trained_weights_have_a_friendly_name(
     other = openai.OpenAI(base_url=f"{service.url}/v1", api_key=service.key_of("other"))
     with pytest.raises(openai.NotFoundError):
         complete(other, model="tiny:friendly")
+
+
+def chat_ids(client: openai.OpenAI, messages: list[Any], **wishes: Any) -> tuple[Any, list[int]]:
+    """The answer, and the tokens of its prompt and itself."""
+    extra = {"continuous_tokens": True, "return_token_ids": True}
+    answer = ask(client, messages=messages, max_tokens=12, extra_body=extra, **wishes)
+    choice = answer.choices[0]
+    return choice.message, [*choice.prompt_token_ids, *choice.token_ids]
+
+
+def test_continuous_tokens_keep_what_was_sampled(client: openai.OpenAI) -> None:
+    message, first = chat_ids(client, CHAT)
+    assert "\ufffd" in message.content, "else its text might tokenize as it was sampled"
+    longer = [*CHAT, message.model_dump(exclude_none=True), {"role": "user", "content": "and?"}]
+    _, second = chat_ids(client, longer)
+    assert second[: len(first)] == first
+    stream = ask(
+        client, messages=longer, max_tokens=12, stream=True, extra_body={"continuous_tokens": True}
+    )
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    last = [*longer, {"role": "assistant", "content": said}, {"role": "user", "content": "!"}]
+    _, third = chat_ids(client, last)
+    assert third[: len(second)] == second, "the same seed gave the same answer"
+
+
+def test_any_effort_is_taken_by_a_template_without_thoughts(client: openai.OpenAI) -> None:
+    assert ask(client, reasoning_effort="low", max_tokens=4).choices
+
+
+def test_a_response_is_the_chats_answer_in_another_form(client: openai.OpenAI) -> None:
+    wishes: Any = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 1}}
+    given: Any = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+    whole = client.responses.create(input=given, instructions="be short", **wishes)
+    messages = [{"role": "system", "content": "be short"}, *CHAT]
+    chat = ask(client, messages=messages, max_tokens=12)
+    assert whole.output_text == chat.choices[0].message.content
+    assert whole.usage is not None and chat.usage is not None
+    assert whole.usage.total_tokens == chat.usage.total_tokens
+    assert whole.status == ("incomplete" if whole.usage.output_tokens == 12 else "completed")
+    with client.responses.stream(input=given, instructions="be short", **wishes) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == final.output_text == whole.output_text
+    assert events[0].type == "response.created"
+    assert events[-1].type == f"response.{whole.status}"
+
+
+def test_a_response_calls_functions_and_reads_what_they_returned(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "name": "weather", "parameters": SCHEMA}
+    wishes: Any = {"model": "tiny", "tools": [tool], "extra_body": {"seed": 1}}
+    asked: Any = [{"role": "user", "content": "rain?"}]
+    whole = client.responses.create(input=asked, tool_choice="required", **wishes)
+    call = next(item for item in whole.output if item.type == "function_call")
+    jsonschema_rs.validate(SCHEMA, json.loads(call.arguments))
+    streamed = list(
+        client.responses.create(input=asked, tool_choice="required", stream=True, **wishes)
+    )
+    done = [e for e in streamed if e.type == "response.function_call_arguments.done"]
+    assert done[0].arguments == call.arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "wet"}
+    asked += [call.model_dump(), result]
+    after = client.responses.create(input=asked, max_output_tokens=8, **wishes)
+    assert after.usage is not None and after.usage.output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("store", True),
+        ("tools", [{"type": "web_search"}]),
+        ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("input", [{"type": "function_call", "name": "f"}]),
+        ("text", {"format": {"type": "nonsense"}}),
+    ],
+)
+def test_what_responses_do_not_do_is_refused_by_its_name(
+    client: openai.OpenAI, field: str, value: object
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(
+            model="tiny", input="hello", max_output_tokens=4, extra_body={field: value}
+        )
+    assert {"text": "response_format"}.get(field, field) in refused.value.message

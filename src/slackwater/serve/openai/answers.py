@@ -13,6 +13,7 @@ from slackwater.runtime.executors.engines import TurnResult
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream, TokenOffsets
+from slackwater.serve.openai.token_history import ConversationRecord
 from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
 
 Top = Sequence[tuple[int, float]]
@@ -312,10 +313,12 @@ class ChatAnswers(ResponseWriter):
         codec: TextCodec,
         prompts: Sequence[Sequence[int]],
         plan: ToolPlan | None = None,
+        record: ConversationRecord | None = None,
     ) -> None:
         super().__init__(body, codec, prompts)
         self.body = body
         self._plan = plan
+        self._record = record
         self._calls = [] if plan is None else [CallStream(plan) for _ in prompts]
 
     @property
@@ -334,6 +337,7 @@ class ChatAnswers(ResponseWriter):
                 message["content"] = content or None
                 message["tool_calls"] = [call.shown() for call in calls]
                 reason = self._reason_of_calls(reason)
+        self._remember(place, result, message)
         choice: dict[str, Any] = {
             "index": place,
             "message": message,
@@ -341,6 +345,22 @@ class ChatAnswers(ResponseWriter):
             "logprobs": said,
         }
         return self.add_ids(choice, place, result)
+
+    def end(self, event: FinishedChoice) -> list[dict[str, Any]]:
+        chunks = super().end(event)
+        if self._record is not None:
+            text = self._streams[event.choice].text
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if self._plan is not None:
+                content, calls = read_calls(text, self._plan)
+                message |= {"content": content, "tool_calls": [call.shown() for call in calls]}
+            self._remember(event.choice, event.result, message)
+        return chunks
+
+    def _remember(self, place: int, result: TurnResult, message: dict[str, Any]) -> None:
+        """Keep the tokens of an answer that was shown whole, not cut at a stop string."""
+        if self._record is not None and result.tokens and not self._streams[place].is_cut:
+            self._record.answered(message, [*self.prompts[place], *result.tokens])
 
     def _reason_of_calls(self, reason: str) -> str:
         """A call that was asked for by name ends as any answer, says OpenAI."""

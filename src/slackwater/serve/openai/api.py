@@ -1,4 +1,4 @@
-"""OpenAI API: models, completions and chat completions, whole or streamed."""
+"""OpenAI API: models, completions, chat completions and responses, whole or streamed."""
 
 import asyncio
 import secrets
@@ -28,8 +28,10 @@ from slackwater.serve.openai.event_stream import EventStream, sliced_json
 from slackwater.serve.openai.generation import ChoiceRequest, Generation
 from slackwater.serve.openai.models import ModelNames
 from slackwater.serve.openai.prompts import Conversation
+from slackwater.serve.openai.responses import ResponseAnswers, ResponsesBody
 from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, sampling_of
 from slackwater.serve.openai.text import TextCodec, check_length
+from slackwater.serve.openai.token_history import ConversationRecord, TokenHistory
 from slackwater.serve.openai.tools import ToolPlan
 
 _MANY_CHOICES = 16
@@ -45,6 +47,7 @@ class OpenAiFace:
         self.plane = plane
         self.names = ModelNames(plane)
         self._codecs: dict[str, TextCodec] = {}
+        self._history = TokenHistory()
 
     async def codec(self, base: BaseModel) -> TextCodec:
         """The model's tokenizer, loaded once."""
@@ -62,25 +65,43 @@ class OpenAiFace:
         return await self.plane.fair_work.run(tenant, partial(codec.encode, text, special=special))
 
     async def chat_tokens(
-        self, tenant: TenantId, base: BaseModel, codec: TextCodec, chat: Conversation
+        self,
+        tenant: TenantId,
+        base: BaseModel,
+        codec: TextCodec,
+        chat: Conversation,
+        record: ConversationRecord | None = None,
     ) -> list[int]:
-        """A conversation as tokens."""
+        """A conversation as tokens; those that are on record stay as they are."""
+        if record is not None and (known := record.known()) is not None:
+            count, tokens = known
+            run = self.plane.fair_work.run
+            return await run(tenant, chat.tokens_after, codec, tokens, count, base.max_text_chars)
         return await self.plane.fair_work.run(tenant, chat.tokens, codec, base.max_text_chars)
 
     async def prepare(
-        self, tenant: TenantId, body: CompletionBody | ChatBody, job: JobId
+        self,
+        tenant: TenantId,
+        body: CompletionBody | ChatBody,
+        job: JobId,
+        response: ResponsesBody | None = None,
     ) -> tuple[list[ChoiceRequest], ResponseWriter]:
-        """The choices to generate, and how to write the answers."""
+        """The choices to generate, and how to write the answers; `response` has its own form."""
         body.refuse_unsupported()
         base, version = await self.names.weights(tenant, body.model)
         codec = await self.codec(base)
-        plan, grammar = None, body.grammar()
+        plan, grammar, remembered = None, body.grammar(), None
         if isinstance(body, ChatBody):
             plan = ToolPlan.of(
                 body.tools or (), body.tool_choice, codec.tool_form, body.parallel_tool_calls
             )
             grammar = grammar if plan is None else plan.grammar(grammar)
-            prompts = [await self.chat_tokens(tenant, base, codec, _conversation(body))]
+            chat = _conversation(body)
+            if body.continuous_tokens:
+                options = [chat.variables, [tool.model_dump() for tool in chat.tools]]
+                owner = f"{tenant}/{base.name}"
+                remembered = ConversationRecord(self._history, owner, options, chat.messages)
+            prompts = [await self.chat_tokens(tenant, base, codec, chat, remembered)]
         else:
             prompts = await self._prompts(tenant, body, base, codec)
         if grammar is not None:
@@ -109,8 +130,11 @@ class OpenAiFace:
         else:
             await self.plane.loop_shares.each(tenant, choices, ask)
         shown = [item.prompt for item in asked]
-        if isinstance(body, ChatBody):
-            make: Callable[[], ResponseWriter] = partial(ChatAnswers, body, codec, shown, plan)
+        make: Callable[[], ResponseWriter]
+        if response is not None and isinstance(body, ChatBody):
+            make = partial(ResponseAnswers, response, body, codec, shown, plan)
+        elif isinstance(body, ChatBody):
+            make = partial(ChatAnswers, body, codec, shown, plan, remembered)
         else:
             make = partial(CompletionAnswers, body, codec, shown)
         many = len(shown) > _MANY_CHOICES
@@ -149,6 +173,7 @@ def _conversation(body: ChatBody) -> Conversation:
         body.add_generation_prompt is not False,
         bool(body.continue_final_message),
         bool(body.add_special_tokens),
+        body.reasoning_effort,
     )
 
 
@@ -190,10 +215,13 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
 
     async def answer(
-        tenant: TenantId, body: CompletionBody | ChatBody, request: Request
+        tenant: TenantId,
+        body: CompletionBody | ChatBody,
+        request: Request,
+        response: ResponsesBody | None = None,
     ) -> Response:
         job = job_of_key(tenant, find_job(plane.tenants, request.headers))
-        asked, answers = await face.prepare(tenant, body, job)
+        asked, answers = await face.prepare(tenant, body, job, response)
         plane.jobs.seen(job, tenant)
         generation = Generation(
             plane, tenant, asked, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
@@ -214,6 +242,10 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     @router.post("/chat/completions")
     async def chat(body: ChatBody, tenant: Caller, request: Request) -> Response:
         return await answer(tenant, body, request)
+
+    @router.post("/responses")
+    async def responses(body: ResponsesBody, tenant: Caller, request: Request) -> Response:
+        return await answer(tenant, body.chat(), request, body)
 
     @router.get("/models")
     async def models(tenant: Caller) -> dict[str, Any]:

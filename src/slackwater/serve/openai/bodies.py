@@ -36,7 +36,6 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "priority": (0,),
     "prompt_embeds": (),
     "prompt_cache_retention": (),
-    "reasoning_effort": (),
     "return_tokens_as_token_ids": (False,),
     "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
@@ -51,6 +50,9 @@ _INSTEAD = {
     "function_call": "; write tool_choice",
     "use_beam_search": "; sample with n",
 }
+
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StrictBody(BaseModel):
@@ -267,6 +269,8 @@ class ChatBody(GenerationBody):
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    continuous_tokens: bool | None = None
 
     def refuse_unsupported(self) -> None:
         extra = self.model_extra or {}
@@ -280,5 +284,8 @@ class ChatBody(GenerationBody):
             raise ConfigError.of(
                 "continue_final_message", True, "cannot be had with add_generation_prompt"
             )
+        if self.continuous_tokens and self.continue_final_message:
+            fix = "cannot be had with continue_final_message"
+            raise ConfigError.of("continuous_tokens", True, fix)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ConfigError.of("tool_choice", self.tool_choice, "needs tools")

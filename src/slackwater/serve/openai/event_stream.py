@@ -66,8 +66,14 @@ class EventStream(Response):
 
 def _events(chunks: list[dict[str, Any]]) -> bytes:
     return b"".join(
-        b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n" for chunk in chunks
+        _kind(chunk) + b"data: " + json.dumps(chunk, allow_nan=False).encode() + b"\n\n"
+        for chunk in chunks
     )
+
+
+def _kind(chunk: dict[str, Any]) -> bytes:
+    """The name of a typed event, which /v1/responses has."""
+    return f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
 
 
 def sliced_json(value: Any) -> bytes:

@@ -21,7 +21,6 @@ from slackwater.serve.openai.tools import Tool
 from slackwater.serve.tinker.bodies import Token
 
 _NOT_HERE = {
-    "responses": "use /v1/chat/completions",
     "embeddings": "this service generates; it has no embeddings",
     "rerank": "this service generates; it ranks nothing",
     "score": "this service generates; it scores no pairs",

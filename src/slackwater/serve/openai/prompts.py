@@ -1,7 +1,8 @@
 """Renders a conversation to tokens: chat template, tools, variables, start of the answer."""
 
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slackwater.model.errors import ConfigError
@@ -19,11 +20,36 @@ class Conversation:
     generation_prompt: bool = True
     continued: bool = False
     special: bool = False
+    effort: str | None = None
 
     def tokens(self, codec: TextCodec, max_chars: int = 1 << 22) -> list[int]:
         """Render with the chat template, up to where the answer starts or continues."""
+        return codec.encode(self.text(codec, max_chars), special=self.special)
+
+    def tokens_after(
+        self, codec: TextCodec, known: Sequence[int], count: int, max_chars: int = 1 << 22
+    ) -> list[int]:
+        """The tokens of the first `count` messages as they are `known`, and those of the rest.
+
+        The last known message is an answer. What the template writes after it is found by putting a
+        marker in its place.
+        """
+        marker = f"\x00{secrets.token_hex(8)}\x00"
+        answer = {"role": self.messages[count - 1].get("role"), "content": marker}
+        marked = [*self.messages[: count - 1], answer, *self.messages[count:]]
+        _, found, after = replace(self, messages=marked).text(codec, max_chars).partition(marker)
+        if not found:
+            fix = "cannot be had: this model's chat template changes what an answer said"
+            raise ConfigError.of("continuous_tokens", True, fix)
+        end = codec.token_text(known[-1]) if codec.is_special(known[-1]) else ""
+        if end and after.lstrip().startswith(end):  # the model ended its answer itself
+            after = after.lstrip()[len(end) :]
+        return [*known, *codec.encode(after, special=False)]
+
+    def text(self, codec: TextCodec, max_chars: int = 1 << 22) -> str:
+        """The conversation as the model is to read it."""
         messages = with_read_arguments(self.messages)
-        variables = dict(self.variables)
+        variables = {**self._effort_variables(codec), **self.variables}
         if codec.knows("tools"):
             variables["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools] or None
         else:
@@ -49,7 +75,17 @@ class Conversation:
         if len(text) > max_chars:
             fix = f"must be at most {max_chars} for this model's context"
             raise ConfigError.of("messages", f"{len(text)} characters", fix)
-        return codec.encode(text, special=self.special)
+        return text
+
+    def _effort_variables(self, codec: TextCodec) -> dict[str, Any]:
+        """How much to reason, as the chat template takes it; one that knows neither ignores it."""
+        if self.effort is None:
+            return {}
+        if codec.knows("reasoning_effort"):
+            return {"reasoning_effort": self.effort}
+        if codec.knows("enable_thinking"):
+            return {"enable_thinking": self.effort not in ("none", "minimal")}
+        return {}
 
 
 def _cut(text: str, last: str) -> str:

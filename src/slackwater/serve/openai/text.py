@@ -120,6 +120,10 @@ class TextCodec:
         """The bytes of one token, which may be part of a character."""
         return self._bytes.of(token)
 
+    def is_special(self, token: int) -> bool:
+        """Whether a token is no text, such as the end of a turn."""
+        return not self.decode([token]) and bool(self.token_text(token))
+
     def token_label(self, token: int) -> str:
         """A token as text, or `bytes:\\x..` for part of a character; labels stay distinct."""
         spelled = self._bytes.of(token)
@@ -248,6 +252,11 @@ class TextStream:
     def text(self) -> str:
         """The text shown so far."""
         return self._decoded[: self._shown]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string ended the text before its tokens did."""
+        return self._cut is not None
 
     def feed(self, tokens: Sequence[int]) -> str:
         """What can be shown now that was not before."""
