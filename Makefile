@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels
+.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels eval-check
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -69,6 +69,9 @@ data-recipe: $(STAMP)  # a data set, a verifier, a KL and two trackers teach a r
 
 clients: $(STAMP)  # langchain, inspect-ai, lm-eval and verifiers, unmodified, in an environment of their own (2 GB)
 	PYTHON=$(PYTHON) scripts/check_clients.sh .venv-clients
+
+eval-check: $(STAMP)  # `slackwater eval` against lm-eval through transformers, same model: some minutes
+	PYTHON=$(PYTHON) scripts/check_eval.sh .venv-clients
 
 compatibility: $(STAMP)  ## docs/reference/compatibility.md, found out against a running service
 	SLACKWATER_WRITE_COMPATIBILITY=1 $(BIN)/python -m pytest -q tests/process/test_compatibility.py

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "storm": ("slackwater.cli.storm", "Inject random faults into the controllers, from a seed."),
     "model": ("slackwater.cli.model", "Get or make models."),
     "train": ("slackwater.cli.train", "Train: GRPO, supervised or on preferences."),
+    "eval": ("slackwater.cli.eval", "Evaluate a served model with lm-eval or inspect-ai."),
 }
 
 
