@@ -3,22 +3,27 @@ up).
 """
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import psutil
 import pytest
 
 from harness.direct_worker import offer_models, spawn_directly
 from harness.live_fleet import BASE, BASE_VERSION, JOB
 from harness.rollout_floor import RolloutFloor
+from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.runtime.launch.port import WorkerPlan
+from slackwater.worker.vllm.api import VllmApi
 from slackwater.zoo.tiny import make_model
 
 VLLM = os.environ.get("SLACKWATER_VLLM")
@@ -30,6 +35,8 @@ pytestmark = [
         reason="no vLLM: set SLACKWATER_VLLM to its program, or run `make test-vllm`",
     ),
 ]
+UPDATES = 10
+TURNS_EACH = 4
 PROMPT = (72, 101, 108, 108, 111)
 
 
@@ -79,6 +86,29 @@ class Bench:
         store = DirectoryWeightStore(self.folder / "weights")
         store.publish(version, net_tensors(load_net(other)), lora_meta(None))
         return other
+
+    def publish_adapter(self, version: str, seed: int) -> Path:
+        """A random adapter as a published version, and as a directory in peft's format."""
+        import torch
+        from safetensors.torch import save_file
+
+        from slackwater.nets.loading import load_net
+        from slackwater.nets.lora import LoraAdapter, LoraSpec
+        from slackwater.weights.directory import DirectoryWeightStore
+        from slackwater.worker.published import lora_meta
+
+        spec = LoraSpec(8, seed=seed)
+        tensors = LoraAdapter.create(spec, load_net(self.model).config).tensors
+        draw = torch.Generator().manual_seed(seed)
+        for name, tensor in tensors.items():
+            if "lora_B" in name:
+                tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.2)
+        DirectoryWeightStore(self.folder / "weights").publish(version, tensors, lora_meta(spec))
+        folder = self.folder / f"adapter-{version}"
+        folder.mkdir()
+        save_file(tensors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(spec.peft_config()))
+        return folder
 
 
 def model_logprobs(
@@ -134,6 +164,7 @@ async def run_all(bench: Bench) -> None:
     await tokens_and_logprobs_are_the_models(bench)
     await asked_extras_come(bench)
     await versions_are_never_mixed(bench)
+    await adapters_are_updated_under_load(bench, server)
     await a_prompt_over_the_context_fails_alone(bench)
     await a_cancelled_turn_leaves_the_server(bench)
     await turns_go_on_elsewhere_when_the_adapter_is_killed(bench, adapter)
@@ -190,6 +221,54 @@ async def versions_are_never_mixed(bench: Bench) -> None:
         wanted = await scored(model, PROMPT, result.tokens)
         assert result.version == spec.version
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
+
+
+def server_url(server: psutil.Process) -> str:
+    line = server.cmdline()
+    return f"http://127.0.0.1:{line[line.index('--port') + 1]}"
+
+
+async def adapters_are_updated_under_load(bench: Bench, server: psutil.Process) -> None:
+    """Two adapters, each updated five times while turns of all versions run."""
+    versions = [f"job-{job}-step-{step}" for step in range(UPDATES // 2) for job in range(2)]
+    folders = {name: bench.publish_adapter(name, seed) for seed, name in enumerate(versions)}
+    running: list[asyncio.Task[CompleteTurn]] = []
+    on_base = [turn(f"base-{n}", Sampling(40, seed=n)) for n in range(UPDATES)]
+    alone_on_base = [await bench.floor.generate(spec) for spec in on_base]
+    for number, version in enumerate(versions):
+        line = version.partition("-step")[0]
+        bench.floor.rollout.published(version, BASE, line=line, adapter=True)
+        for n in range(TURNS_EACH):
+            spec = turn(f"{version}-{n}", Sampling(40, seed=n), version=version)
+            running.append(asyncio.create_task(bench.floor.generate(spec)))
+        base = replace(on_base[number], turn=TurnId(f"beside-{number}"))
+        running.append(asyncio.create_task(bench.floor.generate(base)))
+        await until(lambda due=number: sum(t.done() for t in running) >= due)  # type: ignore[misc]
+    results = await asyncio.gather(*running)
+    log = (bench.folder / "v.log").read_text()
+    assert "adapter merged into the base" not in log
+    async with aiohttp.ClientSession() as session:
+        api = VllmApi(session, server_url(server))
+        await api.learn()
+        for version in versions:
+            await api.load_adapter(f"alone-{version}", folders[version])
+        for result in results:
+            version, _, seed = str(result.turn).rpartition("-")
+            if version == "beside":
+                assert result.version == BASE_VERSION
+                assert result.tokens == alone_on_base[int(seed)].tokens
+                continue
+            assert result.version == version
+            alone: list[int] = []
+            adapter = f"alone-{version}"
+            sampling = Sampling(40, seed=int(seed))
+            name = f"alone-{result.turn}"
+            async for part in api.stream(name, [*PROMPT], sampling, 0, adapter=adapter):
+                alone += part.tokens
+            assert list(result.tokens) == alone, (result.turn, result.version, result.moves)
+    assert len({tuple(result.tokens) for result in results}) > UPDATES
+    wanted = await scored(bench.model, PROMPT, alone_on_base[0].tokens)
+    assert list(alone_on_base[0].logprobs) == pytest.approx(wanted, abs=2e-3)
 
 
 async def a_prompt_over_the_context_fails_alone(bench: Bench) -> None:

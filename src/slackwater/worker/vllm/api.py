@@ -1,4 +1,6 @@
-"""The parts of vLLM's HTTP API that an instance needs: stream, score, abort, load weights."""
+"""The parts of vLLM's HTTP API that an instance needs: stream, score, abort, load weights and
+adapters.
+"""
 
 import re
 from collections.abc import AsyncIterator
@@ -37,6 +39,7 @@ class VllmApi:
         self.model = ""
         self.root = ""
         self.max_context_tokens = 0
+        self.takes_adapters = False
 
     async def healthy(self) -> bool:
         """Whether it answers."""
@@ -48,11 +51,15 @@ class VllmApi:
             return False
 
     async def learn(self) -> None:
-        """The name, the place and the context of the model it serves."""
+        """The name, the place and the context of the model it serves, and whether adapters can be
+        loaded while it runs.
+        """
         found = await self._get("/v1/models")
         model = msgspec.json.decode(found)["data"][0]
         self.model, self.root = model["id"], str(model["root"])
         self.max_context_tokens = int(model["max_model_len"])
+        routes = msgspec.json.decode(await self._get("/openapi.json"))["paths"]
+        self.takes_adapters = "/v1/load_lora_adapter" in routes
 
     async def cache_tokens(self) -> int | None:
         """The capacity of its KV cache in tokens, if reported."""
@@ -63,15 +70,24 @@ class VllmApi:
         return None if blocks is None or size is None else int(blocks[1]) * int(size[1])
 
     async def stream(
-        self, name: str, tokens: list[int], sampling: Sampling, sampled_before: int
+        self,
+        name: str,
+        tokens: list[int],
+        sampling: Sampling,
+        sampled_before: int,
+        *,
+        adapter: str | None = None,
     ) -> AsyncIterator[VllmTokens]:
-        """Continue `tokens`; the last `sampled_before` count against the sampling limit."""
+        """Continue `tokens` with an adapter, if one is named; the last `sampled_before` count
+        against the sampling limit.
+        """
         room = self.max_context_tokens - len(tokens)
         if room <= 0:
             raise ConfigError.of(
                 "prompt", len(tokens), f"tokens fill a context of {self.max_context_tokens}"
             )
         body = self._body(tokens, sampling, sampled_before) | {
+            "model": adapter or self.model,
             "stream": True,
             "max_tokens": min(sampling.max_tokens - sampled_before, room),
         }
@@ -89,7 +105,6 @@ class VllmApi:
 
     def _body(self, tokens: list[int], sampling: Sampling, sampled_before: int) -> dict[str, Any]:
         return {
-            "model": self.model,
             "prompt": tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -107,11 +122,11 @@ class VllmApi:
         }
 
     async def score(
-        self, tokens: list[int], topk: int
+        self, tokens: list[int], topk: int, *, adapter: str | None = None
     ) -> tuple[list[float | None], list[list[tuple[int, float]] | None]]:
         """Log-probs of a prompt's tokens (None for the first) and the `topk` likeliest each."""
         body = {
-            "model": self.model,
+            "model": adapter or self.model,
             "prompt": tokens,
             "max_tokens": 1,
             "prompt_logprobs": max(topk, 1),
@@ -130,6 +145,18 @@ class VllmApi:
         """Forget a request that was streamed under `name`."""
         # The server names a request's only sample so; under the plain name it would abort nothing.
         await self._post("/abort_requests", {"request_ids": [f"cmpl-{name}-0"]})
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        """Serve the adapter of a directory under a name of its own, beside whatever runs.
+
+        Never `load_inplace`: it changes the weights under the turns that the name has.
+        """
+        body = {"lora_name": name, "lora_path": str(directory)}
+        await self._post("/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def load_weights(self, directory: Path) -> None:
         """Take the weights of a directory, in place; nothing may be running."""

@@ -1,13 +1,17 @@
-"""Turns on a vLLM server, which holds one set of weights: turns run version by version.
+"""Turns on a vLLM server, which holds one set of weights and several adapters.
+
+Turns of the base and of adapters run side by side, each adapter under the name of its version, so
+that no turn ever sees another version's weights. Turns of whole versions run version by version.
 
 A moved turn continues by prefilling prompt and tokens with a new seed, since the server cannot
 resume at a position of a random stream.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Literal
 
 import numpy as np
@@ -81,12 +85,22 @@ class VllmInstance:
     """Runs on one event loop; `apply` takes what the control plane says."""
 
     def __init__(
-        self, connection: Connection, api: VllmApi, versions: VersionDirectories, loaded: str
+        self,
+        connection: Connection,
+        api: VllmApi,
+        versions: VersionDirectories,
+        loaded: str,
+        *,
+        neutral: str | None = None,
     ) -> None:
+        """`neutral` is the adapter that turns of whole versions use, if they must use one."""
         self._connection = connection
         self._api = api
         self._versions = versions
+        self._base = loaded
         self._loaded = loaded
+        self._adapters: dict[str, str] = {}  # versions that the server has -> their names there
+        self._neutral = neutral
         self._outbox = Outbox(connection.send)
         self._waiting: deque[messages.Generate] = deque()
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -114,14 +128,16 @@ class VllmInstance:
             case messages.Abort(request):
                 self._abort(request)
             case messages.PullVersion():
-                task = asyncio.get_running_loop().create_task(self._pull(message))
-                self._pulls.add(task)
-                task.add_done_callback(self._pulls.discard)
+                self._begin(self._pull(message))
             case messages.DropVersion(version):
-                if version != self._loaded:
-                    self._versions.drop(version)
+                self._begin(self._drop(version))
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)
 
     def _abort(self, request: int) -> None:
         for message in self._waiting:
@@ -136,19 +152,49 @@ class VllmInstance:
         version, way = message.version, [Payload(*each) for each in message.way]
         try:
             kept = await asyncio.to_thread(self._versions.pull, version, way, keep=message.keep)
+            await self._load_adapter(version)
         except (SlackwaterError, OSError) as error:
             self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
             return
         self._connection.send(messages.encode(messages.VersionReady(version, kept)))
 
+    async def _load_adapter(self, version: str) -> None:
+        """Let the server serve a version that is an adapter; merged if it cannot."""
+        directory = self._versions.adapter(version)
+        if directory is None or version in self._adapters:
+            return
+        try:
+            if not self._api.takes_adapters:
+                raise RefusedError("it was started without runtime LoRA")
+            # A server may outlive its adapter process: names must not repeat.
+            name = f"{self._connection.name}-{version}"
+            await self._api.load_adapter(name, directory)
+            self._adapters[version] = name
+        except SlackwaterError as error:
+            logger.warning("adapter merged into the base version=%s error=%s", version, error)
+            await asyncio.to_thread(self._versions.merge, version)
+
+    async def _drop(self, version: str) -> None:
+        if version == self._loaded:
+            return
+        if (name := self._adapters.pop(version, None)) is not None:
+            with contextlib.suppress(SlackwaterError):  # it goes with the server
+                await self._api.unload_adapter(name)
+        self._versions.drop(version)
+
+    def _weights_of(self, version: str) -> str:
+        """The whole version that must be loaded to sample from this one."""
+        return self._base if version in self._adapters else version
+
     def _pump(self) -> None:
-        """Start what may start: in order, and never two versions at once."""
+        """Start what may start: in order, and never two sets of whole weights at once."""
         while self._waiting and self._switching is None:
-            if self._waiting[0].version == self._loaded:
+            weights = self._weights_of(self._waiting[0].version)
+            if weights == self._loaded:
                 self._start(self._waiting.popleft())
             elif not self._running:
                 loop = asyncio.get_running_loop()
-                self._switching = loop.create_task(self._switch(self._waiting[0].version))
+                self._switching = loop.create_task(self._switch(weights))
             else:
                 return
 
@@ -164,7 +210,7 @@ class VllmInstance:
             self._loaded = version
         except SlackwaterError as error:
             logger.warning("version not loaded version=%s error=%s", version, error)
-            given_back = [message for message in self._waiting if message.version == version]
+            given_back = [m for m in self._waiting if self._weights_of(m.version) == version]
             for message in given_back:
                 self._waiting.remove(message)
                 self._refuse(message.request, error)
@@ -193,13 +239,17 @@ class VllmInstance:
         before = np.frombuffer(message.generated, "<u4").tolist()
         if sampling.target_prompt_tokens or sampling.prompt_alternatives:
             raise RefusedError("target_prompt_tokens and prompt_alternatives cannot be had of vLLM")
+        adapter = self._adapter_of(message.version)
         if message.score_prompt:
-            logprobs, top = await self._api.score(prompt, sampling.topk_prompt_logprobs)
+            logprobs, top = await self._api.score(
+                prompt, sampling.topk_prompt_logprobs, adapter=adapter
+            )
             self._connection.send(messages.encode(messages.PromptScores(request, logprobs, top)))
         made = len(before)
         self._prefilled_tokens += len(prompt) + made
         name = _name(self._connection, request)
-        async for sampled in self._api.stream(name, prompt + before, sampling, made):
+        stream = self._api.stream(name, prompt + before, sampling, made, adapter=adapter)
+        async for sampled in stream:
             made += len(sampled.tokens)
             self._produced_tokens += len(sampled.tokens)
             self._contexts[request] = len(prompt) + made
@@ -208,6 +258,14 @@ class VllmInstance:
                 self._finish(message, sampled.finish_reason, made)
                 return
         raise ConfigError("vLLM ended the stream without a reason")
+
+    def _adapter_of(self, version: str) -> str | None:
+        """The adapter to sample with; a version that was dropped meanwhile must not be the base."""
+        if version in self._adapters:
+            return self._adapters[version]
+        if version != self._loaded:
+            raise RefusedError(f"version: {version!r} is not loaded any more")
+        return self._neutral
 
     def _finish(self, message: messages.Generate, reason: str, made: int) -> None:
         if reason not in ("stop", "length"):

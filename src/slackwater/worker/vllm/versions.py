@@ -1,4 +1,6 @@
-"""Weight versions as directories that vLLM loads: whole weights, or an adapter merged in.
+"""Weight versions as directories that vLLM loads: whole weights, or an adapter.
+
+An adapter that the server refuses, for its rank or its layers, is merged into the base.
 
 Hazard: when vLLM reloads weights in place, an output head tied to the embedding keeps its OLD
 weights without an error (0.32, CPU). So a tied model is always written and served untied.
@@ -8,19 +10,22 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, zeros
 
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.payload import Payload
-from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.loading import load_net, net_config, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.worker.published import lora_of
 from slackwater.worker.weight_lane import WeightLane
 
+ADAPTER_TENSORS = "adapter_model.safetensors"
+ADAPTER_META = "slackwater_adapter.json"
 _TIED = "tie_word_embeddings"
 
 
@@ -49,10 +54,11 @@ class VersionDirectories:
         self._folder = folder
         self._base_version = base_version
         self._held: dict[str, Path] = {}
+        self._adapters: dict[str, Path] = {}
         self._held[base_version] = self._written(self._base()) if is_tied(model) else model
 
     def __contains__(self, version: str) -> bool:
-        return version in self._held
+        return version in self._held or version in self._adapters
 
     def directory(self, version: str) -> Path:
         found = self._held.get(version)
@@ -60,21 +66,38 @@ class VersionDirectories:
             raise NotFoundError(f"version: {version!r} was not pulled")
         return found
 
+    def adapter(self, version: str) -> Path | None:
+        """The adapter's directory, in peft's format, if the version is one."""
+        return self._adapters.get(version)
+
     def pull(self, version: str, way: Sequence[Payload] = (), *, keep: bool = False) -> bool:
         """Make the version's directory atomically; whether a host copy is kept for deltas."""
-        if version in self._held:
+        if version in self:
             return False
         taken = self._lane.take(version, way, keep=keep)
         lora, tensors = lora_of(taken.meta), taken.tensors
-        self._held[version] = self._written(
-            dict(tensors) if lora is None else self._merged(lora, tensors)
-        )
+        if lora is None:
+            self._held[version] = self._written(dict(tensors))
+        else:
+            self._adapters[version] = self._written_adapter(lora, tensors)
         return taken.kept
+
+    def merge(self, version: str) -> None:
+        """Make whole weights of an adapter and the base."""
+        adapter = self._adapters.pop(version)
+        config = json.loads((adapter / ADAPTER_META).read_text())
+        self._held[version] = self._written(
+            self._merged(LoraSpec(**config), load_file(adapter / ADAPTER_TENSORS))
+        )
+        shutil.rmtree(adapter, ignore_errors=True)
 
     def drop(self, version: str) -> None:
         """Forget a version that was pulled."""
-        if version in self._held and version != self._base_version:
-            shutil.rmtree(self._held.pop(version), ignore_errors=True)
+        if version == self._base_version:
+            return
+        for held in (self._held, self._adapters):
+            if (directory := held.pop(version, None)) is not None:
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _base(self) -> dict[str, Tensor]:
         return net_tensors(load_net(self._model))
@@ -90,6 +113,20 @@ class VersionDirectories:
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
         whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(whole, directory / "model.safetensors", metadata={"format": "pt"})
+        return directory
+
+    def neutral_adapter(self) -> Path:
+        """An adapter that changes nothing."""
+        lora = LoraSpec(1, mlp=False, unembed=False)
+        shapes = lora.tensor_shapes(net_config(self._model))
+        return self._written_adapter(lora, {name: zeros(shape) for name, shape in shapes.items()})
+
+    def _written_adapter(self, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> Path:
+        directory = Path(tempfile.mkdtemp(prefix="adapter-", dir=self._folder))
+        (directory / "adapter_config.json").write_text(json.dumps(lora.peft_config()))
+        (directory / ADAPTER_META).write_text(json.dumps(asdict(lora)))
+        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(whole, directory / ADAPTER_TENSORS, metadata={"format": "pt"})
         return directory
 
     def _merged(self, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
