@@ -26,6 +26,7 @@ BENCHES: dict[str, str] = {
     "plane_kills": "fleet.plane_kills",
     "same_run": "fleet.same_run",
     "ranks": "fleet.ranks",
+    "devices": "fleet.devices",
     "routing": "rollout.routing",
     "elastic": "rollout.elastic",
     "spot": "rollout.spot",

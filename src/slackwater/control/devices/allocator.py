@@ -26,6 +26,8 @@ from slackwater.model.device import DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, DeviceId, NodeId
 
 OwnerTable: TypeAlias = dict[DeviceId, list[DeploymentId]]
+NamedDevice: TypeAlias = tuple[DeviceId, Device]
+_OWNERS_NAMED = 8  # in a refusal; a large fleet has thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,10 @@ class DeviceAllocator:
     """See the module. `check_integrity()` holds after every event."""
 
     def __init__(self) -> None:
-        self._devices: dict[NodeId, tuple[Device, ...]] = {}
+        # By id, which is made once: a decision looks at every device of the fleet.
+        self._devices: dict[NodeId, dict[DeviceId, Device]] = {}
+        self._owners: OwnerTable = {}
+        self._free: dict[NodeId, int] = {}
         self._assigned: dict[DeploymentId, DeviceAssignment] = {}
         self._remembered: dict[DeploymentId, tuple[DeviceId, ...]] = {}
         self._refused: dict[DeploymentId, tuple[NodeId | None, str]] = {}
@@ -51,12 +56,13 @@ class DeviceAllocator:
             case DevicesReported(_, node, devices):
                 self._forget_node(node)
                 self._devices[node] = self._believed(node, devices)
+                self._free[node] = len(self._devices[node])
             case DevicesLost(_, node):
                 self._forget_node(node)
             case DeploymentsRequested(_, requests):
                 return [self._allocate(request) for request in requests]
             case DeploymentReleased(_, deployment):
-                self._assigned.pop(deployment, None)
+                self._take_back(deployment)
                 self._remembered.pop(deployment, None)
                 self._refused.pop(deployment, None)
             case AssignmentsRestored(_, assignments):
@@ -77,10 +83,10 @@ class DeviceAllocator:
 
     def devices(self, node: NodeId) -> tuple[Device, ...]:
         """Of a node that is here."""
-        return self._devices.get(node, ())
+        return tuple(self._devices.get(node, {}).values())
 
     def owners(self, device: DeviceId) -> list[DeploymentId]:
-        return self._owner_table()[device]
+        return list(self._owners.get(device, ()))
 
     def refused(self, node: NodeId) -> dict[DeploymentId, str]:
         """Deployments that got no devices of the node, and why."""
@@ -98,111 +104,140 @@ class DeviceAllocator:
         """Whether the node has a device of the kind that is free, or has only one, which all
         share.
         """
-        mine = [device for device in self.devices(node) if device.kind == kind]
-        owners = self._owner_table()
-        return len(mine) == 1 or any(not owners[device.device] for device in mine)
+        held = self._devices.get(node, {})
+        mine = [name for name, device in held.items() if device.kind == kind]
+        return len(mine) == 1 or any(name not in self._owners for name in mine)
 
     # ---- decisions ----
     def _allocate(self, request: DeploymentRequest) -> AllocationCommand:
         deployment = request.deployment
         if (held := self._assigned.get(deployment)) is not None:
             return StartDeployment(deployment, held.devices)
-        owners = self._owner_table()
-        eligible = self._eligible(request)
-        usable = [one for one in eligible if self._may_own(owners[one.device], request)]
-        chosen = self._as_before(request, usable) or self._choose(request, usable, owners)
+        usable = [
+            (name, device)
+            for name, device in self._eligible(request, self._roomy_nodes(request))
+            if name not in self._owners or self._may_share(self._owners[name], request)
+        ]
+        chosen = self._as_before(request, usable) or self._choose(request, usable)
         self._refused.pop(deployment, None)
         if chosen is None:
-            reason = self._reason(request, owners)
+            reason = self._reason(request)
             self._refused[deployment] = (request.node, reason)
             return RefuseDeployment(deployment, reason)
         self._remembered.pop(deployment, None)
         self._assigned[deployment] = DeviceAssignment(chosen, request.group)
+        for device in chosen:
+            self._owners.setdefault(device.device, []).append(deployment)
+            self._free[device.node] -= len(self._owners[device.device]) == 1
         return StartDeployment(deployment, chosen)
 
-    def _of_kind(self, request: DeploymentRequest) -> list[Device]:
-        nodes = sorted(self._devices) if request.node is None else [request.node]
-        return [one for node in nodes for one in self.devices(node) if one.kind == request.kind]
+    def _nodes(self, request: DeploymentRequest) -> list[NodeId]:
+        return sorted(self._devices) if request.node is None else [request.node]
 
-    def _eligible(self, request: DeploymentRequest) -> list[Device]:
+    def _roomy_nodes(self, request: DeploymentRequest) -> list[NodeId]:
+        """Those that may have devices for it: one that alternates with nobody needs free ones."""
+        needed = 0 if request.group else request.devices
+        return [node for node in self._nodes(request) if self._free.get(node, 0) >= needed]
+
+    def _of_kind(self, request: DeploymentRequest, nodes: Iterable[NodeId]) -> list[NamedDevice]:
         return [
-            device
-            for device in self._of_kind(request)
-            if not device.memory_mb or device.memory_mb >= request.memory_mb
+            named
+            for node in nodes
+            for named in self._devices.get(node, {}).items()
+            if named[1].kind == request.kind
         ]
 
-    def _may_own(self, owners: Sequence[DeploymentId], request: DeploymentRequest) -> bool:
-        """A device is free, or owned by deployments that the new one alternates with."""
+    def _eligible(self, request: DeploymentRequest, nodes: Iterable[NodeId]) -> list[NamedDevice]:
+        return [
+            named
+            for named in self._of_kind(request, nodes)
+            if not named[1].memory_mb or named[1].memory_mb >= request.memory_mb
+        ]
+
+    def _may_share(self, owners: Sequence[DeploymentId], request: DeploymentRequest) -> bool:
+        """The new deployment alternates with all owners of a device."""
         groups = {self._assigned[owner].group for owner in owners}
-        return not groups or (request.group != "" and groups == {request.group})
+        return request.group != "" and groups == {request.group}
 
     def _as_before(
-        self, request: DeploymentRequest, usable: Sequence[Device]
+        self, request: DeploymentRequest, usable: Sequence[NamedDevice]
     ) -> tuple[Device, ...] | None:
-        known = {device.device: device for device in usable}
         before = self._remembered.get(request.deployment, ())
-        if len(before) != request.devices or not all(name in known for name in before):
+        if len(before) != request.devices:
+            return None
+        known = dict(usable)
+        if not all(name in known for name in before):
             return None
         return tuple(known[name] for name in before)
 
     def _choose(
-        self, request: DeploymentRequest, usable: Sequence[Device], owners: OwnerTable
+        self, request: DeploymentRequest, usable: Sequence[NamedDevice]
     ) -> tuple[Device, ...] | None:
         """Devices of its group if it has enough, else of one link domain, else of one node; of
         those that have room the one with the least, and devices that nobody is to have again first.
         """
         expected = {name for names in self._remembered.values() for name in names}
-        ranked = sorted(usable, key=lambda one: (one.device in expected, len(owners[one.device])))
-        owned = [device for device in ranked if owners[device.device]]
-        for rooms in (
-            _by_place(owned, within_domain=False),
-            _by_place(ranked, within_domain=True),
-            _by_place(ranked, within_domain=False),
-        ):
-            fitting = [room for room in rooms if len(room) >= request.devices]
+        count, owners = request.devices, self._owners
+        ranked = sorted(usable, key=lambda one: (one[0] in expected, len(owners.get(one[0], ()))))
+        owned = [named for named in ranked if named[0] in owners]
+        for devices, within_domain in ((owned, False), (ranked, True), (ranked, False)):
+            rooms = _by_place(devices, within_domain=within_domain)
+            fitting = sorted((room for room in rooms if len(room) >= count), key=len)
             if fitting:
-                return min(
-                    (tuple(room[: request.devices]) for room in sorted(fitting, key=len)),
-                    key=lambda chosen: sum(one.device in expected for one in chosen),
+                chosen = min(
+                    (room[:count] for room in fitting),
+                    key=lambda room: sum(name in expected for name, _ in room),
                 )
+                return tuple(device for _, device in chosen)
         return None
 
-    def _reason(self, request: DeploymentRequest, owners: OwnerTable) -> str:
-        count, found = request.devices, self._of_kind(request)
+    def _reason(self, request: DeploymentRequest) -> str:
+        nodes = self._nodes(request)
+        count, found = request.devices, self._of_kind(request, nodes)
         where = "any node" if request.node is None else f"node {request.node}"
         needs = f"{request.deployment} needs {count} {request.kind} device{'s' * (count > 1)}"
         most = max(map(len, _by_place(found, within_domain=False)), default=0)
         if most < count:
             return f"{needs}; the most of {where} is {most}"
-        largest = max(device.memory_mb for device in found)
-        if len(self._eligible(request)) < count:
+        largest = max(device.memory_mb for _, device in found)
+        if len(self._eligible(request, nodes)) < count:
             return (
                 f"{needs} of {request.memory_mb} MiB each; the largest of {where} has {largest} "
                 "MiB: spread the model over more devices, such as tp=2"
             )
-        held = [f"{one.device} by {owners[one.device][0]}" for one in found if owners[one.device]]
+        owned = [name for name, _ in found if name in self._owners]
+        held = [f"{name} by {self._owners[name][0]}" for name in owned[:_OWNERS_NAMED]]
+        if len(owned) > len(held):
+            held.append(f"and {len(owned) - len(held)} more")
         return f"{needs}; of {where} are owned {', '.join(held)}: start fewer deployments"
 
     # ---- bookkeeping ----
-    def _owner_table(self) -> OwnerTable:
-        table: OwnerTable = defaultdict(list)
-        for deployment, assigned in self._assigned.items():
-            for device in assigned.devices:
-                table[device.device].append(deployment)
-        return table
+    def _take_back(self, deployment: DeploymentId) -> tuple[Device, ...]:
+        """It owns nothing any more; what it had."""
+        assigned = self._assigned.pop(deployment, None)
+        if assigned is None:
+            return ()
+        for device in assigned.devices:
+            owners = self._owners[device.device]
+            owners.remove(deployment)
+            if not owners:
+                del self._owners[device.device]
+                self._free[device.node] += 1
+        return assigned.devices
 
     def _forget_node(self, node: NodeId) -> None:
         """Its deployments are gone with it; each is to have the same devices again."""
-        self._devices.pop(node, None)
         for deployment, assigned in list(self._assigned.items()):
             if assigned.devices[0].node == node:
-                del self._assigned[deployment]
-                self._remembered[deployment] = tuple(one.device for one in assigned.devices)
+                had = self._take_back(deployment)
+                self._remembered[deployment] = tuple(one.device for one in had)
+        self._devices.pop(node, None)
+        self._free.pop(node, None)
         self._refused = {
             name: refusal for name, refusal in self._refused.items() if refusal[0] != node
         }
 
-    def _believed(self, node: NodeId, devices: Iterable[Device]) -> tuple[Device, ...]:
+    def _believed(self, node: NodeId, devices: Iterable[Device]) -> dict[DeviceId, Device]:
         """What an agent reports, without devices of other nodes and without repetitions."""
         claimed = self._hardware_of_others(node)
         found: dict[DeviceId, Device] = {}
@@ -211,19 +246,19 @@ class DeviceAllocator:
                 found.setdefault(device.device, device)
                 if device.hardware:
                     claimed[device.hardware] = device
-        return tuple(found.values())
+        return found
 
     def _hardware_of_others(self, node: NodeId) -> dict[str, Device]:
         return {
             device.hardware: device
             for other, devices in self._devices.items()
-            for device in devices
+            for device in devices.values()
             if other != node and device.hardware
         }
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        here = {device.device: device for mine in self._devices.values() for device in mine}
+        here = {name: device for mine in self._devices.values() for name, device in mine.items()}
         hardware = [device.hardware for device in here.values() if device.hardware]
         assert len(hardware) == len(set(hardware)), f"two nodes have one device: {hardware}"
         for deployment, assigned in self._assigned.items():
@@ -231,15 +266,25 @@ class DeviceAllocator:
             assert len({one.device for one in devices}) == len(devices) > 0, f"{deployment}"
             assert len({one.node for one in devices}) == 1, f"{deployment} spans nodes"
             assert all(here.get(one.device) == one for one in devices), f"{deployment}: gone"
-        for device, owners in self._owner_table().items():
+        table: OwnerTable = defaultdict(list)
+        for deployment, assigned in self._assigned.items():
+            for one in assigned.devices:
+                table[one.device].append(deployment)
+        assert table.keys() == self._owners.keys(), "owners are those of the assignments"
+        for node, devices_here in self._devices.items():
+            free = sum(name not in table for name in devices_here)
+            assert self._free[node] == free, f"{node} has {free} free devices"
+        for device, owners in table.items():
+            assert sorted(owners) == sorted(self._owners[device]), f"{device}"
             groups = {self._assigned[owner].group for owner in owners}
             shared = len(groups) == 1 and "" not in groups
             assert len(owners) == 1 or shared, f"{device} is owned by {owners}"
 
 
-def _by_place(devices: Iterable[Device], *, within_domain: bool) -> list[list[Device]]:
+def _by_place(devices: Iterable[NamedDevice], *, within_domain: bool) -> list[list[NamedDevice]]:
     """Devices by node, or by link domain of a node."""
-    places: dict[tuple[NodeId, str], list[Device]] = defaultdict(list)
-    for device in devices:
-        places[device.node, device.domain if within_domain else ""].append(device)
+    places: dict[tuple[NodeId, str], list[NamedDevice]] = defaultdict(list)
+    for named in devices:
+        device = named[1]
+        places[device.node, device.domain if within_domain else ""].append(named)
     return [places[place] for place in sorted(places)]
