@@ -127,6 +127,61 @@ def test_a_profile_that_lies_by_three_costs_its_own_job_its_place_and_the_others
         assert state.elapsed_s(fleet.now_s) <= slo * state.seen_s, f"{job} is past its bound"
 
 
+@pytest.mark.parametrize("policy", ["ours", "group"])
+def test_a_member_keeps_its_bound_beside_jobs_of_unknown_and_of_untrue_lengths(policy: str) -> None:
+    """A supervised job of a hundred seconds, a sampler of endless rollouts, and a job that declares
+    a fifth of its lengths; the slowdown that is reported is that of a clock beside the job.
+    """
+    said = JobProfile(10.0, 10.0, 1.0, rollout_state_gb=0.0, train_state_gb=0.0, model_billions=0.1)
+    names = tuple(JobId(name) for name in ("member", "supervised", "sampler", "liar"))
+    member, supervised, sampler, liar = names
+    iterations = dict(zip(names, (60, 4, 3, 20), strict=True))
+    arrivals_s = {member: 0.0, liar: 200.0}
+    specs = [
+        JobSpec(name, arrivals_s.get(name, 30.0), iterations[name], 1.5, said) for name in names
+    ]
+    scheduler = CoscheduleSettings(placement=policy, tails=False).new_coscheduler(1, 1)
+    fleet = SimulatedFleet(
+        scheduler,
+        specs,
+        plan=TurnPlan(4, 24, 1.0, 0.0),  # every response is as long as it may be
+        costs=FleetCosts(0.1, 0.0, 0.01),
+        lengths={
+            liar: replace(said, rollout_s=50.0, train_s=50.0),
+            sampler: replace(said, rollout_s=300.0, train_s=1.0),
+        },
+        unprofiled=frozenset({supervised, sampler}),
+        supervised={supervised: 10},
+    )
+    keeper = fleet.controller.phases
+    assert keeper is not None
+    began_s: list[float] = []
+    ended: dict[str, float] = {}
+
+    def watched() -> bool:
+        state = scheduler.find(member)
+        if state is not None and state.clock_s is not None and not began_s:
+            began_s.append(fleet.now_s)
+        if state is not None and state.status is JobStatus.PLACED and state.iterations_done > 2:
+            job = fleet.jobs[member]
+            reported = keeper.slowdown(member, fleet.now_s)
+            assert reported is not None
+            holds = keeper.find(member)
+            running_s = 0.0
+            if holds is not None and holds.hold is not None:
+                running_s = fleet.now_s - holds.hold.since_s
+            clock_s = fleet.now_s - began_s[0]
+            assert reported == pytest.approx(clock_s / (state.seen_s + running_s), rel=0.05)
+            ended["slowdown"] = clock_s / (max(job.iteration, 1) * said.solo_s)
+        return member in fleet.jobs and fleet.jobs[member].over
+
+    fleet.run(stop=watched)
+    assert ended["slowdown"] <= 1.5 * 60 / 59  # an iteration is not counted until it is published
+    fleet.run()
+    assert all(scheduler.job(name).status is JobStatus.FINISHED for name in (member, liar))
+    assert all(job.over for job in fleet.jobs.values())
+
+
 def test_jobs_on_cores_of_one_machine_slow_down_by_what_control_plane_and_drivers_use() -> None:
     case = scenario("group", rollout_nodes=1)
     quiet = simulate_jointly(case, costs=FleetCosts(share=MachineShare(2)))

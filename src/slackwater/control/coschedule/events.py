@@ -81,13 +81,16 @@ class TailReached:
 @dataclass(frozen=True, slots=True)
 class PhaseFinished:
     """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile,
-    without a switch.
+    without a switch. One that is `cut` goes on with the job's next permit. `step_s` is the longest
+    time in it that could not be cut, where that is not all of it.
     """
 
     now_s: float
     job: JobId
     permit: int
     work_s: float
+    cut: bool = False
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

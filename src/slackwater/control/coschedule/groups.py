@@ -299,6 +299,15 @@ class Groups:
             iteration_s=state.iteration_s(now_s),
         )
 
+    def rolls_out_for_s(self, state: JobState, now_s: float) -> float:
+        """How much longer its rollout takes, by what was seen lately; 0 if it has none running."""
+        permit = self._permits.held_by(state.spec.job)
+        if permit is None or permit.phase is not Phase.ROLLOUT:
+            return 0.0
+        lately_s = state.recent_rollout.lately_s
+        whole_s = state.phase_s(Phase.ROLLOUT, self._fleet) if lately_s is None else lately_s
+        return max(permit.started_s + whole_s - now_s, 0.0)
+
     def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:
         """When a phase that began at `started_s` ends at worst."""
         return started_s + state.phase_s(phase, self._fleet)

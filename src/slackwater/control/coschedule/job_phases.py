@@ -38,6 +38,14 @@ class Hold:
     tail_said: bool = False
     turns: int = 0
     done_turns: int = 0
+    stepped_s: float | None = None  # when its last optimizer step ended
+    longest_step_s: float = 0.0
+
+    def step(self, now_s: float) -> None:
+        """An optimizer step ended: the phase can be cut here."""
+        began_s = self.since_s if self.stepped_s is None else self.stepped_s
+        self.longest_step_s = max(self.longest_step_s, now_s - began_s)
+        self.stepped_s = now_s
 
 
 @dataclass(slots=True)
@@ -65,9 +73,9 @@ class JobPhases:
     trained_s: float | None = None  # when its last train phase ended
     idle_since_s: float = 0.0
     switches: int = 0
-    slowdown: float | None = None  # over running alone, of its complete iterations
     strikes: int = 0
     seen: dict[Phase, list[float]] = field(default_factory=dict)
+    cut_s: float = 0.0  # of a phase that was cut short, and goes on
 
     @property
     def is_idle(self) -> bool:
@@ -158,7 +166,8 @@ class JobPhases:
         hold.turns = len(self.turns)
         self.hold, self.ask, self.requested_s = hold, None, None
         self.before = None
-        self.stepped = self.published = False
+        if not self.cut_s:
+            self.stepped = self.published = False
         self.switches += hold.switch
 
     def end(self, now_s: float, work_s: float) -> Hold:
@@ -170,6 +179,20 @@ class JobPhases:
             self.last_turns = hold.done_turns or self.last_turns
         else:
             self.trained_s = now_s
-        if work_s > 0:
-            self.seen.setdefault(hold.phase, []).append(work_s)
+        if work_s + self.cut_s > 0:
+            self.seen.setdefault(hold.phase, []).append(work_s + self.cut_s)
+        self.cut_s = 0.0
+        return hold
+
+    def end_cut(self, phase: Phase) -> None:
+        """Nothing was left of the phase that was cut."""
+        self.seen.setdefault(phase, []).append(self.cut_s)
+        self.cut_s = 0.0
+
+    def cut(self, now_s: float) -> Hold:
+        """It has no permit any more, in the middle of a phase."""
+        hold = self.hold
+        assert hold is not None
+        self.hold = self.before = None
+        self.cut_s += now_s - hold.since_s
         return hold

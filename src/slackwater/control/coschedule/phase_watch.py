@@ -41,7 +41,7 @@ class PhaseWatch:
         if one.hold is None or one.asks or one.hold.phase is not phase:
             return False
         most_s = self._limits.lets_others_in_after_s(self._known_s(one, phase))
-        return now_s - one.hold.since_s >= most_s
+        return one.cut_s + now_s - one.hold.since_s >= most_s
 
     def is_waited_for(self, one: JobPhases) -> bool:
         """Whether another waits for the nodes that it holds."""

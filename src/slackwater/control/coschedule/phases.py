@@ -89,6 +89,15 @@ class PhaseKeeper:
         """A job that takes part; the caller must not change it."""
         return self._jobs.get(job)
 
+    def slowdown(self, job: JobId, now_s: float) -> float | None:
+        """Its time on its SLO clock so far, over what its phases took of that without waiting."""
+        one, state = self._jobs.get(job), self.scheduler.find(job)
+        if one is None or state is None:
+            return None
+        running_s = 0.0 if one.hold is None else now_s - one.hold.since_s
+        alone_s = state.seen_s + running_s
+        return max(state.elapsed_s(now_s) / alone_s, 1.0) if alone_s > 0 else None
+
     def jobs(self) -> list[JobPhases]:
         return list(self._jobs.values())
 
@@ -244,6 +253,8 @@ class PhaseKeeper:
             self._apart.turn_closed(event.job, event.sequence)
             return
         one.turn_closed(event.sequence, self._now_s)
+        if self.scheduler.yields(one.job, at_boundary=True) and self._cut_short(one):
+            return
         if not one.asks and one.at_tail() and one.hold is not None:
             self._tell(on.TailReached(self._now_s, one.job, one.hold.permit))
         self._look(one)
@@ -302,9 +313,40 @@ class PhaseKeeper:
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
             one.trains_only = one.trains_only or self._goes_on(one, Phase.TRAIN)
+            if one.hold is not None:
+                one.hold.step(self._now_s)
+            if self.scheduler.yields(one.job, at_boundary=True) and self._cut_short(one):
+                return
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
         self._look(one)
+
+    def _cut_short(self, one: JobPhases) -> bool:
+        """End the phase of a job that is being profiled: what it has still open goes on with its
+        next one. Training with nothing left open is over.
+        """
+        if one.asks or one.hold is None or one.is_over():
+            return False
+        if one.hold.phase is Phase.TRAIN and not one.ops:
+            self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
+            return True
+        hold = one.cut(self._now_s)
+        self._close(one, hold, "")
+        finished = on.PhaseFinished(
+            self._now_s, one.job, hold.permit, 0.0, cut=True, step_s=hold.longest_step_s
+        )
+        self._tell(finished)
+        self._look(one)
+        return True
+
+    def _let_members_in(self) -> bool:
+        """Cut rollouts of unprofiled jobs where a member waits: their turns keep their tokens."""
+        for one in self._jobs.values():
+            if one.hold is None or one.hold.phase is not Phase.ROLLOUT:
+                continue
+            if self.scheduler.yields(one.job, at_boundary=False) and self._cut_short(one):
+                return True
+        return False
 
     # ---- phases ----
     def _look(self, one: JobPhases) -> None:
@@ -324,8 +366,13 @@ class PhaseKeeper:
         expected = self.scheduler.next_phase(one.job)
         if one.hold is not None or one.requested_s is not None or expected is None:
             return
-        if one.epoch is None or one.wanted(expected) is None:
+        wanted = one.wanted(expected)
+        if one.epoch is None or wanted is None:
             return
+        if one.cut_s and wanted is not expected:  # the phase was over where it was cut
+            one.end_cut(expected)
+            self.scheduler.end_cut(one.job)
+            expected = wanted
         if expected is Phase.ROLLOUT and one.trained_s is not None:
             one.seen.setdefault(Phase.SYNC, []).append(self._now_s - one.trained_s)
             one.trained_s = None
@@ -342,7 +389,8 @@ class PhaseKeeper:
     def _finish(self, one: JobPhases, work_s: float) -> None:
         """A phase ended by itself; without work it was skipped."""
         assert one.hold is not None
-        self._told_finished(on.PhaseFinished(self._now_s, one.job, one.hold.permit, work_s))
+        permit, step_s = one.hold.permit, one.hold.longest_step_s
+        self._told_finished(on.PhaseFinished(self._now_s, one.job, permit, work_s, step_s=step_s))
 
     def _told_finished(self, event: on.PhaseFinished) -> None:
         job, permit, work_s = event.job, event.permit, event.work_s
@@ -358,9 +406,6 @@ class PhaseKeeper:
         self._tell(event)
         if hold.kept:
             self._widen(hold.nodes)
-        state = self.scheduler.find(job)
-        if hold.phase is Phase.TRAIN and state is not None and state.seen_s:
-            one.slowdown = state.iteration_began_s / state.seen_s
         profiled = hold.phase is Phase.TRAIN and self._profiled(one)
         done = one.asks and hold.phase is Phase.TRAIN and one.iteration >= one.terms.iterations
         if done and not profiled:
@@ -435,7 +480,7 @@ class PhaseKeeper:
         """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are
         closed.
         """
-        one.requested_s = None
+        one.requested_s, one.cut_s = None, 0.0
         if one.hold is not None:
             hold = one.end(self._now_s, 0.0)
             self._close(one, hold, why)
@@ -479,8 +524,9 @@ class PhaseKeeper:
         self._queue.extend(self.scheduler.handle(event))
 
     def _settled(self) -> list[Said]:
-        while self._queue:
-            self._carry(self._queue.popleft())
+        while self._queue or self._let_members_in():
+            while self._queue:
+                self._carry(self._queue.popleft())
         if not self._watching and any(one.hold is not None for one in self._jobs.values()):
             self._watching = True
             every_s = min(self.limits.lease_s / 4, self.limits.least_s / 4)

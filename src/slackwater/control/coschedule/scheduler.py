@@ -86,7 +86,8 @@ class CoScheduler:
         """Take one event, return what the body must do about it, in order."""
         kept = tuple(self._permits.kept)
         commands = self._handlers[type(event)](event)
-        commands.extend(self._guests.grant(self._is_wanted, event.now_s))
+        bears = partial(self._bears_step, event.now_s)
+        commands.extend(self._guests.grant(self._is_wanted, bears, event.now_s))
         released = tuple(node for node in kept if node not in self._permits.kept)
         commands.extend(self._places.grant(released, event.now_s))
         self._guests.keep_nodes(partial(self._bears_guest, event.now_s))
@@ -98,6 +99,12 @@ class CoScheduler:
         """
         members = self._groups.members_on(node)
         return self._guard.bear_guest(members, phase, now_s - since_s, now_s)
+
+    def _bears_step(self, now_s: float, node: NodeId, step_s: float | None) -> bool:
+        """Whether the members of a node keep their bounds if it trains a guest for one step, of
+        unknown length if None.
+        """
+        return self._guard.bear_step(self._groups.members_on(node), step_s, now_s)
 
     def _is_wanted(self, node: NodeId) -> bool:
         """Whether a member of a group waits for the node."""
@@ -140,6 +147,20 @@ class CoScheduler:
     def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
         """Whether another job waits for one of the nodes."""
         return self._groups.waits_for(nodes, but) or self._guests.wait_for(nodes, but)
+
+    def yields(self, job: JobId, *, at_boundary: bool) -> bool:
+        """Whether it is being profiled on nodes that a member of a group waits for: nobody knows
+        how long its phase would go on. Nodes that were kept for it are its own until the next
+        boundary, where a step or a turn has ended.
+        """
+        if job not in self._guests or not (at_boundary or not self._guests.is_owed(job)):
+            return False
+        permit = self._permits.held_by(job)
+        return permit is not None and self._groups.waits_for(permit.nodes, job)
+
+    def end_cut(self, job: JobId) -> None:
+        """The phase of an unprofiled job that was cut goes on no more."""
+        self._guests.finished(job, self._guests.next_phase(job))
 
     def waiting(self) -> list[WaitingPhase]:
         """Phases of placed jobs that wait for their turn."""
@@ -313,7 +334,10 @@ class CoScheduler:
             return []
         if event.job in self._guests:
             self._permits.take_back(permit)
-            self._guests.finished(event.job, permit.phase)
+            held_s = event.now_s - permit.started_s
+            self._guests.ran(event.job, permit, event.step_s or held_s)
+            if not event.cut:
+                self._guests.finished(event.job, permit.phase)
             return self._places.grant(permit.nodes, event.now_s)
         state = self._places.placed[event.job]
         self._permits.take_back(permit)

@@ -68,6 +68,30 @@ class SloGuard:
         alone_s = state.iterations_left * state.recent_solo_s
         return grown if alone_s + 2 * coming_s > budget_s else None
 
+    def bear_step(self, members: Sequence[JobState], step_s: float | None, now_s: float) -> bool:
+        """Whether these members keep their bounds if their train node is taken for so long now;
+        for as long as the longest of their own train phases while nobody knows.
+
+        A member that rolls out does not miss the node until it has done; half of what that takes
+        lately is counted, since responses may be shorter.
+        """
+        if not members or not self._config.guard:
+            return True
+        if step_s is None:
+            step_s = max(state.phase_s(Phase.TRAIN, self._fleet) for state in members)
+        return all(
+            self._slack_s(state, now_s) + self._groups.rolls_out_for_s(state, now_s) / 2 >= step_s
+            for state in members
+        )
+
+    def _slack_s(self, state: JobState, now_s: float) -> float:
+        """What it may still wait beside the iterations to come, in one of them where its SLO
+        bounds each.
+        """
+        coming_s = self._groups.coming_iteration_s(state)
+        slack_s = self.budget_s(state, now_s) - state.iterations_left * coming_s
+        return max(min(slack_s, state.iteration_bound_s - coming_s), 0.0)
+
     def bear_guest(
         self, members: Sequence[JobState], phase: Phase, waited_s: float, now_s: float
     ) -> bool:

@@ -1,17 +1,18 @@
 """Guests: jobs whose cycle is not known yet. They run phase by phase on nodes that nobody else
 waits for (PlexRL 4.3, unknown jobs).
 
-A phase has its nodes to itself whoever comes before and after it, so its length is the job's own. A
-guest is in no group and no plan: it can keep a member waiting for the rest of one phase, and never
-for two. Where members wait all the time, a guest would for ever: nodes are then kept for its next
-phase, if the members can bear that.
+A phase has its nodes to itself whoever comes before and after it, so its length, or the sum of its
+pieces where it was cut, is the job's own. A guest is in no group and no plan. Where a member waits
+it yields: a rollout at once, training after the step that runs; and it trains only where members
+can bear to wait for such a step. Where members wait all the time, a guest would for ever: nodes are
+then kept for its next phase, if the members can bear that.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.control.coschedule.commands import GrantPermit
-from slackwater.control.coschedule.permits import Permits
+from slackwater.control.coschedule.permits import Permit, Permits
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.node import Pool, Role
 from slackwater.model.placement import Phase
@@ -24,6 +25,9 @@ class _Guest:
     nodes: dict[Phase, int]
     next_phase: Phase = Phase.ROLLOUT
     waits_since_s: float | None = None
+    owed: bool = False  # it holds nodes that were kept for it
+    step_s: float | None = None  # its longest time of training that could not be cut
+    last: dict[Phase, tuple[NodeId, ...]] = field(default_factory=dict)  # where its state may be
 
 
 class UnprofiledJobs:
@@ -72,21 +76,38 @@ class UnprofiledJobs:
             for job, guest in self._guests.items()
         )
 
+    def is_owed(self, job: JobId) -> bool:
+        """Whether it holds nodes that were kept for it."""
+        return self._guests[job].owed
+
+    def ran(self, job: JobId, permit: Permit, step_s: float) -> None:
+        """It had a permit, and could not be cut for so long."""
+        guest = self._guests[job]
+        guest.owed, guest.last[permit.phase] = False, permit.nodes
+        if permit.phase is Phase.TRAIN:
+            guest.step_s = max(guest.step_s or 0.0, step_s)
+
     def finished(self, job: JobId, phase: Phase) -> None:
         """A phase of it ended."""
         self._guests[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
 
-    def grant(self, wanted: Callable[[NodeId], bool], now_s: float) -> list[GrantPermit]:
-        """Permits for those whose nodes are free and wanted by no member of a group; who waits
-        longest comes first.
+    def grant(
+        self,
+        wanted: Callable[[NodeId], bool],
+        bears: Callable[[NodeId, float | None], bool],
+        now_s: float,
+    ) -> list[GrantPermit]:
+        """Permits for those whose nodes are free and wanted by no member of a group, and whose
+        members can bear a step of it; who waits longest comes first.
         """
         granted: list[GrantPermit] = []
         for since_s, job in self._waiting():
             guest = self._guests[job]
-            nodes = self._free_nodes(job, guest, wanted)
+            nodes = self._free_nodes(job, guest, wanted, bears)
             if nodes is None:
                 continue
             guest.waits_since_s = None
+            guest.owed = any(self._permits.kept.get(node) == job for node in nodes)
             request = WaitingPhase(job, guest.next_phase, nodes, since_s, 0.0, 0.0)
             granted.append(self._permits.grant(request, 0, now_s))
         return granted
@@ -114,15 +135,24 @@ class UnprofiledJobs:
         )
 
     def _free_nodes(
-        self, job: JobId, guest: _Guest, wanted: Callable[[NodeId], bool]
+        self,
+        job: JobId,
+        guest: _Guest,
+        wanted: Callable[[NodeId], bool],
+        bears: Callable[[NodeId, float | None], bool],
     ) -> tuple[NodeId, ...] | None:
-        kept = self._permits.kept
-        found: list[NodeId] = []
-        for node in self._names(guest.next_phase):
-            mine = kept.get(node) == job
-            if self._permits.is_idle(node) and (mine or (node not in kept and not wanted(node))):
+        """First where its state is: a load elsewhere would look like a part of its phase."""
+        kept, phase, found = self._permits.kept, guest.next_phase, []
+        before = guest.last.get(phase, ())
+        for node in sorted(self._names(phase), key=lambda node: node not in before):
+            if not self._permits.is_idle(node):
+                continue
+            free = node not in kept and not wanted(node)
+            if free and phase is Phase.TRAIN:
+                free = bears(node, guest.step_s)
+            if free or kept.get(node) == job:
                 found.append(node)
-                if len(found) == guest.nodes[guest.next_phase]:
+                if len(found) == guest.nodes[phase]:
                     return tuple(found)
         return None
 

@@ -3,7 +3,7 @@
 from typing import TypeAlias
 
 from slackwater.control.message import Message, TimedMessage
-from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.facts import DispatchDue, OpOver, PublishDetached
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
@@ -106,5 +106,12 @@ class FailOp(Message, frozen=True):
 
 StateCommand: TypeAlias = CommitSnapshot | ForgetModel | MoveState | ForgetStrays
 Command: TypeAlias = (
-    StartWork | StateCommand | CompleteOp | FailOp | OpOver | PublishDetached | SetTimer
+    StartWork
+    | StateCommand
+    | CompleteOp
+    | FailOp
+    | OpOver
+    | PublishDetached
+    | DispatchDue
+    | SetTimer
 )

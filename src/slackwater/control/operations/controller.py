@@ -10,6 +10,7 @@ from typing import assert_never
 
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
+from slackwater.control.operations.facts import DispatchDue
 from slackwater.control.operations.flights import Flight, Replay, Restore, RunHead, SnapshotFlight
 from slackwater.control.operations.model_queue import ModelQueue, Residency
 from slackwater.control.operations.operations_state import OperationsState
@@ -31,6 +32,7 @@ class OperationsController:
         self._state = OperationsState(self._config)
         self._lines, self._flights = self._state.lines, self._state.flights
         self._recovery = StateRecovery(self._state)
+        self._unsettled: set[ModelId] = set()  # after a step, until its gate is known
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
 
@@ -69,6 +71,11 @@ class OperationsController:
                 self._recovery.trainer_lost(worker, reason)
             case on.OpsGated(_, job, nodes):
                 self._gate(job, nodes)
+            case DispatchDue(now_s, model, settled):
+                if settled:
+                    self._unsettled.discard(model)
+                else:
+                    state.out.append(DispatchDue(now_s, model, settled=True))
             case on.StateMoved(_, model, ticket, error):
                 self._recovery.moved(model, ticket, error)
             case on.TicketDetached(_, worker, ticket):
@@ -176,6 +183,7 @@ class OperationsController:
             for line in self._lines.values()
             if line.has_work()
             and line.move is None
+            and line.model not in self._unsettled
             and state.may(line, worker)
             and (
                 line.worker == worker or (line.worker is None and self._least(line, worker, loads))
@@ -275,6 +283,9 @@ class OperationsController:
         self._state.complete(op, flight.ticket)
         if op.kind.changes_state:
             line.log_cost_s += event.elapsed_s
+        if op.kind is OpKind.OPTIM_STEP and op.job in self._state.gates:
+            self._unsettled.add(line.model)
+            self._state.out.append(DispatchDue(self._state.now_s, line.model))
         if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
             self._snapshot(event.worker, line, op, finishes=False)
 

@@ -3,6 +3,7 @@
 from typing import TypeAlias
 
 from slackwater.control.message import TimedMessage
+from slackwater.control.operations.facts import DispatchDue
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import NOBODY, JobId, ModelId, NodeId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OperationRecord
@@ -90,7 +91,9 @@ class TicketFailed(TimedMessage, frozen=True):
     state_lost: bool
 
 
-TrainerEvent: TypeAlias = TrainerJoined | TrainerLost | OpsGated | StateMoved | TicketDetached
+TrainerEvent: TypeAlias = (
+    TrainerJoined | TrainerLost | OpsGated | DispatchDue | StateMoved | TicketDetached
+)
 ModelEvent: TypeAlias = ModelAdopted | OpSubmitted | OpRejected | ModelClosed
 Event: TypeAlias = ModelEvent | TrainerEvent | TicketDone | TicketFailed | TimerFired
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in Event.__args__}

@@ -1,7 +1,7 @@
 """What happened to operations, as other controllers hear it."""
 
 from slackwater.control.message import TimedMessage
-from slackwater.model.ids import JobId, RequestId
+from slackwater.model.ids import JobId, ModelId, RequestId
 from slackwater.model.operation import OpKind
 
 
@@ -19,3 +19,13 @@ class PublishDetached(TimedMessage, frozen=True):
 
     job: JobId
     request: RequestId
+
+
+class DispatchDue(TimedMessage, frozen=True):
+    """After a step of a job that shares nodes the model's next operation waits until the phase
+    keeper has said whether the phase goes on: it hears of the step first, and its answer is in the
+    inbox before this comes back for the second time (`settled`).
+    """
+
+    model: ModelId
+    settled: bool = False

@@ -281,6 +281,7 @@ class PhaseService:
         placement = None if state is None else state.placement
         hold = None if one is None else one.hold
         waits_s = None if one is None or one.requested_s is None else now_s - one.requested_s
+        slowdown = self._keeper.slowdown(entry.job, now_s)
         return {
             "job": entry.job,
             "tenant": entry.tenant,
@@ -292,7 +293,7 @@ class PhaseService:
             "slo": entry.terms.slo,
             "slo_scope": entry.terms.slo_scope,
             "bound": round(entry.terms.bound, 4),
-            "slowdown": None if one is None or one.slowdown is None else round(one.slowdown, 4),
+            "slowdown": None if slowdown is None else round(slowdown, 4),
             "phase": None if hold is None else hold.phase.value,
             "permit": None if hold is None else hold.known_as,
             "nodes": [] if hold is None else list(hold.nodes),

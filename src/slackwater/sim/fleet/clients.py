@@ -167,13 +167,17 @@ class SimulatedClients:
         fleet.tell(WeightsPublished(now_s, job.job, job.version, BASE_MODEL, job.job))
         if job.iteration == job.spec.iterations:
             self._finish(job)
+        elif job.supervised:
+            self._train(job, job.life)
         else:
             self._roll_out(job)
 
     def _train(self, job: SimulatedJob, life: int) -> None:
         if job.alive and job.life == life:
-            for kind in (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.PUBLISH):
-                self._op(job, kind)
+            for _ in range(max(job.supervised, 1)):
+                self._op(job, OpKind.FORWARD_BACKWARD)
+                self._op(job, OpKind.OPTIM_STEP)
+            self._op(job, OpKind.PUBLISH)
 
     # ---- turns ----
     def _roll_out(self, job: SimulatedJob) -> None:

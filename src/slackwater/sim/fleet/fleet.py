@@ -53,10 +53,13 @@ class SimulatedFleet:
         lengths: Mapping[JobId, JobProfile] | None = None,
         limits: PhaseLimits | None = None,
         unprofiled: frozenset[JobId] = frozenset(),
+        supervised: Mapping[JobId, int] | None = None,
         serving_nodes: int = 0,
         check: bool = True,
     ) -> None:
-        """`lengths`: what phases take, of jobs whose owners said something else."""
+        """`lengths`: what phases take, of jobs whose owners said something else; `supervised`: how
+        many steps jobs train between two versions that sample nothing.
+        """
         self.seed = seed
         self.costs = costs or FleetCosts()
         self.plan = plan or TurnPlan()
@@ -76,6 +79,8 @@ class SimulatedFleet:
             )
             for number, spec in enumerate(specs)
         }
+        for name, steps in (supervised or {}).items():
+            self.jobs[name].supervised = steps
         self.unsettled = len(self.jobs)
         self.controller = CheckedController(
             SETTINGS,

@@ -31,7 +31,8 @@ class SimulatedJob:
     """`life` counts its drivers: what an earlier one left behind is known as such.
 
     `lengths` are what its phases take, whatever its owner said; without `profiled` its owner said
-    nothing. One that `samples_only` samples from the base model's own weights.
+    nothing. One that `samples_only` samples from the base model's own weights; one that is
+    `supervised` samples nothing, and trains so many steps between two versions.
     """
 
     spec: JobSpec
@@ -39,6 +40,7 @@ class SimulatedJob:
     lengths: JobProfile
     profiled: bool = True
     samples_only: bool = False
+    supervised: int = 0
     life: int = 0
     iteration: int = 0
     seq: int = 0

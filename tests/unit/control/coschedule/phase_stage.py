@@ -42,10 +42,14 @@ C = TypeVar("C", bound=FleetCommand)
 
 class PhaseStage:
     def __init__(
-        self, placement: str = "group", engines: int = 1, limits: PhaseLimits | None = None
+        self,
+        placement: str = "group",
+        engines: int = 1,
+        limits: PhaseLimits | None = None,
+        train_nodes: int = 1,
     ) -> None:
-        settings = CoscheduleSettings(placement=placement)
-        self.controller = FleetController(coscheduler=settings.new_coscheduler(1, 1), limits=limits)
+        scheduler = CoscheduleSettings(placement=placement).new_coscheduler(1, train_nodes)
+        self.controller = FleetController(coscheduler=scheduler, limits=limits)
         assert self.controller.phases is not None
         self.keeper = self.controller.phases
         self.now_s = 0.0

@@ -128,8 +128,7 @@ def test_the_time_in_which_a_client_asks_for_nothing_is_not_its_slowdown() -> No
         stage.end_turn(stage.turn(a), 10.0)
         stage.train(a, 10.0)
         stage.fire(f"{REST}{a}", 1000.0)
-    one = stage.keeper.find(a)
-    assert one is not None and one.slowdown == 1.0
+    assert stage.keeper.slowdown(a, stage.now_s) == 1.0
 
 
 def test_a_job_that_rests_for_long_makes_room_when_another_waits_for_a_place() -> None:

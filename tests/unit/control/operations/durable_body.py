@@ -14,7 +14,7 @@ from typing import Any
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
-from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.facts import DispatchDue, OpOver, PublishDetached
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import ModelId, NodeId, RequestId, WorkerId
@@ -29,8 +29,12 @@ from slackwater.model.operation import (
 
 
 def told(controller: OperationsController, event: on.Event) -> list[Any]:
-    """What the controller says to an event."""
-    return orders(controller.handle(event))
+    """What the controller says to an event, and to what it says to itself."""
+    commands = controller.handle(event)
+    said = orders(commands)
+    for due in [command for command in commands if isinstance(command, DispatchDue)]:
+        said += told(controller, due)
+    return said
 
 
 def orders(commands: Sequence[do.Command]) -> list[Any]:
@@ -38,7 +42,7 @@ def orders(commands: Sequence[do.Command]) -> list[Any]:
     return [
         command.order if isinstance(command, do.StartWork) else command
         for command in commands
-        if not isinstance(command, OpOver | PublishDetached)
+        if not isinstance(command, OpOver | PublishDetached | DispatchDue)
     ]
 
 
@@ -305,7 +309,7 @@ class Body:
 
     # ---- the controller ----
     def feed(self, event: on.Event, result: str = "") -> None:
-        for command in orders(self.controller.handle(event)):
+        for command in told(self.controller, event):
             match command:
                 case do.CompleteOp(request):
                     self._end(request, result or "saved", OpStatus.DONE)
