@@ -69,6 +69,14 @@ def own_errors(page: Page) -> list[str]:
     return [error for error in page.errors if not error.endswith(("api/session", "api/login"))]
 
 
+async def drawn(page: Page, canvas: str, colors: int) -> None:
+    """Until so many colours are on a canvas: spans, not only lanes."""
+    pixels = "getContext('2d').getImageData(200, 0, 800, 38).data.buffer"
+    await page.wait(
+        f"new Set(new Uint32Array(document.querySelector('{canvas}').{pixels})).size >= {colors}"
+    )
+
+
 async def zoomed(page: Page) -> None:
     """The wheel narrows the window, dragging moves it."""
     shown = "document.querySelector('.tools .note').textContent"
@@ -233,6 +241,8 @@ async def look_at_recording(url: str, tmp_path: Path) -> None:
             assert took_s <= 1.0
         assert "key" not in await page.value("location.href")
         await page.wait("document.querySelector('.tools .note').textContent.includes('1000 lanes')")
+        await drawn(page, "canvas.lanes", 6)
+        await drawn(page, "canvas.map", 3)
         await picture(page, "recording", tmp_path)
         await zoomed(page)
         print(f"frames while dragging: {await frames_per_s(page):.0f} per s")

@@ -128,10 +128,11 @@ const dollars = (value) => `${value < 0 ? "−" : ""}$${Math.abs(value) < 1000 ?
 // What the same work needs without sharing, what it took, and the difference.
 function savings(snapshot) {
   const priced = snapshot.slack.some((row) => row.saved_dollars !== null && row.saved_dollars !== undefined);
-  const amount = (value, unit) => `${Math.abs(value) < 0.1 && value ? value.toFixed(3) : count(value)} ${unit}`;
-  const saved = (row) => h("span", { class: row.saved > 0 ? "good" : row.saved < 0 ? "bad" : "" }, `${amount(row.saved, row.unit)}${row.alone && row.saved ? ` (${percent(row.saved / row.alone)})` : ""}`);
-  const rows = snapshot.slack.map((row) => [h("span", { title: row.detail }, SLACK[row.kind] ?? row.kind), amount(row.alone, row.unit), amount(row.used, row.unit), saved(row), ...(priced ? [row.saved_dollars === null ? "" : dollars(row.saved_dollars)] : [])]);
-  const paid = (snapshot.cost ?? []).map((row) => `${row.kind} ${amount(row.present_h, "h")}, ${percent(row.busy)} busy${row.dollars === null ? "" : `, ${dollars(row.dollars)}`}`);
+  const amount = (value) => Math.abs(value) < 0.1 && value ? value.toFixed(3) : count(value);
+  const saved = (row) => h("span", { class: row.saved > 0 ? "good" : row.saved < 0 ? "bad" : "" }, `${amount(row.saved)}${row.alone && row.saved ? ` (${percent(row.saved / row.alone)})` : ""}`);
+  const named = (row) => h("span", { title: row.detail }, SLACK[row.kind] ?? row.kind, " ", h("span", { class: "faint" }, row.unit));
+  const rows = snapshot.slack.map((row) => [named(row), amount(row.alone), amount(row.used), saved(row), ...(priced ? [row.saved_dollars === null ? "" : dollars(row.saved_dollars)] : [])]);
+  const paid = (snapshot.cost ?? []).map((row) => `${row.kind} ${amount(row.present_h)} h, ${percent(row.busy)} busy${row.dollars === null ? "" : `, ${dollars(row.dollars)}`}`);
   return panel("Cost and savings", "by kind of slack", table(["slack", ">without", ">with", ">saved", ...(priced ? [">dollars"] : [])], rows, ""),
     paid.length ? h("p", { class: "note" }, `Devices here so far: ${paid.join("; ")}.`) : null);
 }

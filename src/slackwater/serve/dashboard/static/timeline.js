@@ -72,6 +72,7 @@ export class Timeline {
 
   // All of a new window; of one that is there already, what has changed since.
   async load() {
+    if (!this.now) return; // which window to ask for comes with the first figures
     if (this.loading || this.closed) { this.again = true; return; }
     this.loading = true;
     const width = Math.round(this.plot * 2), old = this.data;
