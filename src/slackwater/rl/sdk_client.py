@@ -1,5 +1,6 @@
 """The SDK's service client, for a block that always ends."""
 
+import asyncio
 import atexit
 import sys
 from collections.abc import Iterator
@@ -40,11 +41,23 @@ def end_loop() -> None:
     """Stop the SDK's event loop thread before the interpreter exits.
 
     Hazard: a thread at work during finalization may abort the process, and a complete job would
-    count as failed.
+    count as failed. Requests that are still under way are cancelled while their loop lives; later
+    each would print a traceback of its own.
     """
     inside = sys.modules.get("tinker.lib.internal_client_holder")
     held = getattr(inside, "_internal_client_holder_thread_singleton", None)
     loop, thread = getattr(held, "_loop", None), getattr(held, "_thread", None)
-    if loop is not None and thread is not None:
+    if loop is not None and thread is not None and thread.is_alive():
+        loop.set_exception_handler(lambda loop, context: None)
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancel_requests(), loop).result(_END_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_END_S)
+
+
+async def _cancel_requests() -> None:
+    under_way = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in under_way:
+        task.cancel()
+    if under_way:
+        await asyncio.wait(under_way, timeout=_END_S / 2)
