@@ -127,7 +127,7 @@ def _by_case(cases: Sequence[LendingCase], outcomes: Sequence[LendingOutcome]) -
             f"{key}_rollout_s": outcome.rollout_s,
             f"{key}_requests": float(len(outcome.met)),
             f"{key}_misses": float((~outcome.met).sum()),
-            f"{key}_added": float((kept.met & ~outcome.met).sum()),
+            f"{key}_added": float(_added(kept, outcome)),
             f"{key}_speedup": kept.rollout_s / outcome.rollout_s,
             f"{key}_serving_share": outcome.serving_share,
             f"{key}_rollout_share": outcome.rollout_share,
@@ -145,11 +145,12 @@ def _by_mode(cases: Sequence[LendingCase], outcomes: Sequence[LendingOutcome]) -
     for mode in dict.fromkeys(case.mode for case in cases):
         found = _of_mode(mode, cases, outcomes)
         figures[f"{mode}_added_misses"] = float(
-            sum((alone[group].met & ~one.met).sum() for group, one in found.items())
+            sum(_added(alone[group], one) for group, one in found.items())
         )
-        figures[f"{mode}_net_misses"] = float(
-            sum((~one.met).sum() - (~alone[group].met).sum() for group, one in found.items())
-        )
+        nets = [
+            _added(alone[group], one) - _added(one, alone[group]) for group, one in found.items()
+        ]
+        figures[f"{mode}_net_misses"] = float(sum(nets))
         for name, other in (("faster_than_none", alone), ("slower_than_ours", ours)):
             wins = name == "faster_than_none"
             ratios = [
@@ -158,6 +159,12 @@ def _by_mode(cases: Sequence[LendingCase], outcomes: Sequence[LendingOutcome]) -
             ]
             figures[f"{mode}_{name}"] = float(np.exp(np.mean(np.log(ratios))))
     return figures
+
+
+def _added(kept: LendingOutcome, outcome: LendingOutcome) -> int:
+    """Requests that met the promise in one run and not in the other, of those that came in both."""
+    both = min(len(kept.met), len(outcome.met))
+    return int((kept.met[:both] & ~outcome.met[:both]).sum())
 
 
 def _of_mode(

@@ -32,8 +32,9 @@ _DENSITIES = (0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 @dataclass(frozen=True, slots=True)
 class LendingCase:
-    """One run. `arrivals` are those of the first `seconds`, `density` multiplies them; `lease_s`
-    replaces the mode's own. `large` is a 32B shape on four devices instead of an 8B shape on one.
+    """One run. `arrivals` are those of the first `seconds`, `density` multiplies them; rollouts
+    begin at `begins_s`; `lease_s` replaces the mode's own. `large` is a 32B shape on four devices
+    instead of an 8B shape on one.
     """
 
     group: str
@@ -47,6 +48,7 @@ class LendingCase:
     large: bool = False
     lease_s: float | None = None
     stages: int = 1
+    begins_s: float = 1.0
     seed: int = 0
 
     @property
@@ -56,15 +58,19 @@ class LendingCase:
 
 @dataclass(frozen=True, slots=True)
 class LendingOutcome:
-    """Which requests got what was promised, and what rollouts got of the devices."""
+    """Which requests got what was promised, and what rollouts got of the devices. `harvest` is
+    what they had of the time that the service's promise left free while they borrowed.
+    """
 
     met: NDArray[np.bool_]
     ttft_p99_ms: float
+    ttft_p999_ms: float
     tpot_p99_ms: float
     rollout_s: float
     serving_share: float
     rollout_share: float
     cuts: int
+    harvest: float
 
 
 def outcome_of(case: LendingCase) -> LendingOutcome:
@@ -83,15 +89,17 @@ def outcome_of(case: LendingCase) -> LendingOutcome:
     stages = RolloutStages(drawn_games(case.games, case.seed), case.stages if case.games else 0)
     cluster = AutoscaledCluster if case.mode == AUTOSCALE else ServingCluster
     run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals, cluster=cluster)
-    result = run.run(case.seconds)
+    result = run.run(case.seconds, begins_s=case.begins_s)
     return LendingOutcome(
         result.met(case.slo),
         result.percentile_ms("ttft", 0.99),
+        result.percentile_ms("ttft", 0.999),
         result.percentile_ms("tpot", 0.99),
         result.rollout_s,
         result.serving_share,
         result.rollout_share,
         result.cuts,
+        result.harvest,
     )
 
 

@@ -65,7 +65,9 @@ class ServingFloor:
 
     def __init__(self, plan: ServingPlan, live: frozenset[JobId] = frozenset()) -> None:
         self.plan = plan
-        rule = LenderRule(most_kv=0.9, most_busy=0.99, back_kv=0.98, back_busy=1.0, rest_s=0.5)
+        rule = LenderRule(
+            most_kv=0.9, most_busy=0.99, back_kv=0.98, back_busy=1.0, rest_s=0.5, trial_s=3600.0
+        )
         settings = LenderSettings(rule, window_s=2.0, review_every_s=0.3)
         self.floor = RolloutFloor(
             RolloutSettings(borrowed_stall_s=4.0, barren_losses=100, watch_every_s=0.2),

@@ -25,6 +25,7 @@ from slackwater.sim.rollout.simulated_engine import Request
 
 _SERVICE = ServiceName("service")
 _REPORT_S = 1.0
+_FULL = "the service needs the memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class ServingCluster:
     def __init__(self, plan: ClusterPlan, body: SimulatedBody, arrivals: Sequence[Arrival]) -> None:
         self.plan, self.body = plan, body
         self.requests: list[ServedRequest] = []
+        self.closed = False  # no request comes any more
+        self._answered = 0
         self.lender = Lender(plan.lender)
         self._borrowed: dict[NodeId, InstanceId] = {}
         self._loans = 0
@@ -65,6 +68,7 @@ class ServingCluster:
         }
         for node in self.nodes.values():
             node.on_first = partial(self._first_token, node)
+            node.on_done = self._done
             node.on_turns_ended = partial(self._turns_ended, node.name)
             node.on_given_back = partial(self._given_back, node.name)
 
@@ -98,13 +102,24 @@ class ServingCluster:
         lent = self.lender.lent()
         assert set(self._borrowed) <= set(lent), "a node runs rollouts that it was not lent for"
 
+    @property
+    def unanswered(self) -> int:
+        """How many requests are not done."""
+        return len(self.requests) - self._answered
+
     # ---- requests ----
+    def _done(self, request: ServedRequest) -> None:
+        del request
+        self._answered += 1
+
     def _come(self, place: int, base_s: float, period_s: float) -> None:
         if not self._arrivals:
             return
         arrival = self._arrivals[place]
 
         def arrive() -> None:
+            if self.closed:
+                return
             request = ServedRequest(
                 len(self.requests),
                 self.body.now_s,
@@ -126,11 +141,13 @@ class ServingCluster:
 
     def _first_token(self, node: ServingNode, request: ServedRequest, now_s: float) -> None:
         if node.role is ServingRole.MIXED:
-            node.service.decode(request, now_s)
+            if not node.service.decode(request, now_s):
+                self._done(request)
             return
         node.service.hand_on(request)
         if request.output_tokens <= 1:
             request.done_s = now_s
+            self._done(request)
             return
         decoders = [n for n in self.nodes.values() if n.role is ServingRole.DECODE and n.open]
         target = min(decoders, key=lambda one: one.service.kv_tokens)
@@ -148,6 +165,7 @@ class ServingCluster:
                     min(node.kv_share(), 1.0),
                     node.busy_share(_REPORT_S),
                     node.arbiter.keeps_promise(self.body.now_s),
+                    node.rollout_share(_REPORT_S),
                 )
             )
         self.body.at(self.body.now_s + _REPORT_S, self._report)
@@ -156,6 +174,10 @@ class ServingCluster:
         for command in self.lender.handle(event):
             match command:
                 case do.LendNode(node, job):
+                    if not self.nodes[node].make_room():
+                        failed = partial(self._tell, on.LoanFailed(self.body.now_s, node, _FULL))
+                        self.body.at(self.body.now_s, failed)
+                        continue
                     self.body.at(
                         self.body.now_s + self.plan.device.activation_s,
                         partial(self._activate, node, job),
@@ -184,6 +206,7 @@ class ServingCluster:
         node.lend(rollout, now_s)
         if rollout.kv_tokens <= 0:
             node.take_back()
+            self._tell(on.LoanFailed(now_s, name, _FULL))
             return
         rollout.on_work = lambda: node.wake(self.body.now_s)
         self._loans += 1
@@ -206,8 +229,8 @@ class ServingCluster:
 
     def _take_back(self, name: NodeId) -> None:
         instance = self._borrowed.pop(name, None)
+        self.nodes[name].take_back()
         if instance is not None:
-            self.nodes[name].take_back()
             self.body.lose(instance, "the service took the node back")
         self._tell(on.NodeCleared(self.body.now_s, name))
 
@@ -217,5 +240,4 @@ class ServingCluster:
 
     def _given_back(self, name: NodeId, requests: list[Request], kv_tokens: int) -> None:
         if name in self._borrowed:
-            error = "the service needs the memory"
-            self.body.give_back(self._borrowed[name], requests, kv_tokens, error)
+            self.body.give_back(self._borrowed[name], requests, kv_tokens, _FULL)

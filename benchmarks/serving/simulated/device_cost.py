@@ -39,8 +39,8 @@ class SharedDevice:
         """From the lender's word to the first rollout step."""
         return self.start_s + self.rollout.weight_bytes / 1e9 / self.load_gb_per_s
 
-    def kv_bytes(self, *, lends: bool) -> int:
-        """KV memory of both models together."""
+    @property
+    def kv_bytes(self) -> int:
+        """KV memory of both models together, and of the rollout's weights while it is lent."""
         whole = self.serving.devices * self.serving.accelerator.hbm_gb * 1e9
-        kept = whole * self.serving.memory_share - self.serving.weight_bytes
-        return int(kept - self.rollout.weight_bytes if lends else kept)
+        return int(whole * self.serving.memory_share - self.serving.weight_bytes)

@@ -33,6 +33,7 @@ class NodeUse:
     rollout_s: float = 0.0
     needed_s: float = 0.0
     reported_s: float = 0.0
+    rollout_reported_s: float = 0.0
     rollout_steps: int = 0
     cuts: int = 0
     given_back: int = 0
@@ -69,7 +70,8 @@ class ServingNode:
             slo,
             self._serving_cost,
             self._rollout_cost,
-            capacity=device.kv_bytes(lends=True) if mode.lends else device.kv_bytes(lends=False),
+            capacity=device.kv_bytes,
+            loan_weights=int(device.rollout.weight_bytes) if mode.lends else 0,
             step_tokens=step_tokens,
         )
         self.service = ServiceShare(step_tokens, slo.tpot_s, 0)
@@ -105,9 +107,18 @@ class ServingNode:
         return waiting * self._token_s + (0.001 * len(service.decoding))
 
     # ---- the rollout ----
+    def make_room(self) -> bool:
+        """The rollout's weights are on their way, if there is memory for them."""
+        if not self.arbiter.may_lend(self._serving_bytes()):
+            return False
+        self.arbiter.loan_began()
+        self._set_limit()
+        return True
+
     def lend(self, rollout: RolloutShare, now_s: float) -> None:
         """The rollout's weights are here: an RL step's budget is set."""
         self.arbiter.look(now_s)
+        self.arbiter.loan_began()
         self.arbiter.step_began(self._serving_bytes())
         self.rollout = rollout
         self._set_limit()
@@ -132,12 +143,13 @@ class ServingNode:
     def take_back(self) -> None:
         """The rollout is gone from here."""
         self.rollout = None
+        self.arbiter.loan_ended()
         self._set_limit()
 
     def kv_share(self) -> float:
         """The largest share of the memory that the service used since the last look."""
         peak, self.service.peak_tokens = self.service.peak_tokens, self.service.kv_tokens
-        return peak * self._bytes / self.arbiter.budget.capacity
+        return self.arbiter.kv_share(int(peak * self._bytes))
 
     def busy_share(self, seconds: float) -> float:
         """The share of the last `seconds` that the service needed, prompts whole, decode steps at
@@ -145,6 +157,14 @@ class ServingNode:
         """
         spent_s = self.use.needed_s - self.use.reported_s
         self.use.reported_s = self.use.needed_s
+        return min(spent_s / seconds, 1.0)
+
+    def rollout_share(self, seconds: float) -> float:
+        """The share of the last `seconds` that rollouts had."""
+        spent_s, self.use.rollout_reported_s = (
+            self.use.rollout_s - self.use.rollout_reported_s,
+            self.use.rollout_s,
+        )
         return min(spent_s / seconds, 1.0)
 
     def recover(self) -> None:
@@ -232,11 +252,8 @@ class ServingNode:
         return int(self.arbiter.lent / self._rollout_bytes)
 
     def _set_limit(self) -> None:
-        """What the service may use: everything but a partition that is fixed."""
-        lends = self.rollout is not None
-        static = self.arbiter.mode.memory == "static"
-        limit = self.arbiter.serving_limit if lends or static else self.arbiter.budget.capacity
-        self.service.limit_tokens = int(limit / self._bytes)
+        """What the service may use."""
+        self.service.limit_tokens = int(self.arbiter.serving_limit / self._bytes)
 
     def _stop_or_go_on(self) -> None:
         """The service's promise is broken, or kept again: rollouts have no memory, or what the

@@ -35,8 +35,10 @@ class RolloutStages:
 
 @dataclass(frozen=True, slots=True)
 class CoservingResult:
-    """`ttft_s` and `tpot_s` by request of the trace, for the first `seconds`; NaN if it never came
-    so far.
+    """`ttft_s` and `tpot_s` by request, in the order of arrival, each answered to its end: those of
+    the trace, and those that came while the last stage was not over. `harvest` is the rollouts'
+    time on serving devices over the time that the promise leaves free (`Arbiter.needed_s`) while a
+    stage runs.
     """
 
     ttft_s: NDArray[np.float64]
@@ -48,6 +50,7 @@ class CoservingResult:
     given_back: int
     moved_turns: int
     preempted: int
+    harvest: float
 
     @property
     def rollout_s(self) -> float:
@@ -57,6 +60,14 @@ class CoservingResult:
         """Which requests got what was promised."""
         met: NDArray[np.bool_] = (self.ttft_s <= slo.ttft_s) & (self.tpot_s <= slo.tpot_s)
         return met
+
+    def beside(self, alone: "CoservingResult", slo: ServingSlo) -> tuple[int, int]:
+        """Misses that it added to those of the same requests without lending, and their
+        difference; both runs must have answered a request for it to count.
+        """
+        both = min(len(self.ttft_s), len(alone.ttft_s))
+        met, kept = self.met(slo)[:both], alone.met(slo)[:both]
+        return int((kept & ~met).sum()), int(kept.sum() - met.sum())
 
     def percentile_ms(self, of: str, share: float) -> float:
         """`ttft` or `tpot`, in milliseconds."""
@@ -89,8 +100,16 @@ class CoservingRun:
         self._trajectories: Trajectories | None = None
         self._began_s = 0.0
 
-    def run(self, seconds: float, after_event: Callable[[], None] | None = None) -> CoservingResult:
-        """Until all stages are over and `seconds` have passed; the trace is `seconds` long."""
+    def run(
+        self,
+        seconds: float,
+        after_event: Callable[[], None] | None = None,
+        *,
+        begins_s: float = 1.0,
+    ) -> CoservingResult:
+        """The trace is `seconds` long, and comes again until all stages are over; the first begins
+        at `begins_s`. Every request that came by then is answered.
+        """
         body = self.body
         body.tell(WeightsPublished(0.0, None, "v0"))
         for number in range(self._fleet.engines):
@@ -103,17 +122,19 @@ class CoservingRun:
             )
         body.at(0.0, lambda: self.cluster.start(seconds))
         if self._stages.count:
-            body.at(1.0, self._begin_stage)
+            body.at(begins_s, self._begin_stage)
 
         def over() -> bool:
             if after_event is not None:
                 after_event()
             self._look()
-            return len(self.stages_s) == self._stages.count and body.now_s >= seconds + 60.0
+            if len(self.stages_s) == self._stages.count and body.now_s >= seconds:
+                self.cluster.closed = True
+            return self.cluster.closed and not self.cluster.unanswered
 
         body.run_until(_END_S, over)
         assert len(self.stages_s) == self._stages.count, "rollouts never ended"
-        return self._result(seconds)
+        return self._result()
 
     def _begin_stage(self) -> None:
         stage = len(self.stages_s)
@@ -134,10 +155,13 @@ class CoservingRun:
         if len(self.stages_s) < self._stages.count:
             self.body.at(self.body.now_s + self._stages.train_s, self._begin_stage)
 
-    def _result(self, seconds: float) -> CoservingResult:
-        counted = [one for one in self.cluster.requests if one.arrival_s < seconds]
+    def _result(self) -> CoservingResult:
+        counted = self.cluster.requests
         nodes = self.cluster.nodes.values()
         spent_s = self.body.now_s * len(nodes)
+        needed_share = sum(node.use.needed_s for node in nodes) / spent_s
+        rolled_s = sum(node.use.rollout_s for node in nodes)
+        free_s = (1.0 - needed_share) * sum(self.stages_s) * len(nodes)
         return CoservingResult(
             np.array([one.ttft_s for one in counted]),
             np.array([one.tpot_s if one.goal_tokens > 1 else 0.0 for one in counted]),
@@ -148,4 +172,5 @@ class CoservingRun:
             sum(node.use.given_back for node in nodes),
             self.manager.books.counters.moved,
             sum(node.service.preemptions for node in nodes),
+            rolled_s / free_s if free_s > 0 else 0.0,
         )

@@ -34,6 +34,7 @@ BENCHES: dict[str, str] = {
     "rollout_faults": "rollout.faults",
     "engine": "engine.cpu",
     "coserving": "serving.coserving",
+    "lending": "serving.whole_traces",
     "serving_tick": "serving.tick",
     "pages": "serving.pages",
     "coserving_bursts": "serving.bursts",
@@ -65,7 +66,7 @@ BENCHES: dict[str, str] = {
     "coexec": "coscheduling.coexec",
 }
 
-_BY_NAME_ONLY = ("replay", "soak")  # one needs a trace, the other an hour
+_BY_NAME_ONLY = ("lending", "replay", "soak")  # one needs a trace, the others an hour
 
 app = typer.Typer(add_completion=False)
 
@@ -119,7 +120,7 @@ def bench(
         Path, typer.Option(help="Replay: folder of the service here.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Run benchmark NAME and print its figures; `all` runs all but replay and soak."""
+    """Run benchmark NAME and print its figures; `all` runs all but lending, replay and soak."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service

@@ -67,6 +67,17 @@ class PagePool(Protocol):
         """Return the memory behind free pages to the system, where it is not reserved for good."""
         ...
 
+    @property
+    def unclaimed_bytes(self) -> int:
+        """Memory that pages may still claim from the device."""
+        ...
+
+    def set_aside(self, count: int) -> bool:
+        """Leave the memory of so many pages to something else from now on, 0 to have it back;
+        False, and none is left, if fewer are free.
+        """
+        ...
+
 
 class HostPagePool:
     """Pages of a memfd: memory that belongs to no address."""
@@ -78,6 +89,7 @@ class HostPagePool:
         os.ftruncate(self._file, self.capacity * page_bytes)
         self._free = list(range(self.capacity - 1, -1, -1))
         self._written: set[int] = set()  # that may have memory behind them
+        self._aside: list[int] = []
 
     def take(self) -> int | None:
         if not self._free:
@@ -97,12 +109,26 @@ class HostPagePool:
 
     def trim(self) -> None:
         """Return the memory behind free pages to the system."""
-        for page in self._free:
+        for page in (*self._free, *self._aside):
             if page in self._written:
                 offset = page * self.page_bytes
                 if _libc.fallocate(self._file, _PUNCH_HOLE_KEEP_SIZE, offset, self.page_bytes):
                     raise _system_error("fallocate")
                 self._written.discard(page)
+
+    @property
+    def unclaimed_bytes(self) -> int:
+        """A host's memory is claimed page by page, and never short for want of these."""
+        return 0
+
+    def set_aside(self, count: int) -> bool:
+        self._free, self._aside = [*self._aside, *self._free], []
+        if count > len(self._free):
+            return False
+        if count:
+            self._free, self._aside = self._free[count:], self._free[:count]
+            self.trim()
+        return True
 
     def reserve(self, size_bytes: int) -> int:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -140,7 +166,7 @@ class PageArena:
     """
 
     def __init__(self, pool: PagePool, size_bytes: int) -> None:
-        self._pool = pool
+        self.pool = pool
         pages = -(-size_bytes // pool.page_bytes)
         self.size_bytes = pages * pool.page_bytes
         self.address = pool.reserve(self.size_bytes)
@@ -163,7 +189,7 @@ class PageArena:
         """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is
         none.
         """
-        places = range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes))
+        places = range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes))
         lacking = [place for place in places if self._page_of[place] is None]
         woken = [place for place in places if place in self._idle]
         for place in woken:  # before anything is reclaimed to make room
@@ -177,7 +203,7 @@ class PageArena:
 
     def let_go(self, start: int, stop: int) -> None:
         """The opposite of `hold`: pages that nothing uses any more become idle."""
-        for place in range(start // self._pool.page_bytes, -(-stop // self._pool.page_bytes)):
+        for place in range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes)):
             self._users[place] -= 1
             assert self._users[place] >= 0, "a span was let go twice"
             if self._users[place] == 0:
@@ -188,13 +214,13 @@ class PageArena:
         places = sorted(islice(self._idle, pages))
         if not places:
             return 0
-        self._pool.quiesce()
+        self.pool.quiesce()
         for start, stop in runs(places):
-            self._pool.unmap(self._address(places[start]), stop - start)
+            self.pool.unmap(self._address(places[start]), stop - start)
         for place in reversed(places):  # the pool gives the last one out first
             page = self._page_of[place]
             assert page is not None, "an idle page is mapped"
-            self._pool.give_back(page)
+            self.pool.give_back(page)
             self._page_of[place] = None
             del self._idle[place]
         self._mapped -= len(places)
@@ -204,7 +230,7 @@ class PageArena:
         """Give every idle page back, and its memory to the system."""
         if self._idle:
             self.reclaim(len(self._idle))
-            self._pool.trim()
+            self.pool.trim()
 
     def close(self) -> None:
         """Unmap everything and release the range; views of it must be gone."""
@@ -214,11 +240,11 @@ class PageArena:
         self.reclaim(len(self._idle))
         self._page_of, self._users = [], []
         if self.size_bytes:
-            self._pool.release(self.address, self.size_bytes)
+            self.pool.release(self.address, self.size_bytes)
             self.size_bytes = 0
 
     def _address(self, place: int) -> int:
-        return self.address + place * self._pool.page_bytes
+        return self.address + place * self.pool.page_bytes
 
     def _map(self, places: Sequence[int]) -> bool:
         """Pages behind all of these places, or behind none of them."""
@@ -229,10 +255,10 @@ class PageArena:
         taken = self._take(len(places))
         if len(taken) < len(places):
             for page in reversed(taken):
-                self._pool.give_back(page)
+                self.pool.give_back(page)
             return False
         for start, stop in runs(places):
-            self._pool.map(taken[start:stop], self._address(places[start]))
+            self.pool.map(taken[start:stop], self._address(places[start]))
         for place, page in zip(places, taken, strict=True):
             self._page_of[place] = page
         self._mapped += len(places)
@@ -243,7 +269,7 @@ class PageArena:
         taken: list[int] = []
         asked = False
         while len(taken) < count:
-            page = self._pool.take()
+            page = self.pool.take()
             if page is not None:
                 taken.append(page)
             elif asked:

@@ -161,8 +161,10 @@ class ControlPlane:
     def _open_engines(self) -> None:
         served, lending, promise = self._served, None, None
         if served is not None:
-            lending = ServingExecutor(self.runtime, self.hub.send, self._offers())
             promise = SloTracker(served.model, served.slo, loop_time())
+            lending = ServingExecutor(
+                self.runtime, self.hub.send, self._offers(), promise.keeps_promise
+            )
         hooks = EngineHooks(
             self._release, self._drop_version, partial(self._coscheduled_node, "rollout")
         )

@@ -12,7 +12,7 @@ import torch
 from slackwater.engine.coserving.executor import CoservingStep
 from slackwater.engine.coserving.token_times import ServedTimes
 from slackwater.engine.request import GenerationRequest
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES
 from slackwater.wire import lending, messages
@@ -122,13 +122,20 @@ class CoservingWorker:
             self.loan = self._device.lend(activation)
         except (SlackwaterError, OSError) as error:
             logger.warning("not lent: %s", error)
+            self._executor.take_back()
+            self._device.release_memory()
             self._connection.send(messages.encode(lending.LoanOver(str(error))))
 
     def _end_loan(self, error: str, *, answer: bool = False) -> None:
         loan, self.loan = self.loan, None
+        if self._coming is not None:
+            self._coming.go_on(RefusedError("the service took the device back"))
         self._coming = None
+        given_back = self._executor.take_back()
         if loan is not None:
-            loan.end(self._executor.take_back())
+            loan.end(given_back)
+        del loan
+        self._device.release_memory()
         if error or answer:
             self._connection.send(messages.encode(lending.LoanOver(error)))
 
@@ -152,8 +159,9 @@ class CoservingWorker:
             **heartbeat_gauges(executor.service),
             **self._counts.gauges(),
             "lent": float(self.loan is not None),
-            "kv_share": min(executor.serving_pages / executor.arbiter.budget.capacity, 1.0),
+            "kv_share": executor.arbiter.kv_share(executor.serving_pages),
             "needed_s": executor.needed_s,
+            "rollout_s": executor.rollout_s,
             "budget_cuts": float(executor.cuts),
             "promise_kept": float(executor.keeps_promise()),
         }

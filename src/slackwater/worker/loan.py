@@ -159,19 +159,33 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 
 
 class Activation:
-    """Loads a rollout's weights onto the device in a thread, while the service continues."""
+    """Brings a rollout's weights onto the device in a thread, while the service continues: to the
+    host first, and on when there is room for them.
+    """
 
-    def __init__(self, wanted: lending.LendTo, load: Callable[[], CausalLM]) -> None:
+    def __init__(self, wanted: lending.LendTo, stage: Callable[[], StagedWeights]) -> None:
         self.wanted = wanted
-        self._load = load
+        self._stage = stage
+        self._room = threading.Event()
         self._net: CausalLM | None = None
         self._error: Exception | None = None
+        self.staged: StagedWeights | None = None
         self._thread = threading.Thread(target=self._work, name="activation", daemon=True)
         self._thread.start()
 
     @property
     def done(self) -> bool:
         return not self._thread.is_alive()
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether its weights are on the host, and nobody has said that they may go on."""
+        return self.staged is not None and not self._room.is_set()
+
+    def go_on(self, error: Exception | None = None) -> None:
+        """There is room on the device, or there is none for this reason."""
+        self._error = error
+        self._room.set()
 
     def result(self) -> CausalLM:
         """The model; raises what went wrong."""
@@ -183,7 +197,10 @@ class Activation:
 
     def _work(self) -> None:
         try:
-            self._net = self._load()
+            self.staged = self._stage()
+            self._room.wait()
+            if self._error is None:
+                self._net = self.staged.on_device()
         except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
             self._error = error
 
@@ -216,12 +233,32 @@ class LentDevice:
 
     def activate(self, wanted: lending.LendTo) -> Activation:
         """Start loading a rollout's weights onto the device."""
-        return Activation(wanted, lambda: self._staged(wanted.model).on_device())
+        return Activation(wanted, lambda: self._staged(wanted.model))
 
     def may_join(self, activation: Activation) -> bool:
         """Its weights are loaded, and its steps are known or can be measured without delay."""
+        if activation.waits_for_room:
+            self._leave_room(activation)
         known = activation.wanted.model in self.costs
         return activation.done and (known or not self.executor.service.busy)
+
+    def _leave_room(self, activation: Activation) -> None:
+        """Take what the device lacks for the weights out of the pool, if the service can spare
+        it.
+        """
+        staged, pool = activation.staged, self.executor.service.arena.pool
+        assert staged is not None
+        try:
+            self.executor.leave_room(staged.lacking_bytes(pool.unclaimed_bytes))
+        except RefusedError as error:
+            activation.go_on(error)
+        else:
+            activation.go_on()
+
+    def release_memory(self) -> None:
+        """Let the pool have the memory of weights that are gone."""
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
 
     def lend(self, activation: Activation) -> Loan:
         """Join with the rollout. Raises if it does not fit or finds no room."""

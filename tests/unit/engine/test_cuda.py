@@ -170,6 +170,25 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
         assert np.abs(np.array(found.logprobs[number]) - expected).mean() < 0.03
 
 
+def test_memory_that_is_set_aside_is_the_devices_again_until_it_is_back() -> None:
+    from slackwater.engine.cuda.pages import CudaPagePool
+    from slackwater.engine.pages import PageArena
+
+    page = 64 << 20
+    pool = CudaPagePool(4 * page, page, torch.device("cuda"))
+    arena = PageArena(pool, 4 * page)
+    assert arena.hold(0, 4 * page)
+    free, _ = torch.cuda.mem_get_info()
+    assert not pool.set_aside(1), "all pages are in use"
+    arena.let_go(0, 2 * page)
+    assert arena.reclaim(2) == 2
+    assert pool.set_aside(2)
+    assert torch.cuda.mem_get_info()[0] >= free + 2 * page
+    assert not arena.hold(0, page)
+    assert pool.set_aside(0)
+    assert arena.hold(0, 2 * page)
+
+
 def test_pages_keep_their_contents_when_they_move() -> None:
     from slackwater.engine.cuda.pages import CudaPagePool, device_view
     from slackwater.engine.pages import PageArena

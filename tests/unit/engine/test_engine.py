@@ -375,7 +375,7 @@ def test_pages_of_forgotten_prefixes_go_back_to_the_pool() -> None:
 
 def cache_memory_bytes(source: Engine) -> int:
     """What the system holds for the cache's pages."""
-    pool = source.arena._pool
+    pool = source.arena.pool
     assert isinstance(pool, HostPagePool)
     return os.fstat(pool._file).st_blocks * 512
 

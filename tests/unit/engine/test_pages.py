@@ -42,6 +42,20 @@ def test_a_span_that_finds_too_few_pages_takes_none() -> None:
     assert arena.hold(0, 2 * PAGE)
 
 
+def test_pages_that_are_set_aside_are_nobodys_until_they_are_back() -> None:
+    pool = HostPagePool(4 * PAGE, PAGE)
+    arena = PageArena(pool, 4 * PAGE)
+    assert arena.hold(0, 2 * PAGE)
+    assert not pool.set_aside(3), "two are free"
+    assert pool.set_aside(1)
+    assert not arena.hold(2 * PAGE, 4 * PAGE)
+    assert arena.hold(2 * PAGE, 3 * PAGE)
+    assert pool.set_aside(0)
+    assert arena.hold(3 * PAGE, 4 * PAGE)
+    host_view(arena)[:] = 5
+    assert (host_view(arena) == 5).all()
+
+
 def test_spans_that_share_a_page_keep_it_until_both_are_gone() -> None:
     pool = HostPagePool(4 * PAGE, PAGE)
     arena = PageArena(pool, 4 * PAGE)

@@ -62,6 +62,35 @@ def test_a_jobs_next_step_sets_the_budgets_of_its_own_nodes_anew() -> None:
     assert stage.tell(on.BorrowerStepBegan(4.0, TWO)) == []
 
 
+def test_a_loan_that_its_job_does_not_use_ends_and_each_further_one_comes_later() -> None:
+    stage, rule = Stage(nodes=1), LenderRule()
+    node = NodeId("n0")
+
+    def reported(now_s: float, use: float) -> Sequence[do.LendingCommand]:
+        return stage.tell(on.ServingNodeReported(now_s, node, 0.1, 0.2, rollout_share=use))
+
+    def reviewed(now_s: float) -> Sequence[do.LendingCommand]:
+        return stage.tell(TimerFired(now_s, "lender-review"))
+
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    assert reported(5.0, 0.3) == []
+    assert reported(5.0 + rule.trial_s, 0.0) == []
+    ended_s = 5.5 + rule.trial_s
+    (taken,) = reported(ended_s, 0.0)
+    assert isinstance(taken, do.TakeBack)
+    assert "used less than 1%" in taken.reason
+    stage.tell(on.NodeCleared(ended_s, node))
+    assert reviewed(ended_s + rule.rest_s - 1.0) == []
+    lent_s = ended_s + rule.rest_s
+    assert reviewed(lent_s) == [do.LendNode(node, ONE)]
+    ended_s = lent_s + rule.trial_s + 0.5
+    assert len(reported(ended_s, 0.0)) == 1
+    stage.tell(on.NodeCleared(ended_s, node))
+    assert reviewed(ended_s + rule.rest_s) == []
+    assert reviewed(ended_s + rule.rest_after(1)) == [do.LendNode(node, ONE)]
+    assert rule.rest_after(50) == rule.longest_rest_s
+
+
 def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
     stage = Stage(most_nodes=1)
     assert len(stage.tell(on.CapacityWanted(1.0, ONE, 4))) == 1

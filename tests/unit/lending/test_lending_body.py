@@ -21,7 +21,15 @@ from slackwater.wire import lending, messages
 
 ONE, TWO = JobId("one"), JobId("two")
 CHAT = [WorkerId("chat-0"), WorkerId("chat-1")]
-IDLE = {"slo_requests": 0.0, "slo_met": 0.0, "needed_s": 0.0, "kv_share": 0.1, "promise_kept": 1.0}
+IDLE = {
+    "slo_requests": 0.0,
+    "slo_met": 0.0,
+    "needed_s": 0.0,
+    "rollout_s": 0.0,
+    "lent": 0.0,
+    "kv_share": 0.1,
+    "promise_kept": 1.0,
+}
 
 
 class Stage:
@@ -29,6 +37,7 @@ class Stage:
 
     def __init__(self, workers: int) -> None:
         self.told: list[tuple[WorkerId, messages.Message]] = []
+        self.content = True
         settings = LenderSettings(LenderRule(rest_s=0.1), review_every_s=0.1)
         self.controller = FleetController(lending=LendingController(["policy"], settings))
         self.runtime = live_driver(self.controller)
@@ -36,6 +45,7 @@ class Stage:
             self.runtime,
             lambda worker, message: self.told.append((worker, message)),
             {"policy": Offer("v0", "slackwater:models/policy")},
+            lambda now_s: self.content,
         )
         facts = messages.EngineFacts("chat", 8, 1000, 1000, 1, lends=True)
         for worker in CHAT[:workers]:
@@ -84,6 +94,25 @@ def test_the_first_live_turn_of_a_job_borrows_for_that_job_alone() -> None:
         stage.rolls_out(TWO)
         assert stage.said() == [], "both devices are lent"
         assert stage.body.lent() == dict.fromkeys(CHAT, ONE)
+
+    on_loop(story)
+
+
+def test_nothing_is_lent_while_users_wait_too_long_whatever_workers_say() -> None:
+    def story() -> None:
+        stage = Stage(workers=1)
+        stage.content = False
+        stage.body.heartbeat(CHAT[0], IDLE)
+        stage.rolls_out(ONE)
+        assert stage.said() == []
+        stage.content = True
+        stage.body.heartbeat(CHAT[0], IDLE)
+        assert stage.said() == [(CHAT[0], lent(ONE))]
+        stage.content = False
+        stage.body.heartbeat(CHAT[0], IDLE)
+        ((worker, message),) = stage.said()
+        assert worker == CHAT[0]
+        assert isinstance(message, lending.TakeBack)
 
     on_loop(story)
 

@@ -76,3 +76,17 @@ def test_the_last_minute_forgets_and_the_minutes_remember(promise: SloTracker) -
     first, second = promise.minutes()
     assert (first["minute"], first["requests"], first["attainment"]) == (0, 2, 0.5)
     assert (second["minute"], second["requests"], second["attainment"]) == (1, 1, 1.0)
+
+
+def test_requests_that_still_wait_count_for_whether_the_promise_is_kept(
+    promise: SloTracker,
+) -> None:
+    for turn in (ONE, TWO):
+        promise.arrived(turn, 100.0)
+    assert promise.keeps_promise(100.4)
+    assert not promise.keeps_promise(100.6), "two wait for longer than promised"
+    for turn in (ONE, TWO):
+        promise.passed_on(turn, 100.7)
+        promise.answered(turn, 100.9, tokens=3)
+    assert not promise.keeps_promise(101.0), "both were late"
+    assert promise.keeps_promise(140.0)

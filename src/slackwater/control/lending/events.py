@@ -27,12 +27,15 @@ class ServingNodeJoined(TimedMessage, frozen=True):
 
 
 class ServingNodeReported(TimedMessage, frozen=True):
-    """What its service used of a node since the last report: KV memory at most, time on average."""
+    """What its service used of a node since the last report: KV memory at most, as a share of what
+    a loan leaves of it, and time on average; `rollout_share` is the time that its borrower used.
+    """
 
     node: NodeId
     kv_share: float
     busy_share: float
     keeps_promise: bool = True
+    rollout_share: float = 1.0
 
 
 class ServingNodeLost(TimedMessage, frozen=True):

@@ -3,8 +3,8 @@
     events -> lender.handle(event) -> commands
 
 A node lends to one job at a time, after its service has used little of it for a whole window. It is
-taken back at once when the service needs it or misses its SLO, and rests before it lends again. On
-the node itself the arbiter decides (`policy/serving/arbiter.py`).
+taken back at once when the service needs it or misses its SLO, or when the job does not use it, and
+rests before it lends again. On the node itself the arbiter decides (`policy/serving/arbiter.py`).
 """
 
 from collections import deque
@@ -25,7 +25,9 @@ NO_LONGER_NEEDED = "the job needs it no more"
 
 @dataclass(slots=True)
 class _Node:
-    """`lent_to` holds from LendNode to TakeBack, `leaving` from then until the node is clear."""
+    """`lent_to` holds from LendNode to TakeBack, `leaving` from then until the node is clear.
+    `used_s` is when its borrower last used it; `unused_loans` in a row were not used at all.
+    """
 
     service: ServiceName
     reports: deque[tuple[float, float, float]] = field(default_factory=deque)
@@ -33,6 +35,8 @@ class _Node:
     leaving: JobId | None = None
     rests_until_s: float = 0.0
     keeps_promise: bool = True
+    used_s: float = 0.0
+    unused_loans: int = 0
 
     def kv_share(self) -> float:
         return max((kv for _, kv, _ in self.reports), default=0.0)
@@ -135,17 +139,25 @@ class Lender:
         while node.reports[0][0] < event.now_s - self._settings.window_s:
             node.reports.popleft()
         node.keeps_promise = event.keeps_promise
-        rule = self._settings.rule
+        if node.lent_to is None:
+            return
+        now_s, rule = event.now_s, self._settings.rule
+        if event.rollout_share >= rule.least_use:
+            node.used_s, node.unused_loans = now_s, 0
+        rest_s = rule.rest_s
         if not event.keeps_promise:
             why = "its service does not keep its promise now"
         elif rule.must_return(event.kv_share, event.busy_share):
             used = f"{event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
             why = f"its service uses {used}"
+        elif now_s - node.used_s > rule.trial_s:
+            why = f"its rollouts used less than {rule.least_use:.0%} of it for {rule.trial_s:g} s"
+            rest_s = rule.rest_after(node.unused_loans)
+            node.unused_loans += 1
         else:
             return
-        if node.lent_to is not None:
-            node.rests_until_s = event.now_s + rule.rest_s
-            self._take(event.node, why)
+        node.rests_until_s = now_s + rest_s
+        self._take(event.node, why)
 
     def _over(self, event: on.NodeCleared | on.LoanFailed) -> None:
         node = self._nodes.get(event.node)
@@ -209,7 +221,7 @@ class Lender:
             if node.lent_to is not None:
                 room[node.service] = room.get(node.service, 0) - 1
         for name, job in self._settings.rule.choose(idle, wanted, room):
-            self._nodes[name].lent_to = job
+            self._nodes[name].lent_to, self._nodes[name].used_s = job, now_s
             self._out.append(do.LendNode(name, job, self._base_of[job]))
 
     def _watch(self, now_s: float) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from slackwater.engine.coserving.token_times import ServedTimes, TokenTimes
 from slackwater.engine.engine import Engine
+from slackwater.engine.pages import PagePool
 from slackwater.engine.request import GenerationRequest, StepOutput
 from slackwater.model.errors import RefusedError
 from slackwater.policy.serving.admission import RolloutGrant
@@ -86,6 +87,21 @@ class CoservingExecutor:
         """
         self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
 
+    def leave_room(self, size_bytes: int) -> None:
+        """A loan begins: so much of the pool's memory is for the rollout's weights until it ends.
+        Raises if the service needs it.
+        """
+        pages, arbiter = -(-size_bytes // self._page_bytes), self.arbiter
+        arbiter.loan_weights = pages
+        fits = not pages or arbiter.may_lend(self.serving_pages)
+        if fits and not self._pool.set_aside(pages):
+            self.service.reclaim_pages(pages)
+            fits = self._pool.set_aside(pages)
+        if not fits:
+            arbiter.loan_weights = 0
+            raise RefusedError("the service needs the memory of the rollout's weights")
+        arbiter.loan_began()
+
     def lend(self, rollout: Engine) -> None:
         """A rollout's engine on the same pool may run from now on; its RL step begins."""
         if self.rollout is not None:
@@ -102,16 +118,21 @@ class CoservingExecutor:
         self._bound()
 
     def take_back(self) -> tuple[int, ...]:
-        """The rollout leaves: its pages are free, its requests are the caller's to report."""
+        """The rollout leaves: its pages and the memory of its weights are the service's again, its
+        requests the caller's to report.
+        """
         rollout = self.rollout
+        self.rollout = None
+        self.arbiter.loan_ended()
+        self.service.arena.limit = None
         if rollout is None:
+            self._pool.set_aside(0)
             return ()
         while (youngest := rollout.youngest()) is not None:
             rollout.abort(youngest)
             self._given_back.append(youngest)
         rollout.close()
-        self.rollout = None
-        self.service.arena.limit = None
+        self._pool.set_aside(0)
         return self._take_given_back()
 
     def roll_out(self, request: GenerationRequest) -> None:
@@ -206,6 +227,10 @@ class CoservingExecutor:
         return RolloutState(load.decoding, load.context, tokens, computed)
 
     # ---- memory ----
+    @property
+    def _pool(self) -> PagePool:
+        return self.service.arena.pool
+
     @property
     def _page_bytes(self) -> int:
         return self.service.config.page_bytes

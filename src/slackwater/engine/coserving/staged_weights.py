@@ -36,19 +36,25 @@ class StagedWeights:
     def size_bytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
 
+    def lacking_bytes(self, unclaimed_bytes: int) -> int:
+        """What the device lacks for them, of which `unclaimed_bytes` are promised elsewhere."""
+        if self._device.type != "cuda":
+            return 0
+        return max(self.size_bytes - self._free_bytes() + unclaimed_bytes, 0)
+
+    def _free_bytes(self) -> int:
+        free, _ = torch.cuda.mem_get_info(self._device)
+        kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return int(free + kept)
+
     def on_device(self) -> CausalLM:
         """The model on its device, complete. Raises if it does not fit beside what is there."""
-        if self._device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self._device)
-            kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
-                self._device
+        if self._device.type == "cuda" and self.size_bytes > self._free_bytes():
+            raise RefusedError(
+                f"the rollout's weights need {self.size_bytes / 1e9:.1f} GB and"
+                f" {self._free_bytes() / 1e9:.1f} are free: lower kv_bytes, or lend to a smaller "
+                "model"
             )
-            if self.size_bytes > free + kept:
-                raise RefusedError(
-                    f"the rollout's weights need {self.size_bytes / 1e9:.1f} GB and"
-                    f" {(free + kept) / 1e9:.1f} are free: lower kv_bytes, or lend to a smaller "
-                    "model"
-                )
         dtype = next(iter(self._tensors.values())).dtype
         net = empty_net(self.config, dtype, self._device)
         with torch.no_grad():

@@ -32,16 +32,21 @@ class CudaPagePool:
         self.page_bytes = page_bytes
         self.capacity = max(1, capacity_bytes // page_bytes)
         self._grain = grain
-        self._handles: list[Any] = []
+        self._handles: dict[int, Any] = {}
         self._free: list[int] = []
+        self._pages = self._aside = 0
 
     def take(self) -> int | None:
         if self._free:
             return self._free.pop()
-        if len(self._handles) >= self.capacity:
+        if len(self._handles) + self._aside >= self.capacity:
             return None
-        self._handles.append(_done(driver.cuMemCreate(self.page_bytes, self._kind, 0)))
-        return len(self._handles) - 1
+        status, handle = driver.cuMemCreate(self.page_bytes, self._kind, 0)
+        if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and self._handles:
+            return None  # what was left to a loan's weights is not free again yet
+        self._pages += 1
+        self._handles[self._pages] = _done((status, handle))
+        return self._pages
 
     def give_back(self, page: int) -> None:
         self._free.append(page)
@@ -69,10 +74,23 @@ class CudaPagePool:
     def trim(self) -> None:
         """The device's memory stays reserved: there is nobody to return it to."""
 
+    @property
+    def unclaimed_bytes(self) -> int:
+        return (self.capacity - len(self._handles)) * self.page_bytes
+
+    def set_aside(self, count: int) -> bool:
+        self._aside = 0
+        if count > len(self._free) + self.capacity - len(self._handles):
+            return False
+        while len(self._handles) + count > self.capacity:
+            _done(driver.cuMemRelease(self._handles.pop(self._free.pop())))
+        self._aside = count
+        return True
+
     def close(self) -> None:
-        for handle in self._handles:
+        for handle in self._handles.values():
             _done(driver.cuMemRelease(handle))
-        self._handles, self._free = [], []
+        self._handles, self._free = {}, []
 
 
 class _Range:

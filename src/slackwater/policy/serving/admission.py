@@ -100,13 +100,16 @@ class Foresight:
       (`coming_s`), at least `least_share` of the promise, and at most `most_share` if it carries
       prompt tokens: that is the longest that an arrival finds the device taken.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
-      service's own step, and nothing while any request's mean is behind.
+      service's own step, and nothing while any request's mean is behind. Requests that decode more
+      slowly hold their memory for longer, so the pace falls as the memory fills (`memory_left`):
+      to one step after each of the service's, and to none below `tight_memory`.
     - The chunk is as large as fits.
     """
 
     pace: float = 0.33
     least_share: float = 0.05
     most_share: float = 0.06
+    tight_memory: float = 0.1
     most_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -122,7 +125,12 @@ class Foresight:
             own_s = state.serving_factor * state.serving_cost.mixed_s(
                 serving.decoding, serving.context, 0, 0.0
             )
-            paced_s = serving.oldest_token_s + self.pace * (slo.tpot_s - own_s) - state.now_s
+            pace = self.pace
+            if not state.served_last:
+                pace *= state.memory_left
+            elif state.memory_left < self.tight_memory:
+                return None
+            paced_s = serving.oldest_token_s + pace * (slo.tpot_s - own_s) - state.now_s
             limit_s = min(limit_s, paced_s, serving.mean_due_s - state.now_s - own_s)
         least_s = rollout_step_s(state, 0) if rollout.decoding else 0.0
         if least_s > limit_s:

@@ -4,6 +4,7 @@ One arbiter per device, the same in the live executor and in the simulator. It h
 learned of the device (costs, arrivals) and of its memory (the budget); it touches nothing.
 """
 
+from dataclasses import replace
 from enum import StrEnum
 from sys import maxsize
 from typing import TypeAlias
@@ -34,7 +35,9 @@ NextStep: TypeAlias = Turn | RolloutGrant
 
 
 class Arbiter:
-    """`capacity` is the KV memory that both models share, in pages (or any one unit)."""
+    """`capacity` is the KV memory that both models share, in pages (or any one unit). While it is
+    lent, `loan_weights` of it hold the rollout's weights; the service has all of it otherwise.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,12 @@ class Arbiter:
         rollout_cost: StepCost,
         *,
         capacity: int,
+        loan_weights: int = 0,
         step_tokens: int = 512,
     ) -> None:
         self.mode, self.slo = mode, slo
-        self.budget = KvBudget(capacity, mode.budget)
+        self._whole, self._lending = capacity, False
+        self.loan_weights = loan_weights
         self._serving_ratio, self._rollout_ratio = Correction(), Correction()
         self._coming = WorkForecast(slo.ttft_s, slo.share)
         self._state = DeviceState(
@@ -62,7 +67,6 @@ class Arbiter:
         self._serving_peak = 0
         self._overload = Overload(slo.share)
         self.stopped = False
-        self._watch_budget()
 
     @property
     def rollout_cost(self) -> StepCost:
@@ -142,6 +146,35 @@ class Arbiter:
 
     # ---- memory ----
     @property
+    def loan_weights(self) -> int:
+        """What a loan's weights take of the memory; set when another model is to roll out."""
+        return self._loan_weights
+
+    @loan_weights.setter
+    def loan_weights(self, size: int) -> None:
+        self._loan_weights = size
+        self.budget = KvBudget(max(self._whole - size, 0), self.mode.budget)
+        self._watch_budget()
+
+    def may_lend(self, serving_use: int) -> bool:
+        """Whether the service's use and the headroom still fit beside the rollout's weights."""
+        return serving_use + self.budget.headroom < self.budget.capacity
+
+    def kv_share(self, serving_use: int) -> float:
+        """The service's use, as a share of what a loan leaves of the memory."""
+        return min(serving_use / max(self.budget.capacity, 1), 1.0)
+
+    def loan_began(self) -> None:
+        """The rollout's weights come: the service has the rest of the memory."""
+        self._lending = True
+
+    def loan_ended(self) -> None:
+        """Nothing of the rollout is left: all memory is the service's again."""
+        self._lending = False
+        self.budget = replace(self.budget, lent=0)
+        self._watch_budget()
+
+    @property
     def lent(self) -> int:
         """What rollouts may use at most: nothing while the service breaks its promise."""
         if self.stopped:
@@ -152,9 +185,12 @@ class Arbiter:
 
     @property
     def serving_limit(self) -> int:
-        """What the service may use at most: everything, unless memory is partitioned."""
-        whole = self.budget.capacity
-        return whole - self.lent if self.mode.memory == "static" else whole
+        """What the service may use at most: everything but a loan's weights, unless memory is
+        partitioned.
+        """
+        if self.mode.memory == "static":
+            return self.budget.capacity - self.lent
+        return self.budget.capacity if self._lending else self._whole
 
     def step_began(self, serving_use: int) -> None:
         """An RL step begins: the budget is set anew from what the service used since the
@@ -169,6 +205,7 @@ class Arbiter:
         """The service uses so much now; whether that is pressure, which has cut the budget."""
         if serving_use > self._serving_peak:
             self._serving_peak = serving_use
+        self._state.memory_left = max(1.0 - serving_use / max(self._pressed_above, 1), 0.0)
         if serving_use <= self._pressed_above:
             return False
         self.budget = self.budget.under(serving_use)

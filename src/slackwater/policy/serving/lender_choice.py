@@ -26,7 +26,9 @@ class LenderRule:
     """A node lends while less than `most_kv` of its memory and `most_busy` of its time is used by
     its service.
 
-    One that lends is taken back above `back_kv` or `back_busy`, and rests for `rest_s` then.
+    One that lends is taken back above `back_kv` or `back_busy`, or if its borrower used less than
+    `least_use` of every report for `trial_s`, and rests for `rest_s` then. Each loan in a row that
+    went unused doubles the rest, up to `longest_rest_s`.
     """
 
     most_kv: float = 0.5
@@ -34,6 +36,9 @@ class LenderRule:
     back_kv: float = 0.8
     back_busy: float = 0.9
     rest_s: float = 30.0
+    least_use: float = 0.01
+    trial_s: float = 30.0
+    longest_rest_s: float = 600.0
 
     def __post_init__(self) -> None:
         for low, high in (("most_kv", "back_kv"), ("most_busy", "back_busy")):
@@ -46,6 +51,12 @@ class LenderRule:
 
     def must_return(self, kv_share: float, busy_share: float) -> bool:
         return kv_share > self.back_kv or busy_share > self.back_busy
+
+    def rest_after(self, unused_loans: int) -> float:
+        """How long a node rests when so many loans in a row went unused."""
+        return min(
+            self.rest_s * 2.0 ** min(unused_loans, 16), max(self.longest_rest_s, self.rest_s)
+        )
 
     def choose(
         self,

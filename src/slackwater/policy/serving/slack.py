@@ -60,7 +60,8 @@ class DeviceState:
     side.
 
     `coming_s` is prefill work that may arrive within the TTFT promise; `served_last` tells who had
-    the last step.
+    the last step. `memory_left` is the share of the service's memory that it may still fill before
+    the rollout's budget is cut.
     """
 
     now_s: float
@@ -74,6 +75,7 @@ class DeviceState:
     step_tokens: int = 512
     coming_s: float = 0.0
     served_last: bool = True
+    memory_left: float = 1.0
 
 
 def ttft_slack_s(state: DeviceState) -> float:

@@ -44,17 +44,21 @@ class _Minute:
 
 
 class ServingExecutor:
-    """Serving workers, live. `offers` says by base model which weights a borrower needs."""
+    """Serving workers, live. `offers` says by base model which weights a borrower needs;
+    `users_content(now_s)` whether the service's users get what was promised.
+    """
 
     def __init__(
         self,
         driver: FleetDriver,
         send: Callable[[WorkerId, messages.Message], None],
         offers: Mapping[str, Offer],
+        users_content: Callable[[float], bool] = lambda now_s: True,
     ) -> None:
+        self._users_content = users_content
         self._send, self._offers, self._feed = send, offers, driver.feed
         self._minutes: dict[WorkerId, _Minute] = {}
-        self._needed_s: dict[WorkerId, tuple[float, float]] = {}
+        self._used: dict[WorkerId, tuple[float, float, float]] = {}
         self._nodes: set[WorkerId] = set()
         self._lent: dict[WorkerId, JobId] = {}
         self.loans = 0  # that began since the service started
@@ -72,7 +76,7 @@ class ServingExecutor:
 
     def lost(self, worker: WorkerId) -> None:
         self._minutes.pop(worker, None)
-        self._needed_s.pop(worker, None)
+        self._used.pop(worker, None)
         self._lent.pop(worker, None)
         if worker in self._nodes:
             self._nodes.discard(worker)
@@ -97,12 +101,20 @@ class ServingExecutor:
             minute.add(now_s, gauges["slo_requests"], gauges["slo_met"])
         if worker not in self._nodes:
             return
-        before_s, before = self._needed_s.get(worker, (now_s, gauges["needed_s"]))
-        self._needed_s[worker] = (now_s, gauges["needed_s"])
-        spent = (gauges["needed_s"] - before) / max(now_s - before_s, 0.1)
-        busy = min(max(spent, 0.0), 1.0)
-        kept = bool(gauges["promise_kept"])
-        self._feed(on.ServingNodeReported(now_s, NodeId(worker), gauges["kv_share"], busy, kept))
+        needed_s, rolled_s = gauges["needed_s"], gauges["rollout_s"]
+        before_s, needed_before_s, rolled_before_s = self._used.get(
+            worker, (now_s, needed_s, rolled_s)
+        )
+        self._used[worker] = (now_s, needed_s, rolled_s)
+        passed_s = max(now_s - before_s, 0.1)
+        busy, rollout = (
+            min(max(spent_s / passed_s, 0.0), 1.0)
+            for spent_s in (needed_s - needed_before_s, rolled_s - rolled_before_s)
+        )
+        rollout = rollout if gauges["lent"] else 1.0  # its weights may be on their way
+        kept = bool(gauges["promise_kept"]) and self._users_content(now_s)
+        kv_share, node = gauges["kv_share"], NodeId(worker)
+        self._feed(on.ServingNodeReported(now_s, node, kv_share, busy, kept, rollout))
 
     # ---- for the plane ----
     def is_loan(self, worker: WorkerId) -> bool:

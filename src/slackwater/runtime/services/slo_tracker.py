@@ -8,10 +8,12 @@ import numpy as np
 
 from slackwater.model.ids import TurnId
 from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.overload import Overload
 
 _MINUTE_S = 60.0
 _KEPT_MINUTES = 60
 _NEVER_S = float("inf")
+_MANY_LATE = 2  # one late request alone says nothing about a share of many
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class SloTracker:
         self._asked: dict[TurnId, _Asked] = {}
         self._recent: deque[_Answered] = deque()
         self._minutes: deque[ServedMinute] = deque(maxlen=_KEPT_MINUTES)
+        self._overload = Overload(slo.share)
 
     def arrived(self, turn: TurnId, at_s: float) -> None:
         """Its request came at that moment."""
@@ -95,6 +98,16 @@ class SloTracker:
         if waited_s > self.slo.ttft_s:
             self._count(_Answered(now_s, waited_s, 0.0))
 
+    def keeps_promise(self, now_s: float) -> bool:
+        """Whether users get what was promised lately: those that were answered, and those that
+        still wait, in the control plane or at a worker.
+        """
+        late = sum(
+            one.first_s == _NEVER_S and now_s - one.arrived_s > self.slo.ttft_s
+            for one in self._asked.values()
+        )
+        return late < _MANY_LATE and not self._overload.broken(now_s)
+
     def gauges(self, now_s: float) -> dict[str, float]:
         """Of the last sixty seconds."""
         self._forget(now_s)
@@ -118,8 +131,9 @@ class SloTracker:
         number = int((answered.at_s - self._since_s) // _MINUTE_S)
         if not self._minutes or self._minutes[-1].number != number:
             self._minutes.append(ServedMinute(number))
-        minute = self._minutes[-1]
-        minute.met += self.slo.met(answered.ttft_s, answered.tpot_s)
+        minute, met = self._minutes[-1], self.slo.met(answered.ttft_s, answered.tpot_s)
+        self._overload.answered(answered.at_s, kept=met)
+        minute.met += met
         minute.ttft_s.append(answered.ttft_s)
         minute.tpot_s.append(answered.tpot_s)
 

@@ -73,6 +73,15 @@ def test_a_warm_turn_waits_for_its_home_unless_another_instance_is_nearly_empty(
     assert policy.place(warm, [load("a", 1), load("b", 4)]).instance == "a"
 
 
+def test_a_home_that_decodes_much_more_slowly_is_left_for_one_that_is_nearly_empty() -> None:
+    policy = KeepWarm()
+    warm = need("b", context=100, cached=90)
+    slow = load("b", 1, slowness=3.0)
+    assert policy.place(warm, [load("a", 1), slow]).instance == "a"
+    assert policy.place(warm, [load("a", 3), slow]).instance == "b"  # too full for a stranger
+    assert policy.place(warm, [load("a", 1), load("b", 1, slowness=1.4)]).instance == "b"
+
+
 def test_a_new_trajectory_starts_only_where_the_contexts_at_home_leave_room_for_it() -> None:
     policy = KeepWarm(growth=1.5)
     full = load("a", 1, homed_tokens=900)

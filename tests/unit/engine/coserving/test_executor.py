@@ -135,6 +135,28 @@ class Device:
         self.executor.roll_out(request)
 
 
+def test_the_memory_of_a_rollouts_weights_is_the_services_again_when_the_loan_ends() -> None:
+    device = Device(400)
+    free = device.pool.free_pages()
+    device.executor.leave_room(100 * PAGE)
+    assert device.pool.free_pages() == free - 100
+    device.lend()
+    assert device.executor.arbiter.serving_limit == 300
+    assert device.executor.arbiter.lent <= 300
+    device.executor.take_back()
+    assert device.pool.free_pages() == free
+    assert device.executor.arbiter.serving_limit == 400
+
+
+def test_weights_that_leave_the_service_too_little_memory_are_refused() -> None:
+    device = Device(400)
+    free = device.pool.free_pages()
+    with pytest.raises(RefusedError, match="needs the memory"):
+        device.executor.leave_room(400 * PAGE)
+    assert device.pool.free_pages() == free
+    assert device.executor.arbiter.serving_limit == 400
+
+
 @pytest.mark.parametrize("mode", ["ours", "dual", "prefix"])
 def test_both_models_answer_as_if_they_were_alone(mode: str) -> None:
     device = Device(400, mode)

@@ -79,3 +79,26 @@ def test_a_prefix_expires_after_its_lease() -> None:
 def test_shares_outside_their_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="headroom_share"):
         KvBudgetRule(headroom_share=1.0)
+
+
+def loan(weights: int) -> Arbiter:
+    slo = ServingSlo(0.5, 0.15)
+    return Arbiter(mode_of("ours"), slo, COST, COST, capacity=1000, loan_weights=weights)
+
+
+def test_a_loans_weights_are_taken_from_the_memory_only_while_it_lasts() -> None:
+    arbiter = loan(300)
+    assert arbiter.serving_limit == 1000
+    arbiter.loan_began()
+    arbiter.step_began(100)
+    assert arbiter.serving_limit == 700
+    assert 0 < arbiter.lent <= 700 - 100 - 140
+    arbiter.loan_ended()
+    assert (arbiter.serving_limit, arbiter.lent) == (1000, 0)
+
+
+def test_a_service_that_needs_its_memory_has_none_to_lend() -> None:
+    arbiter = loan(300)
+    assert arbiter.may_lend(500)
+    assert not arbiter.may_lend(560)  # 700 are left beside the weights, 140 of them headroom
+    assert arbiter.kv_share(350) == 0.5
