@@ -35,6 +35,7 @@ BENCHES: dict[str, str] = {
     "engine": "engine.cpu",
     "coserving": "serving.coserving",
     "lending": "serving.whole_traces",
+    "slacks": "slacks.contributions",
     "serving_tick": "serving.tick",
     "pages": "serving.pages",
     "coserving_bursts": "serving.bursts",
