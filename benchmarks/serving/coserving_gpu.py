@@ -264,6 +264,7 @@ class Machine:
             times,
             seconds,
             executor.serving_s,
+            executor.needed_s,
             rollouts.made,
             rollouts.given_back,
             executor.cuts,

@@ -14,16 +14,22 @@ SLO = ServingSlo(0.5, 0.15)
 @dataclass(frozen=True, slots=True)
 class Played:
     """One window of one mode: every request that came in it, done or not, and what was
-    rolled out.
+    rolled out. `needed_s` is the time that the service could not have done with less of.
     """
 
     times: list[ServedTimes]
     seconds: float
     serving_s: float
+    needed_s: float
     rollout_tokens: int
     given_back: int
     cuts: int
     stopped_s: float
+
+    @property
+    def free_s(self) -> float:
+        """What the promise leaves free of the window."""
+        return max(self.seconds - self.needed_s, 1e-3 * self.seconds)
 
     @property
     def met(self) -> int:
@@ -32,7 +38,8 @@ class Played:
 
 def pooled(plays: Sequence[Played], kept: Sequence[Played], alone: float) -> dict[str, float]:
     """Windows of one mode together, against the same windows without lending; `_least` and `_most`
-    by window.
+    by window. `harvest` is rollout tokens over those of a device that only rolls out, for as long
+    as the promise leaves it free.
     """
     times = [one for play in plays for one in play.times]
     seconds = sum(play.seconds for play in plays)
@@ -40,11 +47,9 @@ def pooled(plays: Sequence[Played], kept: Sequence[Played], alone: float) -> dic
         100.0 * (_attainment([none]) - _attainment([play]))
         for play, none in zip(plays, kept, strict=True)
     ]
-    idle_s = sum(max(none.seconds - none.serving_s, 1e-3 * none.seconds) for none in kept)
     made = sum(play.rollout_tokens for play in plays)
     harvests = [
-        play.rollout_tokens / (max(none.seconds - none.serving_s, 1e-3 * none.seconds) * alone)
-        for play, none in zip(plays, kept, strict=True)
+        play.rollout_tokens / (none.free_s * alone) for play, none in zip(plays, kept, strict=True)
     ]
     kept_share, met_share = _attainment(kept), _attainment(plays)
     return {
@@ -60,7 +65,7 @@ def pooled(plays: Sequence[Played], kept: Sequence[Played], alone: float) -> dic
         "stopped_share": sum(play.stopped_s for play in plays) / seconds,
         "rollout_tokens_per_s": made / seconds,
         "over_alone": made / seconds / alone,
-        "harvest": made / (idle_s * alone),
+        "harvest": made / (sum(none.free_s for none in kept) * alone),
         "harvest_least": min(harvests),
         "harvest_most": max(harvests),
         "given_back": float(sum(play.given_back for play in plays)),
