@@ -27,7 +27,7 @@ for _ in range(int(sys.argv[1])):
     answer = choices.index(f" {a + b}")
     print(json.dumps({"question": f"{a} + {b} =", "choices": choices, "answer": answer}))
 PYTHON
-"$service" up --background --state "$work/state" --port 0 --model "smollm2=$model" --trainers 0 >"$work/up"
+"$service" up --background --state "$work/state" --port 0 --model "smollm2=$model" >"$work/up"
 export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" TOKENIZERS_PARALLELISM=false
 cd "$work/tasks"
 "$service" eval tides_choice,tides_said --state "$work/state" --program "$venv/bin/lm_eval" --include_path . \
