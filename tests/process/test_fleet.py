@@ -132,7 +132,7 @@ def test_an_evicted_machine_leaves_as_soon_as_its_turns_have_moved(
             wait_for("work on it", lambda: sum(running()) > 0 or again.done(), 240)
             agent.send_signal(signal.SIGTERM)
             assert again.result(timeout=240) == wanted
-        assert agent.wait(240) == 0
+        assert agent.wait(240) == os.EX_TEMPFAIL
     finally:
         agent.kill()
         agent.wait()

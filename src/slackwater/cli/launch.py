@@ -1,7 +1,9 @@
 """`slackwater launch`: bring the nodes of a fleet up on a cluster."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -9,6 +11,12 @@ from slackwater.cli.node import node_token
 from slackwater.cli.running_service import State
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slackwater.runtime.launch.kubernetes import KubernetesPool
+    from slackwater.runtime.launch.slurm import SlurmPool
+
+P = TypeVar("P", "SlurmPool", "KubernetesPool")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -19,6 +27,14 @@ Pool = Annotated[str | None, typer.Option(help="This pool alone. Default: all th
 @app.callback()
 def root() -> None:
     """Bring the nodes of a fleet up on a cluster."""
+
+
+def _listed(table: str, listed: Sequence[P], pool: str | None) -> list[P]:
+    found = [each for each in listed if pool in (None, each.pool)]
+    if not found:
+        known = ", ".join(each.pool for each in listed) or "none"
+        raise ConfigError.of("--pool", pool, f"has no [[{table}]] in the file; there are: {known}")
+    return found
 
 
 @app.command()
@@ -41,11 +57,7 @@ def slurm(
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.slurm import batch_script, submit, write_batch_files
 
-    file = read_fleet_file(fleet)
-    pools = [each for each in file.slurm if pool in (None, each.pool)]
-    if not pools:
-        listed = ", ".join(each.pool for each in file.slurm) or "none"
-        raise ConfigError.of("--pool", pool, f"has no [[slurm]] in {fleet}; there are: {listed}")
+    pools = _listed("slurm", read_fleet_file(fleet).slurm, pool)
     shared = (folder or state / "slurm").expanduser().resolve()
     if dry_run:
         print("\n".join(batch_script(each, shared) for each in pools), end="")
@@ -56,3 +68,44 @@ def slurm(
     for each in () if files_only else pools:
         job = submit(each, scripts[each.pool])
         print(f"pool {each.pool}: Slurm job {job}, {each.nodes} nodes; logs in {shared}")
+
+
+@app.command()
+def kubernetes(
+    fleet: Fleet,
+    pool: Pool = None,
+    service: Annotated[
+        bool, typer.Option("--service", help="Print the service's own manifests instead.")
+    ] = False,
+    image: Annotated[str, typer.Option(help="Image of the service.")] = "slackwater:latest",
+    namespace: Annotated[str, typer.Option(help="Namespace of the service.")] = "default",
+    storage_gb: Annotated[int, typer.Option(help="Disk of the service, in GiB.")] = 100,
+    option: Annotated[
+        list[str] | None, typer.Option(help="Another option of `slackwater up`; repeatable.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Without tokens, and without a service.")
+    ] = False,
+    state: State = DEFAULT_STATE,
+) -> None:
+    """Print manifests for `kubectl apply -f -`: pools of [[kubernetes]], or the service."""
+    from slackwater.runtime.launch.fleet_file import read_fleet_file
+    from slackwater.runtime.launch.kubernetes import pool_manifests, service_manifests
+
+    file = read_fleet_file(fleet)
+    if service:
+        made = service_manifests(
+            fleet.read_text(),
+            image=image,
+            namespace=namespace,
+            storage_gb=storage_gb,
+            options=option or [],
+        )
+    else:
+        pools = _listed("kubernetes", file.kubernetes, pool)
+
+        def token_of(node: str, of_pool: str) -> str:
+            return "dry-run" if dry_run else node_token(state, node, of_pool)
+
+        made = pool_manifests(pools, token_of)
+    print(json.dumps(made, indent=2))

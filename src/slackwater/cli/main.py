@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("slackwater.cli.status", "Show what the service is doing."),
     "agent": ("slackwater.cli.agent", "Join this machine to a fleet."),
     "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
-    "launch": ("slackwater.cli.launch", "Bring a fleet's nodes up on a cluster: Slurm."),
+    "launch": ("slackwater.cli.launch", "Bring a fleet's nodes up: Slurm, Kubernetes."),
     "job": ("slackwater.cli.job", "Jobs: submit, list, show, logs, stop, resume."),
     "demo": ("slackwater.cli.demo", "Run a folder of jobs on one small fleet, and show the cost."),
     "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, use, slowdowns."),

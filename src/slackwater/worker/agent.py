@@ -206,6 +206,11 @@ class EvictionNotice:
         self.given = False
         self._over = False
 
+    @property
+    def status(self) -> int:
+        """The agent's exit status; schedulers start again what has not ended with 0."""
+        return os.EX_TEMPFAIL if self.given else 0
+
     @contextlib.contextmanager
     def reported_by(self, send: Callable[[bytes], None]) -> Iterator[None]:
         """Report it over this connection."""
@@ -220,7 +225,7 @@ class EvictionNotice:
         if self.given and not self._over:
             return
         if self._over or self._send is None or not self._notice_s:
-            sys.exit(0)
+            sys.exit(self.status)
         self.given = True
         # The interrupted code may hold the connection's lock, so a thread sends.
         threading.Thread(target=self._report, args=(self._send,), daemon=True).start()
@@ -369,6 +374,7 @@ def main() -> None:
     node_secret = secrets.token_urlsafe(32)
     with state_service(Path(options.logs), node_secret) as states:
         serve_until_told(options, states, node_secret, notice)
+    sys.exit(notice.status)
 
 
 def serve_until_told(

@@ -29,6 +29,7 @@ from slackwater.model.config import decode
 from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
+from slackwater.runtime.launch.kubernetes import KubernetesPool
 from slackwater.runtime.launch.slurm import SlurmPool
 from slackwater.runtime.net.listening import LOOPBACK
 
@@ -128,13 +129,15 @@ class FleetFile:
     advertise: str | None = None
     ray: RayCluster = RayCluster()
     slurm: tuple[SlurmPool, ...] = ()
+    kubernetes: tuple[KubernetesPool, ...] = ()
 
     def __post_init__(self) -> None:
         for field, names in (("pools", self.pools), ("nodes", self.nodes)):
             _named_once(field, [entry.name for entry in names])
         for node in self.nodes:
             self.pool(node.pool, f"nodes: {node.name}: pool")
-        self._check_slurm()
+        self._check_cluster("slurm", [entry.pool for entry in self.slurm])
+        self._check_cluster("kubernetes", [entry.pool for entry in self.kubernetes])
         self.address()
         if self.pools and self.launcher == "local" and not self.nodes:
             raise ConfigError.of("nodes", "none", 'must list at least one with launcher = "local"')
@@ -142,12 +145,13 @@ class FleetFile:
             fix = 'must be one with launcher = "ray": every node of the cluster is of that pool'
             raise ConfigError.of("pools", len(self.pools), fix)
 
-    def _check_slurm(self) -> None:
-        if self.slurm and self.launcher != "join":
-            raise ConfigError.of("launcher", self.launcher, 'must be "join" with [[slurm]]')
-        _named_once("slurm", [entry.pool for entry in self.slurm])
-        for entry in self.slurm:
-            self.pool(entry.pool, "slurm: pool")
+    def _check_cluster(self, field: str, pools: Sequence[str]) -> None:
+        """Pools that a cluster brings must be pools of the fleet, whose agents join."""
+        if pools and self.launcher != "join":
+            raise ConfigError.of("launcher", self.launcher, f'must be "join" with [[{field}]]')
+        _named_once(field, pools)
+        for pool in pools:
+            self.pool(pool, f"{field}: pool")
 
     def pool(self, name: str, field: str = "pool") -> FleetPool:
         """By name."""

@@ -179,7 +179,7 @@ def test_an_evicted_agent_tells_the_control_plane_and_keeps_its_workers_meanwhil
                 assert is_alive(process.pid) and agent.returncode is None
                 plane.hub.send(agent_name(NODE), messages.Stop())
             async with asyncio.timeout(DEADLINE_S):
-                assert await agent.wait() == 0
+                assert await agent.wait() == os.EX_TEMPFAIL
             await until(lambda: not is_alive(process.pid))
             assert plane.notices == [600.0 if dismissed else 0.2]
 
