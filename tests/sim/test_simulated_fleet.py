@@ -228,7 +228,7 @@ def test_a_storm_objects_to_a_device_with_two_owners(monkeypatch: pytest.MonkeyP
     fleet = SimulatedFleet(new_controller(case), case.jobs)
     fleet.check_integrity()
     assert len(fleet.devices.held) == 6  # two rollout nodes, and two that train too
-    monkeypatch.setattr(DeviceAllocator, "_may_own", lambda *_: True)
+    monkeypatch.setattr(DeviceAllocator, "_may_share", lambda *_: True)
     asked = DeploymentRequest(
         DeploymentId("intruder"), DEVICES, node=NodeId("train-0"), kind="cuda", group="intruder"
     )

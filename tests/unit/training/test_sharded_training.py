@@ -162,6 +162,8 @@ def test_groups_of_a_prompt_stay_together() -> None:
         ({"SLACKWATER_RANK": "2"}, "below 2"),
         ({"SLACKWATER_RANK": ""}, "whole number"),
         ({"SLACKWATER_RENDEZVOUS": "there"}, "tcp://HOST:PORT"),
+        ({"SLACKWATER_RANK_DEADLINE_S": "soon"}, "whole number"),
+        ({"SLACKWATER_RANK_BACKEND": "mpi"}, "nccl or gloo"),
     ],
 )
 def test_a_rank_is_refused_with_one_clear_error(changed: dict[str, str], message: str) -> None:
