@@ -1,6 +1,8 @@
 """`slackwater plan`: how should these jobs share this fleet, and what would that save?"""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +11,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from slackwater.policy.placement.fleet import FleetView
+    from slackwater.sim.planning.sharing_plan import SharingPlan
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -32,9 +36,12 @@ def plan(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan for `up --config FILE`.")
+    ] = None,
 ) -> None:
     """Plan which jobs share which nodes, their slowdowns, and the savings."""
-    from slackwater.cli.atomic_file import check_place, unwind_on_terminate
+    from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
@@ -50,6 +57,7 @@ def plan(
     specs = read_jobs(jobs)
     fmt = plot_format(plot)
     check_place(trace, "--trace")
+    check_place(output, "--output")
     pools = fleet_of_pools(entry.pools())
     if dry_run:
         _print_input({"fleet": plain(entry), "jobs": plain(specs)}, as_json)
@@ -57,15 +65,59 @@ def plan(
     scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
     check_policy(scenario)
     with progress_bar("plan") as progress:
-        measured = plan_sharing(scenario, progress)
+        measured = plan_sharing(scenario, progress, _say_first)
     write_pictures(measured.report, plot=plot, plot_format=fmt, trace=trace)
     figures = plan_figures(measured, pools)
+    if output is not None:
+        order = [spec.job for spec in measured.plan.placed]
+        text = _service_file(figures, order, pools, policy)
+        write_atomically(output, text.encode(), "--output")
     if as_json:
         print(json.dumps(figures))
         return
     from slackwater.cli.run_tables import show
 
     show(_tables(figures))
+
+
+def _service_file(
+    figures: dict[str, Any], order: Sequence[str], pools: "FleetView", policy: str
+) -> str:
+    """A service's configuration: the plan's policy on the nodes that the plan uses."""
+    from slackwater.model.toml_text import toml_text
+
+    used = {
+        role: sorted(
+            {node for group in figures["groups"] for node in group[f"{role}_nodes"]},
+            key=lambda node: int(node.rpartition("-")[2]),
+        )
+        for role in ("rollout", "train")
+    }
+    memory_gb = min(pool.node_type.host_memory_gb for pool in (pools.rollout, pools.train))
+    service = {
+        "coschedule": {"placement": policy, "host_memory_gb": memory_gb},
+        "fleet": {
+            "pools": [
+                {"name": "rollout", "engines": 1},
+                {"name": "train", "engines": 0, "trainers": 1},
+            ],
+            "nodes": [{"name": node, "pool": role} for role in used for node in used[role]],
+        },
+    }
+    return f"# Submit the jobs in the plan's order: {', '.join(order)}\n{toml_text(service)}"
+
+
+def _say_first(plan: "SharingPlan") -> None:
+    """One line on stderr, while the plan is still being improved and measured."""
+    waiting = len(plan.jobs) - len(plan.placed)
+    without = f", {waiting} without nodes" if waiting else ""
+    print(
+        f"first answer: {len(plan.placed)} of {len(plan.jobs)} jobs placed{without}, "
+        f"{plan.price_per_h:,.2f} $/h shared against {plan.alone_price_per_h:,.2f} $/h alone; "
+        "now measuring slowdowns and trying other orders",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print_input(read: dict[str, Any], as_json: bool) -> None:

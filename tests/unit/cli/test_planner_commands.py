@@ -306,6 +306,24 @@ def test_a_plan_says_who_shares_what_and_what_that_saves(call: Call) -> None:
     assert all(job["slowdown"] == pytest.approx(1.0, abs=0.05) for job in jobs)
 
 
+def test_a_plan_is_a_configuration_that_a_service_takes(call: Call) -> None:
+    arguments = ["plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--policy", "group"]
+    ended = call(*arguments, "--output", "service.toml", "--json")
+    assert "first answer: 2 of 2 jobs placed" in ended.error
+    figures = json.loads(ended.out)
+    shown = call("up", "--config", "service.toml", "--dry-run")
+    assert shown.status == 0, shown.error
+    resolved = tomllib.loads(shown.out)
+    assert resolved["coschedule"]["placement"] == "group"
+    wanted = {
+        node
+        for group in figures["groups"]
+        for role in ("rollout_nodes", "train_nodes")
+        for node in group[role]
+    }
+    assert {node["name"] for node in resolved["fleet"]["nodes"]} == wanted
+
+
 def test_a_plan_on_a_full_fleet_says_who_must_wait_and_why(call: Call) -> None:
     arguments = ["plan", "--fleet", "fleet.toml", "--jobs", "jobs.csv", "--policy", "solo"]
     ended = call(*arguments, "--set", "train.max_nodes=1", "--json")

@@ -30,7 +30,7 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.report import RunReport
-from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller, simulate
 
 Progress = Callable[[float], None]
@@ -120,10 +120,16 @@ class MeasuredPlan:
         return sum(speeds) / len(speeds) * self.plan.alone_price_per_h / self.plan.price_per_h
 
 
-def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) -> MeasuredPlan:
-    """The best plan for the scenario's jobs, as if all came at once."""
+def plan_sharing(
+    scenario: ClusterScenario,
+    progress: Progress | None = None,
+    first: Callable[[SharingPlan], None] = lambda plan: None,
+) -> MeasuredPlan:
+    """The best plan for the scenario's jobs, as if all came at once; `first` is told the first one,
+    long before all have been run.
+    """
     progress = progress or (lambda share: None)
-    plans = candidate_plans(scenario, lambda share: progress(share / 2))
+    plans = candidate_plans(scenario, lambda share: progress(share / 2), first)
     if not plans[0].placed:
         reasons = "; ".join(f"{away.job}: {away.reason}" for away in plans[0].turned_away)
         raise RefusedError(f"no job can be placed: {reasons}")
@@ -136,14 +142,22 @@ def plan_sharing(scenario: ClusterScenario, progress: Progress | None = None) ->
 
 
 def candidate_plans(
-    scenario: ClusterScenario, progress: Progress = lambda share: None
+    scenario: ClusterScenario,
+    progress: Progress = lambda share: None,
+    first: Callable[[SharingPlan], None] = lambda plan: None,
 ) -> list[SharingPlan]:
     """Plans that differ and turn away as few as any, the cheapest first."""
     orders = _orders(len(scenario.jobs))
     plans: list[SharingPlan] = []
+    quick = len(scenario.jobs) >= _MANY_JOBS  # groups are found much sooner, and cost more
+    if quick:
+        grouping = dataclasses.replace(scenario, policy=PolicyConfig(name="group"))
+        first(_plan(grouping, orders[0], lambda share: None))
     for name in orders:
         done = len(plans)
         plans.append(_plan(scenario, name, _part(progress, done, len(orders))))
+        if not quick and not done:
+            first(plans[0])
     fewest = min(len(plan.turned_away) for plan in plans)
     kept: dict[tuple[frozenset[frozenset[JobId]], float], SharingPlan] = {}
     for plan in sorted(plans, key=lambda plan: plan.price_per_h):
