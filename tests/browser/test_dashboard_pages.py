@@ -243,6 +243,8 @@ async def look_at_recording(url: str, tmp_path: Path) -> None:
         await page.wait("document.querySelector('.tools .note').textContent.includes('1000 lanes')")
         await drawn(page, "canvas.lanes", 6)
         await drawn(page, "canvas.map", 3)
+        colored = "i => i.style.background && i.style.background !== 'transparent'"
+        await page.wait(f"[...document.querySelectorAll('.job i')].some({colored})")
         await picture(page, "recording", tmp_path)
         await zoomed(page)
         print(f"frames while dragging: {await frames_per_s(page):.0f} per s")

@@ -18,7 +18,7 @@ export class FleetView {
       h("section", { class: "panel wide" }, h("header", {}, h("h2", {}, "Timeline")), lanes),
       h("div", { class: "columns" },
         h("section", { class: "panel" }, h("header", {}, h("h2", {}, "Jobs"), this.jobsTitle, h("span", { class: "grow" }), this.filter), this.jobs), this.side));
-    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", open: (job) => context.go("job", job) });
+    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", open: (job) => context.go("job", job), named: () => { if (this.snapshot) this.update(this.snapshot); } });
   }
 
   close() { this.timeline.close(); }

@@ -8,8 +8,8 @@ const SETTLED_S = 10, RELOAD_S = 60; // a span may be reported a little late
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Timeline {
-  constructor(place, { live, open, only }) {
-    Object.assign(this, { live, open, only, start: 0, end: 60, now: 0, scroll: 0, follow: live, data: null, overview: null, hover: null });
+  constructor(place, { live, open, only, named }) {
+    Object.assign(this, { live, open, only, named, start: 0, end: 60, now: 0, scroll: 0, follow: live, data: null, overview: null, hover: null });
     this.canvas = h("canvas", { class: "lanes", tabindex: "0", "aria-label": "Timeline: wheel zooms, drag pans" });
     this.map = h("canvas", { class: "map", "aria-label": "Overview of the whole run" });
     this.tip = h("div", { class: "tip", hidden: true });
@@ -88,6 +88,7 @@ export class Timeline {
       if (same) data.rows = found.rows.map((row, at) => ({ rents: row.rents, spans: extended(old.rows[at]?.spans ?? [], row.spans, found.since_s) }));
       const fresh = !old || old.lanes.length !== data.lanes.length;
       this.data = data;
+      if (found.jobs) this.named?.(); // jobs have their colours now
       if (fresh) this.resize();
       this.draw();
     } catch (error) { if (error.status === 401) this.close(); }
