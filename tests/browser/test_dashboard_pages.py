@@ -110,6 +110,7 @@ def test_two_live_jobs_are_watched_stopped_and_resumed(
             if "SLACKWATER_PICTURES" in os.environ:  # a run that has something to show
                 await page.click("a.back")
                 await page.wait("/(\\d\\d|[4-9]) switches/.test(document.body.innerText)", 400)
+                await drawn(page, "canvas.lanes", 4)
             await picture(page, "fleet", tmp_path)
             await page.click("tr[data-job$='/up']")
             await stop_and_resume(page)
