@@ -152,9 +152,10 @@ def test_the_tokens_of_earlier_turns_never_change(
         )
         assert prompt[: len(before)] == before
         added = codec.decode(prompt[len(before) :], special=True)
-        if words.strip() == words:
-            assert words in added, "what is new is said"
-        assert chat.text(codec).endswith(added.lstrip()), "as the template says it"
+        # Some vocabularies lack bytes, so that a rare character is lost whatever is done here.
+        if codec.decode(codec.encode(words, special=False), special=True) == words:
+            assert words.strip() in added, "what is new is said"
+            assert chat.text(codec).endswith(added.lstrip()), "as the template says it"
         answer = [*sampled, end] if ended else sampled
         said = codec.decode(answer)
         before = [*prompt, *answer]
