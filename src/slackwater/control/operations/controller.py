@@ -42,7 +42,9 @@ class OperationsController:
         state.out, state.now_s = [], event.now_s
         match event:
             case on.ModelAdopted(_, model, saved_seq, records, owner):
-                line = self._lines[model] = ModelQueue(model, owner)
+                if model in self._lines:
+                    state.place(self._lines[model], None)
+                line = self._lines[model] = state.busy[model] = ModelQueue(model, owner)
                 line.adopt(saved_seq, records)
             case on.OpSubmitted(_, operation, owner):
                 self._submitted(operation, owner)
@@ -130,6 +132,7 @@ class OperationsController:
             self._state.fail(operation, error, FaultOwner.USER)
             return
         line.waiting[operation.seq] = operation
+        self._state.busy[line.model] = line
         line.job = operation.job or line.job
         line.skip_refused()
 
@@ -142,11 +145,14 @@ class OperationsController:
 
     def _watch_gaps(self, now_s: float) -> None:
         """Start the clock of every missing number whose turn it is, whatever event made it so."""
-        for line in self._lines.values():
-            if line.has_gap() and line.watched_seq != line.next_seq:
+        state = self._state
+        for line in list(state.busy.values()):
+            if state.idle(line):
+                del state.busy[line.model]
+            elif line.has_gap() and line.watched_seq != line.next_seq:
                 line.watched_seq = line.next_seq
                 at_s = now_s + self._config.give_up_gap_after_s
-                self._state.out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+                state.out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
 
     def _timer(self, name: str) -> None:
         kind, seq, model = name.split(":", 2)
@@ -160,6 +166,7 @@ class OperationsController:
         line = self._lines.pop(model, None)
         if line is None:
             return
+        self._state.busy.pop(model, None)
         self._last_served.pop(model, None)
         over = {**line.aside, **line.waiting}
         for _, operation in sorted(over.items()):
@@ -177,17 +184,15 @@ class OperationsController:
                 self._next(worker, line)
 
     def _pick(self, worker: WorkerId) -> ModelQueue | None:
-        state, loads = self._state, self._state.loads()
+        state = self._state
         able = [
             line
-            for line in self._lines.values()
+            for line in state.busy.values()
             if line.has_work()
             and line.move is None
             and line.model not in self._unsettled
             and state.may(line, worker)
-            and (
-                line.worker == worker or (line.worker is None and self._least(line, worker, loads))
-            )
+            and (line.worker == worker or (line.worker is None and self._least(line, worker)))
         ]
         return min(
             able,
@@ -199,16 +204,16 @@ class OperationsController:
             default=None,
         )
 
-    def _least(self, line: ModelQueue, worker: WorkerId, loads: dict[WorkerId, int]) -> bool:
+    def _least(self, line: ModelQueue, worker: WorkerId) -> bool:
         """Whether no trainer that may have the model has fewer."""
-        able = (load for one, load in loads.items() if self._state.may(line, one))
-        return loads[worker] == min(able)
+        held = self._state.held
+        return held[worker] == min(held[one] for one in self._flights if self._state.may(line, one))
 
     def _next(self, worker: WorkerId, line: ModelQueue) -> None:
         """Bring the state there, bring it up to date, or run the head."""
         ticket = self._state.ticket()
         self._last_served[line.model] = self._last_owned[line.owner] = ticket
-        line.worker = worker
+        self._state.place(line, worker)
         if line.residency is Residency.ABSENT:
             if line.saved_seq is not None:
                 self._recovery.restore(worker, ticket, line, line.saved_seq)

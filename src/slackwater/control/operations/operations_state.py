@@ -1,5 +1,6 @@
 """What the parts of the operations controller share: models' lines, trainers, and what they do."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from slackwater.control.operations import commands as do
@@ -20,6 +21,8 @@ class OperationsState:
     flights: dict[WorkerId, Flight | None] = field(default_factory=dict)  # of every trainer
     nodes: dict[WorkerId, NodeId | None] = field(default_factory=dict)
     gates: dict[JobId, tuple[NodeId, ...]] = field(default_factory=dict)
+    busy: dict[ModelId, ModelQueue] = field(default_factory=dict)  # all with operations, and others
+    held: Counter[WorkerId] = field(default_factory=Counter)  # how many models each trainer has
     tickets: int = 0
     now_s: float = 0.0
     out: list[do.Command] = field(default_factory=list)
@@ -52,19 +55,25 @@ class OperationsState:
         nodes = self.gates.get(head.job)
         return nodes is None or self.nodes.get(worker) in nodes
 
-    def loads(self) -> dict[WorkerId, int]:
-        """How many models each trainer has."""
-        loads = dict.fromkeys(self.flights, 0)
-        for line in self.lines.values():
-            if line.worker is not None:
-                loads[line.worker] += 1
-        return loads
+    def place(self, line: ModelQueue, worker: WorkerId | None) -> None:
+        """The trainer has the model from now on; None: no trainer has."""
+        if line.worker is not None:
+            self.held[line.worker] -= 1
+        if worker is None:
+            line.lose_state()
+        else:
+            self.held[worker] += 1
+            line.worker = worker
 
     def forget(self, line: ModelQueue) -> None:
         """Let the trainer drop a state that is no longer wanted or trusted."""
         if line.worker is not None:
             self.out.append(do.ForgetModel(line.worker, line.model))
-        line.lose_state()
+        self.place(line, None)
+
+    def idle(self, line: ModelQueue) -> bool:
+        """Whether the model has nothing to do; those that have are `busy`."""
+        return not (line.waiting or line.aside)
 
     # ---- ends ----
     def fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
@@ -89,3 +98,6 @@ class OperationsState:
             assert line.model == model
             line.check_integrity()
             assert line.worker is None or line.worker in self.flights, "state on a lost trainer"
+            assert self.idle(line) or self.busy.get(model) is line, "operations nobody looks at"
+        held = Counter(line.worker for line in self.lines.values() if line.worker is not None)
+        assert +self.held == held, "trainers' models are counted wrong"

@@ -87,7 +87,7 @@ class StateRecovery:
         state.nodes.pop(worker, None)
         for line in state.lines.values():
             if line.worker == worker:
-                line.lose_state()
+                state.place(line, None)
         for ticket in [t for t, publish in self._detached.items() if publish.worker == worker]:
             unwritten = self._detached.pop(ticket).line
             if unwritten.model in state.lines:
@@ -154,7 +154,7 @@ class StateRecovery:
         if not state.gates:
             return
         busy = {id(flight.line) for flight in state.flights.values() if flight is not None}
-        for line in state.lines.values():
+        for line in state.busy.values():
             if line.worker is None or line.move or id(line) in busy:
                 continue
             if state.may(line, line.worker):
@@ -165,8 +165,7 @@ class StateRecovery:
             if line.usable_state() < 0 or line.residency is Residency.ABSENT:
                 state.forget(line)  # it must be made from the log anyhow
                 continue
-            loads = state.loads()
-            to = min(able, key=lambda worker: (loads[worker], worker))
+            to = min(able, key=lambda worker: (state.held[worker], worker))
             line.move = StateTransfer(state.ticket(), to)
             state.out.append(do.MoveState(line.worker, line.move.ticket, line.model, to))
             at_s = now_s + state.config.give_up_move_after_s
@@ -182,4 +181,4 @@ class StateRecovery:
             return
         state.forget(line)
         if not error and move.to in state.flights:
-            line.worker = move.to
+            state.place(line, move.to)
