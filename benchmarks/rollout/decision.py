@@ -37,25 +37,28 @@ _PROMPT = tuple(range(64))
 
 
 @dataclass(frozen=True, slots=True)
-class _Took:
+class TimedEvent:
     """What one event took, by both clocks, and how many turns it decided on."""
 
     wall_s: float
     cpu_s: float
     decided: int = 1
 
-    def each(self) -> "list[_Took]":
+    def each(self) -> "list[TimedEvent]":
         """The same, dealt out over the turns decided on."""
-        shared = _Took(self.wall_s / max(self.decided, 1), self.cpu_s / max(self.decided, 1))
+        shared = TimedEvent(self.wall_s / max(self.decided, 1), self.cpu_s / max(self.decided, 1))
         return [shared] * self.decided
 
 
-class _Load:
+class FleetLoad:
     """A manager under load; a decision is a turn submitted, a turn ended (its room refilled), or
     moved.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, *, instances: int = INSTANCES, live_turns: int = LIVE_TURNS
+    ) -> None:
+        self.instances = instances
         self.controller = FleetController(RolloutSettings(stall_s=1e9, borrowed_stall_s=1e9))
         self.manager = self.controller.rollout
         self.rng = np.random.default_rng(seed)
@@ -63,12 +66,12 @@ class _Load:
         self.running: dict[TurnId, Dispatch] = {}
         self.submitted = 0
         self.tell(WeightsPublished(0.0, None, "v1"))
-        for number in range(INSTANCES):
+        for number in range(instances):
             self.join(number)
-        while len(self.manager.books.turns) < LIVE_TURNS:
+        while len(self.manager.books.turns) < live_turns:
             self.submit()
 
-    def tell(self, event: FleetEvent) -> _Took:
+    def tell(self, event: FleetEvent) -> TimedEvent:
         """Handle an event, and time it."""
         began_s, cpu_s = perf_counter(), process_time()
         commands = self.controller.handle(event)
@@ -76,7 +79,7 @@ class _Load:
         sent = [command for command in commands if isinstance(command, Dispatch)]
         for command in sent:
             self.running[command.turn] = command
-        return _Took(wall_s, cpu_s, len(sent))
+        return TimedEvent(wall_s, cpu_s, len(sent))
 
     def join(self, number: int) -> None:
         kind = (InstanceKind.DEDICATED, InstanceKind.SPOT, InstanceKind.BORROWED)[number % 3]
@@ -84,7 +87,7 @@ class _Load:
         self.tell(InstanceJoined(self.now_s, spec))
         self.tell(InstanceReady(self.now_s, spec.instance, "v1"))
 
-    def submit(self) -> _Took:
+    def submit(self) -> TimedEvent:
         self.submitted += 1
         trajectory = TrajectoryId(f"c{self.submitted % 12_000}")
         spec = TurnSpec(
@@ -92,7 +95,7 @@ class _Load:
         )
         return self.tell(TurnSubmitted(self.now_s, spec))
 
-    def end_one(self) -> _Took:
+    def end_one(self) -> TimedEvent:
         names = list(self.running)
         command = self.running.pop(names[int(self.rng.integers(len(names)))])
         at = (self.now_s, command.instance)
@@ -101,21 +104,32 @@ class _Load:
         ended = TurnEnded(*at, command.attempt, FinishReason.STOP, total, "v1")
         return self.tell(ended)
 
-    def lose_one(self) -> list[_Took]:
+    def lose_one(self) -> list[TimedEvent]:
         """Losing an instance decides on each of its turns: its time per turn."""
-        number = int(self.rng.integers(INSTANCES))
+        number = int(self.rng.integers(self.instances))
         took = self.tell(InstanceLost(self.now_s, InstanceId(f"i{number}"), "killed"))
         self.join(number)
         return took.each()
 
-    def watch(self) -> _Took:
+    def beat(self) -> list[TimedEvent]:
+        """A heartbeat of every instance, a second later."""
         self.now_s += 1.0
+        beats: list[TimedEvent] = []
         for record in list(self.manager.books.instances):
             load = record.load
             beat = InstanceHeartbeat(
-                self.now_s, load.instance, load.executing, load.pending, 0, load.kv_load_tokens
+                self.now_s,
+                load.instance,
+                load.executing,
+                load.pending,
+                int(100 * self.now_s),
+                load.kv_load_tokens,
             )
-            self.tell(beat)
+            beats.append(self.tell(beat))
+        return beats
+
+    def watch(self) -> TimedEvent:
+        self.beat()
         return self.tell(TimerFired(self.now_s, WATCH))
 
 
@@ -123,10 +137,10 @@ def run(options: BenchOptions) -> dict[str, float]:
     """Times in ms per decided turn; the watch (leases, deadlines, balancing) once a second by
     itself.
     """
-    load = _Load(options.seed)
+    load = FleetLoad(options.seed)
     turns = 500 if options.quick else 5000
-    decisions: list[_Took] = []
-    watches: list[_Took] = []
+    decisions: list[TimedEvent] = []
+    watches: list[TimedEvent] = []
     for number in range(turns):
         decisions += [load.submit(), load.end_one()]
         if number % 100 == 99:

@@ -57,6 +57,7 @@ BENCHES: dict[str, str] = {
     "links": "weights.links",
     "sandbox": "actions.sandbox",
     "tenants": "service.tenants",
+    "plane": "service.plane",
     "intruders": "intruders.campaign",
     "schemas": "service.schemas",
     "soak": "soak.soak",
