@@ -188,8 +188,7 @@ _MEANINGS: dict[str, str] = {
     "rollout.barren_losses": "A turn fails when this many instances vanish under it in a row "
     "without a new token.",
     "rollout.faults_allowed": "An instance with more faults is released.",
-    "rollout.home_lease_s": "How long a trajectory's cache counts as warm.",
-    "rollout.patience_s": "How long turns with a warm cache may pass an earlier one.",
+    "rollout.home_lease_s": "The longest pause after which a trajectory counts as ended.",
     "rollout.trainer_patience_s": "How long local engines may keep devices from a trainer.",
     "rollout.move_rest_s": "Least time between two balancing moves of one turn.",
     "rollout.remembered_trajectories": "Trajectories whose last instance is remembered.",

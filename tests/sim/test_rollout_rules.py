@@ -88,7 +88,7 @@ def test_a_run_is_the_same_twice() -> None:
 
 
 def test_warm_caches_beat_affinity_when_contexts_do_not_all_fit() -> None:
-    sessions = drawn_sessions(48, 1, max_context_tokens=32_768)
+    sessions = drawn_sessions(96, 1, max_context_tokens=32_768)
     fleet = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 2)
     seconds = {
         rule: run_agents(fleet, AGENT_RULES[rule], sessions).seconds

@@ -9,7 +9,7 @@ from slackwater.control.rollout.turn_queue import NeedKey, TurnQueue, need_key
 from slackwater.model.ids import TenantId
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed
+from slackwater.policy.rollout.routing import WAIT, Destination
 
 
 class Dispatcher:
@@ -29,57 +29,51 @@ class Dispatcher:
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
     ) -> bool:
         """Send the turn where the policy says, or let it wait; whether it was sent."""
-        need = self._need(turn)
+        need = self.homes.need(turn)
         if not self._instances.gates.takes(turn):
-            self._wait(turn, need, WAIT, now_s, first)
+            self._wait(turn, WAIT, now_s, first)
             return False
         key = need_key(turn)
         placement = self._settings.routing.place(need, self._offered(turn, self._able(turn, key)))
         if placement.instance is not None:
             self._send(turn, self._instances.records[placement.instance], now_s, out)
             return True
-        self._wait(turn, need, placement, now_s, first)
+        self._wait(turn, placement, now_s, first)
         return False
 
-    def _wait(
-        self, turn: LiveTurn, need: TurnNeed, placement: Destination, now_s: float, first: bool
-    ) -> None:
-        bound = placement.bound_to
+    def _wait(self, turn: LiveTurn, placement: Destination, now_s: float, first: bool) -> None:
         turn.waiting_since_s = now_s
-        prefers = bound if bound is not None else need.affine
-        self.line.add(turn, first=first, prefers=prefers, bound=bound is not None)
+        started = self._settings.routing.started_first and self.homes.started(turn)
+        self.line.add(turn, first=first, started=started, bound_to=placement.bound_to)
 
     def fill(self, record: InstanceRecord, now_s: float, out: list[RolloutCommand]) -> None:
         """Give waiting turns to an instance that has room again."""
         while len(self.line) and record.load.accepting:
-            turn = self._next_for(record, now_s)
+            turn = self._next_for(record)
             if turn is None:
                 return
             self.line.remove(turn)
             self._send(turn, record, now_s, out)
 
-    def _next_for(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        """The next turn that may run there: of the owner with the least there, oldest first."""
-        able = [turn for turn in self.line.heads() if self._fits(turn, record)]
-        warm = self._warm_turn(record, now_s)
-        warm_first = self._settings.routing.warm_first
+    def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
+        """The next turn that may run there: of the owner with the least there; then of those with
+        their prefix there, of other started trajectories, of new ones; oldest first.
+        """
+        able = [
+            (record.owners[turn.spec.owner], 1 + (not started), turn.sequence, turn)
+            for started, turn in self.line.heads()
+            if self._fits(turn, record)
+        ]
+        warm = self.line.first_bound_to(record.spec.instance)
         if warm is not None and self._fits(warm, record):
-            able.append(warm)
-        return min(
-            able,
-            key=lambda turn: (
-                record.owners[turn.spec.owner],
-                not (warm_first and turn is warm),
-                turn.sequence,
-            ),
-            default=None,
-        )
+            able.append((record.owners[warm.spec.owner], 0, warm.sequence, warm))
+        return min(able, key=lambda row: row[:3])[3] if able else None
 
     def _fits(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         if not self._can_run(turn, record):
             return False
         (load,) = self._offered(turn, [record.load])
-        return self._settings.routing.takes(self._need(turn), load)
+        return self._settings.routing.takes(self.homes.need(turn), load)
 
     def _offered(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
         """The instances as they look to the turn's owner, who leaves a share of each to others."""
@@ -88,18 +82,6 @@ class Dispatcher:
             return loads
         records = self._instances.records
         return [records[load.instance].offers(turn.spec.owner, share) for load in loads]
-
-    def _warm_turn(self, record: InstanceRecord, now_s: float) -> LiveTurn | None:
-        """Of the turns with their prefix here: the first, or, to keep caches warm, the last, whose
-        prefix is most likely still cached; none is passed over for longer than `patience_s`.
-        """
-        ends = self.line.preferring(record.spec.instance)
-        if ends is None:
-            return None
-        first, last = ends
-        waited_s = now_s - (first.waiting_since_s or 0.0)
-        patient = waited_s < self._settings.patience_s
-        return last if self._settings.routing.warm_first and patient else first
 
     def _can_run(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
@@ -166,18 +148,6 @@ class Dispatcher:
             and (not exact or records[load.instance].spec.exact_continuation)
         ]
 
-    def _need(self, turn: LiveTurn) -> TurnNeed:
-        spec = turn.spec
-        home, cached = self.homes.of(spec.trajectory)
-        return TurnNeed(
-            spec.turn,
-            spec.trajectory,
-            turn.context_tokens,
-            min(cached, len(spec.prompt)),
-            home,
-            turn.sequence,
-        )
-
     def _send(
         self, turn: LiveTurn, record: InstanceRecord, now_s: float, out: list[RolloutCommand]
     ) -> None:
@@ -202,7 +172,7 @@ class Dispatcher:
             record.progress_s = now_s
         load.in_flight += 1
         load.kv_load_tokens += turn.sent_context
-        self.homes.remember(turn, now_s)
+        self.homes.sent(turn)
         out.append(
             Dispatch(
                 record.spec.instance,

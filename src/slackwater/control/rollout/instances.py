@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
 
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -12,6 +13,9 @@ from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.step_time import Slowness
+
+if TYPE_CHECKING:
+    from slackwater.control.rollout.homes import CacheHome
 
 
 class ShareClock:
@@ -49,6 +53,7 @@ class InstanceRecord:
         self.attempts: dict[AttemptId, LiveTurn] = {}
         self.owners: Counter[TenantId] = Counter()  # turns of each
         self.owned_tokens: Counter[TenantId] = Counter()  # their contexts, as they were sent
+        self.residents: dict[int, CacheHome] = {}  # its working set, by age
         self.joined_s = now_s
         self.heard_s = now_s
         self.progress_s = now_s
@@ -108,8 +113,10 @@ class Instances:
         self.records: dict[InstanceId, InstanceRecord] = {}
         self.gates = Gates()
         self._eligible: dict[NeedKey, list[InstanceLoad]] = {}
+        self._longest: dict[tuple[JobId, str], int | None] = {}
         self.recalling: set[InstanceId] = set()
         self.shortest_context = 0
+        self.longest_context = 0
 
     def __iter__(self) -> Iterator[InstanceRecord]:
         return iter(self.records.values())
@@ -131,7 +138,18 @@ class Instances:
     def changed(self) -> None:
         """Membership, versions or states changed: forget what was derived from them."""
         self._eligible.clear()
-        self.shortest_context = min((record.spec.max_context_tokens for record in self), default=0)
+        self._longest.clear()
+        contexts = [record.spec.max_context_tokens for record in self]
+        self.shortest_context = min(contexts, default=0)
+        self.longest_context = max(contexts, default=self.longest_context)
+
+    def longest_for(self, job: JobId, base_model: str) -> int | None:
+        """The longest context of the instances that serve the job, if any does."""
+        key = (job, base_model)
+        if key not in self._longest:
+            able = (r.spec.max_context_tokens for r in self if r.spec.serves(job, base_model))
+            self._longest[key] = max(able, default=None)
+        return self._longest[key]
 
     def eligible(self, need: NeedKey) -> list[InstanceLoad]:
         """Accepting instances that hold a version the need allows and may serve its job, by id."""

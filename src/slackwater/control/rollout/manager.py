@@ -83,8 +83,7 @@ class RolloutManager:
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, books.counters.submitted)
         books.open(turn, out)
-        able = [r for r in books.instances if r.spec.serves(spec.job, spec.base_model)]
-        longest = max((record.spec.max_context_tokens for record in able), default=None)
+        longest = books.instances.longest_for(spec.job, spec.base_model)
         if longest is not None and turn.context_tokens >= longest:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
             books.fail(turn, error, event.now_s, out)
@@ -128,7 +127,8 @@ class RolloutManager:
         if event.name == WATCH:
             self._watching = False
             self._expire(event.now_s, out)
-            self.books.dispatcher.homes.expire(event.now_s)
+            for record in self.books.dispatcher.homes.expire(event.now_s):
+                self.books.dispatcher.fill(record, event.now_s, out)
             self._membership.watch(event.now_s, out)
             self._seeding.watch(event.now_s, out)
             self._rebalancer.watch(event.now_s, out)

@@ -91,6 +91,7 @@ class ManagerState:
         work.live_turns += 1
         work.base_models.add(turn.spec.base_model)
         self.demand.opened(turn, now_s, out)
+        self.dispatcher.homes.opened(turn, now_s)
         self.turns[turn.spec.turn] = turn
         self.counters.submitted += 1
         heapq.heappush(self.deadlines, (turn.deadline_s, turn.sequence, turn.spec.turn))
@@ -140,8 +141,7 @@ class ManagerState:
         work.closed_s = now_s
         self.forget_work(turn.spec.job)
         self.dispatcher.line.remove(turn)
-        if turn.instance is not None:
-            self.dispatcher.homes.remember(turn, now_s)
+        self.dispatcher.homes.closed(turn, now_s)
         record = self.dispatcher.detach(turn)
         spec = turn.spec
         out.append(

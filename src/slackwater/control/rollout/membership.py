@@ -224,7 +224,7 @@ class Membership:
                     self.fault(record, why, now_s, out)
             else:
                 self.release_if_empty(record, "drained", out)
-        for turn in self._books.dispatcher.line.heads():
+        for _, turn in self._books.dispatcher.line.heads():
             if self._books.instances.gates.takes(turn):
                 self._books.demand.waits(turn, now_s, out)
 

@@ -49,9 +49,13 @@ class Rebalancer:
         need: NeedKey,
         now_s: float,
     ) -> list[LiveTurn]:
-        """Pending turns are the last sent; of running ones, the cheapest to prefill again."""
+        """Pending turns are the last sent; of running ones, the cheapest to prefill again.
+
+        A trajectory of the source's working set stays: its next turns would be prefilled, too.
+        """
+        resident = self._books.dispatcher.homes.resident
         held = reversed(source.attempts.values())
-        candidates = [turn for turn in held if need_key(turn) == need]
+        candidates = [turn for turn in held if need_key(turn) == need and not resident(turn)]
         if move.running:
             rested_s = now_s - self._books.settings.move_rest_s
             candidates = [turn for turn in candidates if turn.moves == 0 or turn.sent_s <= rested_s]

@@ -21,13 +21,13 @@ class RolloutSettings:
     `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that
     runs some and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
     `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
-    `home_lease_s`: a trajectory that does not return for so long is taken to have left its cache.
-    `move_rest_s`: a running turn is not moved again by balancing for so long. `trainer_patience_s`:
-    so long may local engines keep a trainer that has work from its devices. `patience_s`: so long
-    may turns with a warm cache go before one that came earlier. `faults_allowed`: an instance that
-    lies more often is released. `kept_for_others`: of every instance, an owner of turns leaves this
-    share free, unless it has less than that there itself: so that one owner's long turns never keep
-    another's first turn waiting. It holds where more than one owner was named.
+    `home_lease_s`: a trajectory that does not return for so long is taken to have ended, or sooner
+    where its job's trajectories pause for less. `move_rest_s`: a running turn is not moved again by
+    balancing for so long. `trainer_patience_s`: so long may local engines keep a trainer that has
+    work from its devices. `faults_allowed`: an instance that lies more often is released.
+    `kept_for_others`: of every instance, an owner of turns leaves this share free, unless it has
+    less than that there itself: so that one owner's long turns never keep another's first turn
+    waiting. It holds where more than one owner was named.
     """
 
     routing: RoutingPolicy = field(default_factory=KeepWarm)
@@ -42,7 +42,6 @@ class RolloutSettings:
     barren_losses: int = 8
     faults_allowed: int = 3
     home_lease_s: float = 60.0
-    patience_s: float = 60.0
     trainer_patience_s: float = 60.0
     move_rest_s: float = 15.0
     remembered_trajectories: int = 100_000

@@ -2,10 +2,11 @@
 read it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import OWN_KINDS, InstanceKind
+from slackwater.policy.rollout.working_set import Tokens, most_expected, nothing_expected
 
 
 @dataclass(slots=True)
@@ -13,8 +14,9 @@ class InstanceLoad:
     """One instance's limits and load.
 
     `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last
-    report plus what was sent since. `homed_tokens` is the context of the trajectories that were
-    here last and will come back. `produced_per_s` is its decode rate between its last two reports;
+    report plus what was sent since. `residents` trajectories that come back are its working set:
+    they hold `resident_tokens` now and are expected to hold `expected_tokens` as contexts grow.
+    `produced_per_s` is its decode rate between its last two reports;
     `slowness` how many times as long its steps take as those of the fleet's common law.
     """
 
@@ -28,7 +30,9 @@ class InstanceLoad:
     in_flight: int = 0
     waiting: int = 0
     kv_load_tokens: int = 0
-    homed_tokens: int = 0
+    residents: int = 0
+    resident_tokens: int = 0
+    expected_tokens: Tokens = field(default_factory=nothing_expected)
     produced_per_s: float = 0.0
     slowness: float = 1.0
 
@@ -55,6 +59,10 @@ class InstanceLoad:
             and self.in_flight < self.max_running
             and (self.in_flight == 0 or self.kv_load_tokens + context_tokens <= self.kv_tokens)
         )
+
+    def has_cache_for(self, expected_tokens: Tokens) -> bool:
+        """Whether the working set with one more trajectory fits, now and as contexts grow."""
+        return most_expected(self.expected_tokens + expected_tokens) <= self.kv_tokens
 
     def kept_slots(self, share: float) -> int:
         """How many slots make up that share: at least one, never all."""

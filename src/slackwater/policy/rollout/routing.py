@@ -5,25 +5,28 @@ Pure: a need and the loads of the eligible instances in, a placement out; ties a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.working_set import Tokens, nothing_expected
 
 
 @dataclass(frozen=True, slots=True)
 class TurnNeed:
     """One turn to place. `affine` served the trajectory's last turn and may hold its prefix.
 
-    `sequence` numbers turns as they were submitted.
+    `resident`: the trajectory belongs to the working set there. `expected_tokens` is what it is
+    expected to hold as contexts grow. `sequence` numbers turns as they were submitted.
     """
 
     turn: TurnId
     trajectory: TrajectoryId
     context_tokens: int
-    cached_tokens: int = 0
     affine: InstanceId | None = None
+    resident: bool = False
+    expected_tokens: Tokens = field(default_factory=nothing_expected)
     sequence: int = 0
 
 
@@ -41,12 +44,11 @@ WAIT = Destination()
 class RoutingPolicy(Protocol):
     """Chooses an instance for a turn among those that hold its weights and may serve its job.
 
-    `warm_first`: an instance with room takes turns whose prefix it holds before those that came
-    earlier.
+    `started_first`: waiting turns of started trajectories go before those of new ones.
     """
 
     @property
-    def warm_first(self) -> bool: ...
+    def started_first(self) -> bool: ...
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         """Decide for one turn."""
@@ -67,7 +69,7 @@ def affine_load(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoa
 class RoundRobinRouting:
     """Baseline: the next instance in order, whatever its load."""
 
-    warm_first: bool = False
+    started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         taking = [load for load in eligible if load.accepting]
@@ -85,7 +87,7 @@ class ShortestQueue:
     """RLBoost: the fewest pending, at most `pending_limit` (Theta) anywhere; else wait."""
 
     pending_limit: int = 8
-    warm_first: bool = False
+    started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best = min(
@@ -107,7 +109,7 @@ class PinnedTrajectory:
     Only when that instance is gone is it dealt again.
     """
 
-    warm_first: bool = False
+    started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = affine_load(need, eligible)
@@ -130,7 +132,7 @@ class LeastLoaded:
     wait.
     """
 
-    warm_first: bool = False
+    started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best = min(
@@ -149,7 +151,7 @@ class CacheAffine:
     """ROSE: the instance that served the last turn if it has room, else the least loaded."""
 
     otherwise: LeastLoaded = LeastLoaded()
-    warm_first: bool = False
+    started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = affine_load(need, eligible)

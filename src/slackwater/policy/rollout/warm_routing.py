@@ -16,43 +16,45 @@ class KeepWarm:
 
     Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, and starts new trajectories
     wherever a slot is free; then contexts push each other out of the caches and every turn is
-    prefilled again. Here a turn waits for its home, unless another instance is so empty
-    (`idle_share` of its slots in use) that a prefill there costs less; and a new trajectory starts
-    only where the contexts of those at home, with room to grow (`growth`), still fit. A home whose
-    steps take more than `slow_home` times as long is left for such an instance: decoding there
-    would cost more than the prefill.
+    prefilled again. Here a trajectory of an instance's working set waits for its home; any other
+    starts only where the working set, with it and with the growth that is expected of all, still
+    fits the cache. A home whose steps take more than `slow_home` times as long is left for a
+    faster instance with room: decoding there would cost more than the prefill.
     """
 
-    growth: float = 1.5
-    idle_share: float = 0.5
     slow_home: float = 1.5
-    warm_first: bool = True
+    started_first: bool = True
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = affine_load(need, eligible)
-        goes_home = home is not None and self.takes(need, home)
-        if home is not None and goes_home and home.slowness <= self.slow_home * _fastest(eligible):
+        if home is None:
+            return self._least_loaded(need, eligible)
+        if home.slowness > self.slow_home * min(load.slowness for load in eligible):
+            best = self._least_loaded(need, [load for load in eligible if self._beats(load, home)])
+            if best.instance is not None:
+                return best
+        if self.takes(need, home):
             return Destination(home.instance)
-        best = min(
-            (load for load in eligible if self.takes(need, load)),
-            key=lambda load: (not load.owned, load.in_flight * load.slowness, load.instance),
-            default=None,
-        )
-        if home is not None and goes_home and best is not None:
-            slower = home.slowness > self.slow_home * best.slowness
-            best = best if slower else home
+        if need.resident:
+            return Destination(bound_to=home.instance)
+        return self._least_loaded(need, eligible)
+
+    def _beats(self, load: InstanceLoad, home: InstanceLoad) -> bool:
+        return home.slowness > self.slow_home * load.slowness
+
+    def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
+        best, least, best_owned = None, 0.0, False
+        for load in eligible:  # by id; with many instances this loop is what a decision costs
+            load_now = load.in_flight * load.slowness
+            if best is not None and load_now >= least and (best_owned or not load.owned):
+                continue
+            if (load.owned or not best_owned) and self.takes(need, load):
+                best, least, best_owned = load, load_now, load.owned
         return WAIT if best is None else Destination(best.instance)
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
         if not load.runs_now(need.context_tokens):
             return False
-        if need.affine == load.instance or load.in_flight == 0:
+        if need.resident and need.affine == load.instance:
             return True
-        held = max(load.homed_tokens, load.kv_load_tokens)
-        if held + self.growth * need.context_tokens > load.kv_tokens:
-            return False
-        return need.cached_tokens == 0 or load.in_flight < self.idle_share * load.max_running
-
-
-def _fastest(eligible: Sequence[InstanceLoad]) -> float:
-    return min(load.slowness for load in eligible)
+        return load.residents == 0 or load.has_cache_for(need.expected_tokens)

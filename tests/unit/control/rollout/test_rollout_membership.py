@@ -28,7 +28,7 @@ from slackwater.control.weights.events import (
     WeightsPublished,
     WeightsRetired,
 )
-from slackwater.model.ids import InstanceId, JobId, TrajectoryId
+from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceState
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -220,11 +220,12 @@ def test_a_moved_turn_does_not_make_its_trajectory_one_that_comes_back() -> None
     driver.join("b")
     driver.happen(InstanceLost(1.0, A, "preempted"))
     load = driver.manager.books.instances.records[B].load
-    assert (load.in_flight, load.homed_tokens) == (1, 0)
+    assert (load.in_flight, load.residents) == (1, 0)
     driver.tokens("b", 2, [5])
     driver.end("b", 2, 1)
     driver.submit("t2", trajectory="c", prompt=(1, 2, 3, 5))
-    assert load.homed_tokens == 4
+    assert load.residents == 1
+    assert load.resident_tokens >= 4
 
 
 def test_an_instance_that_joins_again_under_its_name_is_nobodys_home() -> None:
@@ -234,13 +235,40 @@ def test_an_instance_that_joins_again_under_its_name_is_nobodys_home() -> None:
         driver.submit(f"t{number}", trajectory="c", prompt=prompt)
         driver.tokens("a", number, [5])
         driver.end("a", number, 1)
-    assert driver.manager.books.instances.records[A].load.homed_tokens == 5
+    assert driver.manager.books.instances.records[A].load.resident_tokens >= 5
     driver.happen(InstanceLost(1.0, A, "killed"))
     driver.join("a")
-    assert driver.manager.books.instances.records[A].load.homed_tokens == 0
-    assert driver.manager.books.dispatcher.homes.of(TrajectoryId("c")) == (None, 0)
+    assert driver.manager.books.instances.records[A].load.residents == 0
     driver.submit("t3", trajectory="c")
-    assert driver.manager.books.instances.records[A].load.homed_tokens == 3
+    assert driver.manager.books.instances.records[A].load.residents == 1
+
+
+def test_a_trajectory_that_does_not_return_leaves_the_working_set() -> None:
+    driver = FleetDriver()
+    driver.join("a")
+    for number in (1, 2):
+        driver.submit(f"t{number}", trajectory="c", prompt=(1,) * number)
+        driver.tokens("a", number, [5])
+        driver.end("a", number, 1)
+    load = driver.manager.books.instances.records[A].load
+    assert load.residents == 1
+    homes = driver.manager.books.dispatcher.homes
+    assert homes.expire(1e6) == [driver.manager.books.instances.records[A]]
+    assert (load.residents, load.resident_tokens) == (0, 0)
+    homes.check_integrity()
+
+
+def test_started_trajectories_go_before_new_ones() -> None:
+    driver = FleetDriver()
+    driver.join("a", max_running=1)
+    driver.submit("c.1", trajectory="c")
+    driver.submit("new", trajectory="n")
+    driver.tokens("a", 1, [5])
+    assert dispatches(driver.end("a", 1, 1))[0].turn == "new"
+    driver.submit("later", trajectory="l")
+    driver.submit("c.2", trajectory="c", prompt=(1, 2, 3, 5))
+    driver.tokens("a", 2, [5])
+    assert dispatches(driver.end("a", 2, 1))[0].turn == "c.2"
 
 
 def test_what_a_step_takes_is_learned_while_turns_end_and_prompts_come() -> None:

@@ -22,6 +22,7 @@ from slackwater.policy.rollout.routing import (
 )
 from slackwater.policy.rollout.step_time import Slowness, StepTime, StepTimeFit
 from slackwater.policy.rollout.warm_routing import KeepWarm
+from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 
 def load(name: str, in_flight: int = 0, **fields: object) -> InstanceLoad:
@@ -32,9 +33,23 @@ def load(name: str, in_flight: int = 0, **fields: object) -> InstanceLoad:
     return made
 
 
-def need(affine: str | None = None, context: int = 10, cached: int = 0) -> TurnNeed:
+def need(affine: str | None = None, context: int = 10, *, resident: bool = False) -> TurnNeed:
     home = None if affine is None else InstanceId(affine)
-    return TurnNeed(TurnId("t"), TrajectoryId("c"), context, cached, home)
+    turn, trajectory = TurnId("t"), TrajectoryId("c")
+    return TurnNeed(turn, trajectory, context, home, resident, holding(context))
+
+
+def holding(tokens: int) -> Tokens:
+    """What a trajectory that never grows is expected to hold."""
+    expected = nothing_expected()
+    expected[0] = tokens
+    return expected
+
+
+def homes(name: str, in_flight: int, residents: int, tokens: int) -> InstanceLoad:
+    """An instance with a working set."""
+    expected = holding(tokens)
+    return load(name, in_flight, residents=residents, expected_tokens=expected)
 
 
 def test_affinity_wins_while_home_has_room_and_the_least_loaded_takes_over() -> None:
@@ -66,28 +81,51 @@ def test_a_pinned_trajectory_waits_for_its_home_alone() -> None:
     assert (placed.instance, placed.bound_to) == (None, "b")
 
 
-def test_a_warm_turn_waits_for_its_home_unless_another_instance_is_nearly_empty() -> None:
-    policy = KeepWarm()
-    warm = need("b", context=100, cached=90)
-    assert policy.place(warm, [load("a", 3), load("b", 4)]) == Destination()
-    assert policy.place(warm, [load("a", 1), load("b", 4)]).instance == "a"
+def test_a_trajectory_of_a_working_set_waits_for_its_home() -> None:
+    busy, idle = homes("b", 4, 6, 900), homes("a", 1, 1, 100)
+    waits = KeepWarm().place(need("b", 100, resident=True), [idle, busy])
+    assert (waits.instance, waits.bound_to) == (None, "b")
+    assert KeepWarm().place(need("b", 100), [idle, busy]).instance == "a"
 
 
-def test_a_home_that_decodes_much_more_slowly_is_left_for_one_that_is_nearly_empty() -> None:
-    policy = KeepWarm()
-    warm = need("b", context=100, cached=90)
+def test_a_trajectory_starts_only_where_the_working_set_leaves_room_for_it() -> None:
+    policy, full = KeepWarm(), homes("a", 1, 3, 950)
+    assert policy.place(need(context=100), [full]) == Destination()
+    assert policy.place(need(context=100), [full, homes("b", 2, 3, 500)]).instance == "b"
+    alone = need(context=100)
+    assert policy.place(alone, [load("a", kv_tokens=50, expected_tokens=holding(0))]).instance
+
+
+def test_a_home_that_decodes_much_more_slowly_is_left_for_one_with_room() -> None:
+    policy, warm = KeepWarm(), need("b", 100, resident=True)
     slow = load("b", 1, slowness=3.0)
     assert policy.place(warm, [load("a", 1), slow]).instance == "a"
-    assert policy.place(warm, [load("a", 3), slow]).instance == "b"  # too full for a stranger
+    assert policy.place(warm, [homes("a", 3, 3, 950), slow]).instance == "b"  # no cache for it
     assert policy.place(warm, [load("a", 1), load("b", 1, slowness=1.4)]).instance == "b"
 
 
-def test_a_new_trajectory_starts_only_where_the_contexts_at_home_leave_room_for_it() -> None:
-    policy = KeepWarm(growth=1.5)
-    full = load("a", 1, homed_tokens=900)
-    assert policy.place(need(context=100), [full]) == Destination()
-    assert policy.place(need(context=100), [full, load("b", 2, homed_tokens=500)]).instance == "b"
-    assert policy.place(need(context=100), [load("a", 0, homed_tokens=900)]).instance == "a"
+def test_contexts_are_expected_to_grow_as_those_before_them_did() -> None:
+    law = ContextGrowth(3200)
+    for _ in range(40):
+        for reached in range(200, 1001, 100):
+            law.grew(reached - 100, reached)
+        law.ended(1000)
+    young, old = law.expected(100)[0], law.expected(1000)[0]
+    assert young.max() == pytest.approx(1000, rel=0.15), "it will have grown to about 1000"
+    assert old.argmax() == 0, "it is about to end"
+    assert (law.expected(100, alive=0.5)[0] <= young).all()
+
+
+def test_a_trajectory_is_taken_to_have_ended_after_longer_than_others_pause() -> None:
+    assert not ContextGrowth(3200).returns, "nothing is known yet"
+    law = ContextGrowth(3200)
+    for number in range(200):
+        law.returned(0.1 if number % 10 else 5.0)
+    for _ in range(20):
+        law.ended(1000)
+    assert law.returns
+    assert law.pause_s(0.75, 60.0) <= law.pause_s(0.5, 60.0) <= law.pause_s(0.1, 60.0) == 5.0
+    assert law.pause_s(0.1, 2.0) == 2.0
 
 
 LOADS = st.lists(
@@ -97,7 +135,8 @@ LOADS = st.lists(
             in_flight,
             waiting=min(waiting, in_flight),
             kv_load_tokens=kv,
-            homed_tokens=homed,
+            residents=homed // 100,
+            expected_tokens=holding(homed),
             accepting=accepting,
         ),
         st.integers(0, 50),
@@ -129,7 +168,7 @@ LOADS = st.lists(
 def test_a_turn_is_only_placed_where_it_may_go_and_always_the_same_way(
     policy: CacheAffine, loads: list[InstanceLoad], context: int, home: int
 ) -> None:
-    asked = need(f"i{home}", context, cached=context // 2)
+    asked = need(f"i{home}", context, resident=bool(context % 2))
     placed = policy.place(asked, loads)
     assert placed == policy.place(asked, loads)
     if placed.instance is not None:

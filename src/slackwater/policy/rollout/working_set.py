@@ -1,0 +1,126 @@
+"""How much KV cache the started trajectories of a job will want: learned from how they grow, return
+and end.
+
+A trajectory keeps its context cached between its turns, and the context grows with every turn. Too
+many started at once push each other out of the caches; too few leave engines idle. Nothing says
+how long a trajectory will get or that it has ended, so both are learned per job, from nothing.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+
+BINS = 32
+_ENOUGH = 16
+
+
+def nothing_expected() -> Tokens:
+    """The working set of an instance without trajectories."""
+    return np.zeros((2, BINS), dtype=np.int64)
+
+
+def most_expected(tokens: Tokens) -> float:
+    """The most that a working set will hold as it grows, and one standard deviation."""
+    return float((tokens[0] + np.sqrt(tokens[1])).max())
+
+
+class ContextGrowth:
+    """One job's law of context growth, and of the pauses between turns.
+
+    Contexts up to `longest_tokens` fall into `BINS` bins. Of those that reached a bin, a share
+    ended in it (Kaplan and Meier): running trajectories count as far as they came, and where none
+    has been yet, all are taken to go on. `turn_tokens` is what a turn adds on average.
+    """
+
+    def __init__(self, longest_tokens: int, *, keep: int = 512) -> None:
+        self._width = max(longest_tokens / BINS, 1.0)
+        self._grid = np.arange(BINS) * self._width
+        self._passed = np.zeros(BINS)
+        self._ended = np.zeros(BINS)
+        self._turn_tokens = 0.0
+        self._turns = 0
+        self._keep = keep
+        self._pauses_s: deque[float] = deque(maxlen=keep)
+        self._sorted_s: NDArray[np.float64] | None = None
+        self._returns = 0
+        self._ends = 0
+        self._table: NDArray[np.float64] | None = None
+        self._news = 0
+
+    def grew(self, before_tokens: int, after_tokens: int) -> None:
+        """A turn ended: a context got so far."""
+        first, last = self._bin(before_tokens), self._bin(after_tokens)
+        self._passed[first:last] += 1
+        self._turns += 1
+        grown = max(after_tokens - before_tokens, 0)
+        self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, self._keep)
+        self._learned(last - first)
+
+    def ended(self, context_tokens: int) -> None:
+        """A trajectory is taken to have ended with that context."""
+        self._ended[self._bin(context_tokens)] += 1
+        self._ends += 1
+        self._learned(1)
+
+    def revived(self, context_tokens: int) -> None:
+        """It had not ended after all."""
+        self._ended[self._bin(context_tokens)] -= 1
+        self._ends -= 1
+        self._learned(1)
+
+    def returned(self, pause_s: float) -> None:
+        """A trajectory's next turn came after a pause."""
+        self._returns += 1
+        self._pauses_s.append(pause_s)
+        if self._returns % _ENOUGH == 0:
+            self._sorted_s = None
+
+    def _learned(self, news: int) -> None:
+        self._news += news
+        if self._news >= _ENOUGH:
+            self._table, self._news = None, 0
+
+    @property
+    def returns(self) -> bool:
+        """Whether a trajectory whose turn has ended is more likely to return than not."""
+        return self._returns > self._ends
+
+    def pause_s(self, alive: float, longest_s: float) -> float:
+        """After so long a pause a trajectory lives with that probability (Bayes)."""
+        if not self.returns:
+            return 0.0
+        if self._sorted_s is None:
+            self._sorted_s = np.sort(np.asarray(self._pauses_s))
+        longer = (self._ends + 1) / (self._returns + 1) * alive / (1.0 - alive)
+        index = int(len(self._sorted_s) * (1.0 - longer))
+        if index >= len(self._sorted_s):
+            return longest_s
+        return min(float(self._sorted_s[max(index, 0)]), longest_s)
+
+    def expected(self, context_tokens: int, alive: float = 1.0) -> Tokens:
+        """The tokens a trajectory is expected to hold when contexts have grown by 0, 1, 2, ...
+        bins, with those that will have ended by then counted as nothing; and their variance.
+        """
+        if self._table is None:
+            self._table = self._survival()
+        # The next turn fits beside all others.
+        held = context_tokens + int(self._turn_tokens) + self._grid
+        lives = alive * self._table[self._bin(context_tokens)]
+        tokens: Tokens = np.array((held * lives, held * held * lives * (1.0 - lives)), np.int64)
+        return tokens
+
+    def _survival(self) -> NDArray[np.float64]:
+        """Row b, column k: the share of those in bin b that still live k bins further on."""
+        at_risk = self._passed + self._ended
+        stays = np.where(at_risk > 0, self._passed / np.maximum(at_risk, 1.0), 1.0)
+        table = np.zeros((BINS, BINS))
+        for row in range(BINS):
+            table[row, 0] = 1.0
+            table[row, 1 : BINS - row] = np.cumprod(stays[row : BINS - 1])
+        return table
+
+    def _bin(self, tokens: int) -> int:
+        return min(int(tokens / self._width), BINS - 1)
