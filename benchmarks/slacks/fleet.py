@@ -324,7 +324,7 @@ class FiveSlacksRun:
 
     def _count(self, job: JobId, trajectory: TrajectoryId) -> None:
         """Where the turn that is complete was sampled last."""
-        home, _ = self.controller.rollout.books.dispatcher.homes.of(trajectory)
+        home = self.controller.rollout.books.dispatcher.homes.instance_of(trajectory)
         if home is None:
             return
         if home in self._home:

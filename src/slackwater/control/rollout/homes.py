@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.model.ids import JobId, TrajectoryId
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
@@ -89,9 +89,8 @@ class CacheHomes:
         """What routing may know of the turn."""
         spec, context_tokens = turn.spec, turn.context_tokens
         home = self._homes.get(spec.trajectory)
-        instance, resident = None, False
-        if home is not None and home.record is not None and self._lives(home.record):
-            instance, resident = home.record.spec.instance, home.resident
+        instance = self.instance_of(spec.trajectory)
+        resident = instance is not None and home is not None and home.resident
         growth = self._growth.get(spec.job)
         return TurnNeed(
             spec.turn,
@@ -102,6 +101,13 @@ class CacheHomes:
             nothing_expected() if growth is None else growth.expected(context_tokens),
             turn.sequence,
         )
+
+    def instance_of(self, trajectory: TrajectoryId) -> InstanceId | None:
+        """The live instance that served its last turn."""
+        home = self._homes.get(trajectory)
+        if home is None or home.record is None or not self._lives(home.record):
+            return None
+        return home.record.spec.instance
 
     def started(self, turn: LiveTurn) -> bool:
         """Whether the turn's trajectory has been on an instance before."""
