@@ -1,8 +1,8 @@
 """Pools whose nodes come from Kubernetes: manifests of an Indexed Job and a Secret per pool.
 
 A pod is a node. Its termination grace is the eviction notice, and the Job's controller replaces it
-under the same index, which joins again under the same name. The Secret holds the join tokens; pods
-read them as files.
+under the same index, which joins again under the same name. The Secret holds the join tokens; each
+pod sees its own as a file.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 from slackwater.model.errors import ConfigError
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?")
-_TOKENS = "/var/run/slackwater/tokens"
+_TOKEN = "/var/run/slackwater/token"
 _SPARE_S = 15  # the agent ends its workers after the notice
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 HTTP_PORT = 8123
@@ -113,9 +113,10 @@ def _pod(pool: KubernetesPool) -> Manifest:
     limits = {"memory": f"{pool.memory_gb}Gi"}
     if pool.gpus:
         limits["nvidia.com/gpu"] = str(pool.gpus)
-    # Kubernetes sets JOB_COMPLETION_INDEX, and puts it in.
-    token = f"{_TOKENS}/{pool.pool}-$(JOB_COMPLETION_INDEX)"
-    arguments = ["agent", "--join-file", token, "--directory", "/node"]
+    # Kubernetes sets JOB_COMPLETION_INDEX, and puts it in: a node sees no other node's token.
+    mine = f"{pool.pool}-$(JOB_COMPLETION_INDEX)"
+    token = {"name": "tokens", "mountPath": _TOKEN, "subPathExpr": mine, "readOnly": True}
+    arguments = ["agent", "--join-file", _TOKEN, "--directory", "/node"]
     arguments += ["--notice-s", str(pool.notice_s), *(["--site", pool.site] if pool.site else [])]
     return {
         "restartPolicy": "Never",
@@ -128,10 +129,7 @@ def _pod(pool: KubernetesPool) -> Manifest:
                 "image": pool.image,
                 "args": arguments,
                 "resources": {"requests": {"cpu": str(pool.cores), **limits}, "limits": limits},
-                "volumeMounts": [
-                    {"name": "tokens", "mountPath": _TOKENS, "readOnly": True},
-                    {"name": "node", "mountPath": "/node"},
-                ],
+                "volumeMounts": [token, {"name": "node", "mountPath": "/node"}],
             }
         ],
         "volumes": [

@@ -40,7 +40,7 @@ def test_a_pool_is_an_indexed_job_whose_pods_have_time_to_leave() -> None:
     assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-def test_tokens_are_in_the_secret_alone_and_each_pod_reads_its_own() -> None:
+def test_tokens_are_in_the_secret_alone_and_each_pod_sees_its_own_only() -> None:
     secret, job = made()
     assert secret["stringData"] == {
         f"rollout-{number}": f"secret of rollout-{number} rollout" for number in range(3)
@@ -48,10 +48,11 @@ def test_tokens_are_in_the_secret_alone_and_each_pod_reads_its_own() -> None:
     assert "secret of" not in json.dumps(job)
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    mount = container["volumeMounts"][0]["mountPath"]
+    mount = container["volumeMounts"][0]
+    assert mount["name"] == pod["volumes"][0]["name"]
+    assert mount["subPathExpr"] == "rollout-$(JOB_COMPLETION_INDEX)"
     assert pod["volumes"][0]["secret"]["secretName"] == secret["metadata"]["name"]
-    file = container["args"][container["args"].index("--join-file") + 1]
-    assert file == f"{mount}/rollout-$(JOB_COMPLETION_INDEX)"
+    assert container["args"][container["args"].index("--join-file") + 1] == mount["mountPath"]
 
 
 def test_a_pool_of_a_kueue_queue_waits_until_it_is_admitted() -> None:
