@@ -4,6 +4,7 @@ Kinds: `models` (base models by their name in the service), `weights` (weight ve
 and `checkpoints` (saved training states). Each node resolves a URI through its own files.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -15,6 +16,7 @@ SCHEME = "slackwater:"
 Kind = Literal["models", "weights", "snapshots", "checkpoints"]
 KINDS: tuple[str, ...] = get_args(Kind)
 VERSION_SUFFIX = ".safetensors"
+_PART_FILE = re.compile(r"%23\d+of\d+(?=\.safetensors$)")
 _MAX_VERSION_BYTES = 255 - len(".") - len(VERSION_SUFFIX) - len(".partial") - 33
 
 
@@ -60,3 +62,13 @@ def digest_file(path: Path) -> Path:
 def version_uri(version: str) -> Uri:
     """What every node calls a weight version."""
     return Uri("weights", version_file(version))
+
+
+def part_of(version: str, rank: int, ranks: int) -> str:
+    """The name of what one rank of a sharded trainer publishes of a version."""
+    return f"{version}#{rank + 1}of{ranks}"
+
+
+def whole_uri(uri: str) -> str:
+    """The version that a part is of, by their URIs; of anything else, itself."""
+    return _PART_FILE.sub("", uri)

@@ -8,27 +8,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from slackwater.model.errors import NotFoundError
-from slackwater.model.uri import VERSION_SUFFIX, digest_file, version_file
+from slackwater.model.uri import VERSION_SUFFIX, digest_file, part_of, version_file
 from slackwater.tensors.header import TensorHeader, read_header
+from slackwater.weights.joined_file import join_files
 
 _PART = re.compile(r"#\d+of\d+$")
-_PART_FILE = re.compile(r"%23\d+of\d+(?=\.safetensors$)")
-
-
-def part_of(version: str, rank: int, ranks: int) -> str:
-    """The name of what one rank of a sharded trainer publishes of a version."""
-    return f"{version}#{rank + 1}of{ranks}"
 
 
 def parts_of(version: str, meta: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of a version's parts; none where its own file holds it."""
     ranks = int(meta.get("parts", 0))
     return tuple(part_of(version, rank, ranks) for rank in range(ranks))
-
-
-def whole_uri(uri: str) -> str:
-    """The version that a part is of, by their URIs; of anything else, itself."""
-    return _PART_FILE.sub("", uri)
 
 
 class VersionCatalog:
@@ -50,6 +40,10 @@ class VersionCatalog:
         path = self.path(version)
         parts = parts_of(version, self.meta(version)) if path.is_file() else ()
         return tuple(map(self.path, parts)) or (path,)
+
+    def join(self, version: str, target: Path) -> None:
+        """Write what several ranks wrote of a version as one file."""
+        join_files(self.paths(version), target)
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""

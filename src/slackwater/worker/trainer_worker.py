@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
+from slackwater.model.uri import part_of
 from slackwater.nets.lora import LoraSpec
 from slackwater.nets.ranks import RankPlan, Ranks, leave_at_once
 from slackwater.training.datum import Datum
 from slackwater.training.trainer import Trainer
-from slackwater.weights.catalog import part_of
 from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
 from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result

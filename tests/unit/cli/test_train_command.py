@@ -27,6 +27,7 @@ def test_the_command_to_resume_has_the_options_and_no_key() -> None:
 SCRIPT = """
 import pathlib, signal, sys, time
 from slackwater.cli.train import saying_how_to_resume
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 folder = pathlib.Path(sys.argv[1])
 with saying_how_to_resume(folder, sys.argv[2]):
     (folder / "recipe.json").touch()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slackwater.weights.catalog import part_of
+from slackwater.model.uri import part_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import join_files
 from slackwater.weights.plan.box import Box

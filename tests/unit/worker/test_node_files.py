@@ -19,13 +19,12 @@ import torch
 
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.model.uri import Uri, version_uri
+from slackwater.model.uri import Uri, part_of, version_uri
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.weights.catalog import part_of
 from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import ShardMap

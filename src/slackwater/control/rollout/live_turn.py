@@ -97,6 +97,10 @@ class LiveTurn:
             0.0 if self.waiting_since_s is None else now_s - self.waiting_since_s
         )
 
+    def age_s(self, now_s: float) -> float:
+        """How long it has waited and run so far."""
+        return self.waited_s(now_s) + (now_s - self.sent_s if self.instance else 0.0)
+
     @property
     def context_tokens(self) -> int:
         """What an instance must hold to go on."""

@@ -22,6 +22,7 @@ from slackwater.control.rollout.rebalancer import Rebalancer
 from slackwater.control.rollout.seeding import SEEDING, Seeding
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import JobId
 
 WATCH = "rollout-watch"
 
@@ -147,6 +148,10 @@ class RolloutManager:
             made = f"{len(turn.tokens)} of {turn.limit} tokens made, {where}"
             books.stop(turn, out)
             books.fail(turn, f"deadline passed: {made}", now_s, out)
+
+    def turns_of(self, job: JobId) -> list[LiveTurn]:
+        """The live turns of a job; the caller must not change them."""
+        return [turn for turn in self.books.turns.values() if turn.spec.job == job]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""

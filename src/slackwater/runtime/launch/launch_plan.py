@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.model.uri import SCHEME, Uri, version_uri
+from slackwater.model.uri import SCHEME, Uri, part_of, version_uri, whole_uri
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
-from slackwater.weights.catalog import part_of, whole_uri
 from slackwater.wire import lending, messages
 from slackwater.wire.agent import NodeFacts
 from slackwater.wire.certificate import fingerprint_of

@@ -14,6 +14,10 @@ class VersionShelf(Protocol):
         """
         ...
 
+    def join(self, version: str, target: Path) -> None:
+        """Write what several ranks wrote of a version as one file."""
+        ...
+
     def meta(self, version: str) -> Mapping[str, Any]:
         """What its publisher said of a version."""
         ...

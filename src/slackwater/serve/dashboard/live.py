@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import JobId, ModelId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceState
@@ -161,7 +160,7 @@ class LiveSource:
         live: list[dict[str, Any]] = [
             {
                 "trajectory": str(turn.spec.trajectory),
-                "took_s": round(_age_s(turn, now_s), 2),
+                "took_s": round(turn.age_s(now_s), 2),
                 "waited_s": round(turn.waited_s(now_s), 2),
                 "state": turn.instance or "waits",
                 "moves": turn.moves,
@@ -169,7 +168,7 @@ class LiveSource:
                 "tokens": len(turn.tokens),
                 "limit": turn.limit,
             }
-            for turn in self._live_turns(job)
+            for turn in self._plane.controller.rollout.turns_of(job)
         ]
         live.sort(key=lambda row: -row["took_s"])
         ended = [
@@ -190,17 +189,12 @@ class LiveSource:
         ended = [row for row in ended if row["trajectory"] not in under_way]
         return live[:_TRAJECTORIES_SHOWN] + ended[:_TRAJECTORIES_SHOWN]
 
-    def _live_turns(self, job: JobId) -> list[LiveTurn]:
-        turns = self._plane.controller.rollout.books.turns.values()
-        return [turn for turn in turns if turn.spec.job == job]
-
     async def conversation(self, viewer: Viewer, job: str, trajectory: str) -> dict[str, Any]:
         """Every token of a trajectory, with its text and, where it was sampled, its log-prob."""
         self._owner(viewer, job)
         ended = self._plane.rollout.recent.find(JobId(job), trajectory)
-        live = next(
-            (t for t in self._live_turns(JobId(job)) if t.spec.trajectory == trajectory), None
-        )
+        turns_of = self._plane.controller.rollout.turns_of
+        live = next((t for t in turns_of(JobId(job)) if t.spec.trajectory == trajectory), None)
         if ended is None and live is None:
             gone = "is neither under way nor among the last that ended"
             raise NotFoundError(f"trajectory: {trajectory[:200]!r} {gone}")
@@ -312,10 +306,6 @@ class LiveSource:
             return None
         lengths = (account.engine_s / done, account.trainer_s / done)
         return PlannedJob(entry.job, *lengths, sync_s=0.0, slo=slo)
-
-
-def _age_s(turn: LiveTurn, now_s: float) -> float:
-    return turn.waited_s(now_s) + (now_s - turn.sent_s if turn.instance else 0.0)
 
 
 def _logprob(value: float) -> float | None:

@@ -18,7 +18,6 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.runtime.store.versions import VersionShelf
-from slackwater.weights.joined_file import join_files
 
 RECIPIENTS = "age_encryption_recipients"  # in an export's user_metadata, joined by spaces
 _SUFFIX = ".age"
@@ -53,7 +52,7 @@ def weight_files(
         folder = new_folder()
         folder.mkdir(parents=True)
         file = folder / "joined.safetensors"
-        join_files(parts, file)
+        versions.join(held.held_as, file)
     lora = versions.meta(held.held_as).get("lora")
     if lora is None:
         beside = {name: base.directory / name for name in _TEXT_FILES}
