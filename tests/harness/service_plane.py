@@ -12,7 +12,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
-from slackwater.weights.catalog import VersionCatalog
+from slackwater.weights.joined_file import ExportCatalog
 
 Work = Callable[[ControlPlane, httpx.AsyncClient], Awaitable[None]]
 
@@ -29,7 +29,7 @@ def with_plane(folder: Path, work: Work, **settings: Any) -> None:
         fixed = {"hold_s": 0.05, "tenants": ("mine", "other"), "allowed_hosts": ("test",)}
         options = {**fixed, **settings}
         configured = ServiceSettings(state=state.root, models={"tiny": model}, **options)
-        plane = ControlPlane(configured, state, VersionCatalog(state.weights))
+        plane = ControlPlane(configured, state, ExportCatalog(state.weights))
         await plane.store.open()
         await plane.sessions.adopt(asyncio.get_running_loop().time())
         await plane.training.adopt()

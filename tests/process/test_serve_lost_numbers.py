@@ -14,7 +14,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
-from slackwater.weights.catalog import VersionCatalog
+from slackwater.weights.joined_file import ExportCatalog
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +56,7 @@ def test_three_then_one_and_never_two_ends_by_itself(tiny_model: Path, tmp_path:
             models={"tiny": tiny_model},
             operations=OperationsConfig(give_up_gap_after_s=0.5),
         )
-        plane = ControlPlane(settings, state, VersionCatalog(state.weights))
+        plane = ControlPlane(settings, state, ExportCatalog(state.weights))
         state.logs.mkdir(parents=True)
         await plane.start()
         try:

@@ -19,7 +19,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.app import create_app
-from slackwater.weights.catalog import VersionCatalog
+from slackwater.weights.joined_file import ExportCatalog
 
 from .service_process import ServiceProcess, wait_for
 
@@ -70,7 +70,7 @@ def test_an_engine_that_fails_later_shows_in_status_list_and_answers(
         settings = ServiceSettings(
             state=state.root, models={"cut": cut}, tenants=("default", "other")
         )
-        plane = ControlPlane(settings, state, VersionCatalog(state.weights))
+        plane = ControlPlane(settings, state, ExportCatalog(state.weights))
         await plane.start()
         keys = {name: plane.tenants.key_of(name) for name in ("default", "other")}
         transport = httpx.ASGITransport(create_app(plane))

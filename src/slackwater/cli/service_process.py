@@ -32,13 +32,13 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     from slackwater.runtime.services.garbage import collect_when_idle
     from slackwater.serve.app import create_app
     from slackwater.serve.http.server import bind, http_server, serve_until_signalled
-    from slackwater.weights.catalog import VersionCatalog
+    from slackwater.weights.joined_file import ExportCatalog
 
     folder.logs.mkdir(parents=True, exist_ok=True)
     _log_to(folder.logs / "service.log")
     listening = bind(settings.host, settings.port)
     reached_at = _reached_at(settings.host, listening.getsockname()[1])
-    plane = ControlPlane(settings, folder, VersionCatalog(folder.weights), reached_at)
+    plane = ControlPlane(settings, folder, ExportCatalog(folder.weights), reached_at)
     check_isolation(settings, len(plane.tenants.names()))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])

@@ -10,7 +10,6 @@ from urllib.parse import unquote
 from slackwater.model.errors import NotFoundError
 from slackwater.model.uri import VERSION_SUFFIX, digest_file, part_of, version_file
 from slackwater.tensors.header import TensorHeader, read_header
-from slackwater.weights.joined_file import join_files
 
 _PART = re.compile(r"#\d+of\d+$")
 
@@ -40,10 +39,6 @@ class VersionCatalog:
         path = self.path(version)
         parts = parts_of(version, self.meta(version)) if path.is_file() else ()
         return tuple(map(self.path, parts)) or (path,)
-
-    def join(self, version: str, target: Path) -> None:
-        """Write what several ranks wrote of a version as one file."""
-        join_files(self.paths(version), target)
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""

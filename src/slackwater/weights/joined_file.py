@@ -11,10 +11,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.weights.catalog import VersionCatalog
 from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.transfer import PublishedSlice
 
 _LENGTH = struct.Struct("<Q")
+
+
+class ExportCatalog(VersionCatalog):
+    """The versions in a folder, each of which can be had as one file."""
+
+    def join(self, version: str, target: Path) -> None:
+        """Write what several ranks wrote of a version as one file."""
+        join_files(self.paths(version), target)
 
 
 def join_files(parts: Sequence[Path], target: Path) -> None:

@@ -26,6 +26,7 @@ from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import EXTERNAL, Checkpoint
 from slackwater.serve.tinker.weight_files import weight_files
 from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.joined_file import ExportCatalog
 from slackwater.worker.published import lora_meta
 from slackwater.zoo.directory import write_model
 from slackwater.zoo.exported import write_merged, write_untied
@@ -103,8 +104,8 @@ class Trained:
             public=False,
             user_metadata=None,
         )
-        base = BaseModel.read("tiny", self.base)
-        for name, content in weight_files(held, base, store, lambda: root / "joined").items():
+        base, shelf = BaseModel.read("tiny", self.base), ExportCatalog(root / "weights")
+        for name, content in weight_files(held, base, shelf, lambda: root / "joined").items():
             data = content if isinstance(content, bytes) else content.read_bytes()
             (self.exported / name).write_bytes(data)
 
