@@ -13,7 +13,7 @@ from slackwater.model.ids import JobId, TrajectoryId
 from slackwater.model.turn import TurnSpec
 
 _OF_A_JOB = 24
-_MAX_TOKENS = 500_000
+_MAX_TOKENS = 100_000
 NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
 
 
