@@ -76,7 +76,10 @@ def agent(
         str | None, typer.Option(help="GPUs that it lends, such as 0,1,2. Default: all.")
     ] = None,
     notice_s: Annotated[
-        float, typer.Option(help="Seconds from SIGTERM to its end, in which turns move away.")
+        float,
+        typer.Option(
+            min=0, max=86_400, help="Seconds from SIGTERM to its end, in which turns move away."
+        ),
     ] = 0.0,
     directory: Annotated[Path, typer.Option(help="Folder for models, versions and logs.")] = Path(
         "~/.cache/slackwater/node"

@@ -1,6 +1,6 @@
 """Messages between a node's agent and the control plane; they hold no paths of another disk."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -182,9 +182,9 @@ class WorkerEnded(Message, frozen=True):
 
 
 class NodeLeaving(Message, frozen=True):
-    """The node is taken away in `leaves_in_s`; until then its turns can move."""
+    """The node is taken away in `leaves_in_s`, within a day; until then its turns can move."""
 
-    leaves_in_s: float
+    leaves_in_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 
 
 WorkerOrder: TypeAlias = StartWorker | SignalWorker

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from slackwater.model.sampling import Grammar, Sampling
 from slackwater.wire import messages
+from slackwater.wire.agent import NodeLeaving
 from slackwater.wire.batches import (
     Array,
     Example,
@@ -148,3 +149,12 @@ def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused() -> None:
         Array("float32", (3,), b"\0" * 8).numpy()
     with pytest.raises(ValueError, match="shape"):
         Array("float32", (-2, -1), b"\0" * 8).numpy()
+
+
+@pytest.mark.parametrize("leaves_in_s", [float("nan"), float("inf"), -1.0])
+def test_a_node_cannot_put_a_moment_that_never_comes_into_the_controllers_clock(
+    leaves_in_s: float,
+) -> None:
+    (frame,) = FrameDecoder().feed(messages.encode(NodeLeaving(leaves_in_s)))
+    with pytest.raises(FrameError):
+        messages.decode_from_worker(frame.body)
