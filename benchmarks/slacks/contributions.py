@@ -16,7 +16,7 @@ from benchmarks.options import BenchOptions
 from benchmarks.slacks.fleet import FiveSlacks, FiveSlacksResult, FiveSlacksRun, Slack
 
 Kinds = frozenset[Slack]
-_SMALL = FiveSlacks(
+SMALL = FiveSlacks(
     steps=2,
     trajectories=12,
     most_turns=4,
@@ -52,7 +52,7 @@ def shapley_values(values: Mapping[Kinds, float]) -> dict[Slack, float]:
 def run(options: BenchOptions) -> dict[str, float]:
     """Figures of no slack and of all, and each kind's contribution with its spread over seeds."""
     seeds = range(options.seed, options.seed + (1 if options.quick else 3))
-    plan = _SMALL if options.quick else FiveSlacks()
+    plan = SMALL if options.quick else FiveSlacks()
     cases = [(plan, on, seed) for seed in seeds for on in every_combination()]
     results: dict[tuple[int, Kinds], FiveSlacksResult] = {}
     with ProcessPoolExecutor(options.processes or os.cpu_count()) as pool:

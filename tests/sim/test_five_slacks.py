@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.slacks import contributions
 from benchmarks.slacks.contributions import every_combination, shapley_values
-from benchmarks.slacks.fleet import FiveSlacks, FiveSlacksRun, Slack
+from benchmarks.slacks.fleet import FiveSlacksRun, Slack
 from slackwater.sim.rollout.spot_trace import SpotEvent
 
 SPOT = (
@@ -13,16 +14,7 @@ SPOT = (
     SpotEvent(0.0, "add", "spot1"),
     SpotEvent(90.0, "remove", "spot0"),
 )
-SMALL = FiveSlacks(
-    steps=2,
-    trajectories=12,
-    most_turns=4,
-    turns_per_engine=2,
-    train_s=20.0,
-    arrivals_per_s=0.5,
-    cores=6,
-    spot=SPOT,
-)
+SMALL = replace(contributions.SMALL, spot=SPOT)
 ALL, NONE = frozenset(Slack), frozenset[Slack]()
 
 

@@ -212,7 +212,7 @@ def with_up_options(command: Callable[[typer.Context, UpOptions], int]) -> Calla
         inspect.Parameter(name, keyword, default=defaults.get(name, empty), annotation=hint)
         for name, hint in hints.items()
     ]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
     called.__annotations__ = hints
     called.__name__, called.__doc__ = command.__name__, command.__doc__
     return called

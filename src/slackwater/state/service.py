@@ -126,8 +126,8 @@ class StateServer:
             if not hmac.compare_digest(first[0].secret, self._secret):
                 logger.warning("a process without the secret was refused")
                 return
-            # A worker that dials again is another holder: the end of its old connection is not its
-            # own.
+            # A worker that reconnects gets a new name, so that the end of its old connection does
+            # not detach it.
             name, holder = f"{first[0].holder}#{next(self._numbers)}", RemoteHolder(frames)
             self._manager.attach(name, holder)
             while (got := frames.receive(_DECODER)) is not None:

@@ -189,7 +189,7 @@ class Groups:
         return list(dict.fromkeys(group for node in nodes for group in self._users.get(node, ())))
 
     def shares(self, state: JobState) -> bool:
-        """Whether there is another job in the group."""
+        """Whether its group has other members."""
         assert state.placement is not None
         return len(self._groups[state.placement.group].jobs) > 1
 

@@ -47,7 +47,7 @@ class DriverUndue(TimedMessage, frozen=True):
 
 
 class DriverEnded(TimedMessage, frozen=True):
-    """The attempt's process is gone, with a status if anybody saw it; `said` are its last words.
+    """The attempt's process has ended, with its exit status if known; `said` is its last output.
 
     `hopeless`: another attempt would end the same way, since its input is wrong.
     """

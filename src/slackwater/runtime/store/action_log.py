@@ -121,8 +121,8 @@ def add_action(
     now_s: float,
     started: bool = False,
 ) -> Row[Any] | None:
-    """None if it was added; the row that is there if it was asked for before. Another one by its
-    name is refused, and so is another tenant's."""
+    """None if it was added, or the existing row of the same request. A different request under
+    the same name is refused, as is a name that belongs to a different tenant."""
     name, payload = request.spec.action, encode(request)
     row = {
         "action": name,
@@ -191,7 +191,9 @@ def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, 
 def add_environment(
     connection: Connection, tenant: TenantId, request: EnvironmentRequest, now_s: float
 ) -> bool:
-    """Whether it is new. Another one by its name is refused, and so is another tenant's."""
+    """Whether it is new. A different request under the same name is refused, as is a name that
+    belongs to a different tenant.
+    """
     name, payload = request.spec.environment, encode(request)
     row = {"environment": name, "tenant": tenant, "payload": payload, "created_s": now_s}
     if _execute(connection, _ADD_ENVIRONMENT, [row]):

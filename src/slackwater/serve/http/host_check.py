@@ -55,7 +55,7 @@ class HostCheck:
             return None
         for name, value in scope["headers"]:
             if name == b"origin" and not self._is_same(value.decode("latin-1").lower(), host):
-                fix = "is another site than this service; its pages may not call it"
+                fix = "is a different site; its pages may not call this service"
                 return 403, f"origin: {value.decode('latin-1')[:200]!r} {fix}"
         return None
 

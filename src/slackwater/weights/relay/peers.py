@@ -33,7 +33,7 @@ class RelayPeer:
     def dial(
         self, address: tuple[str, int], timeout_s: float, called_off: Callable[[], bool]
     ) -> ssl.SSLSocket:
-        """Connect; UnavailableError if it is another relay or does not admit us."""
+        """Connect; UnavailableError if the relay has the wrong identity or refuses us."""
         deadline_s = time.monotonic() + _OFFERED_WITHIN_S
         while True:
             try:
