@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from slackwater.model.errors import ConfigError
 from slackwater.weights.catalog import VersionCatalog
 from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.transfer import PublishedSlice
@@ -51,6 +52,8 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
         at = places[name].stop
         offsets = [places[name].start, at]
         entries[name] = {"dtype": dtypes[name], "shape": shapes[name], "data_offsets": offsets}
+    if at > sum(len(held) for _, _, held in slices):  # a rank may claim any place
+        raise ConfigError.of("version", parts[0].name, "must have parts that hold every element")
     head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     head += b" " * (-len(head) % 8)
     with target.open("wb") as file:

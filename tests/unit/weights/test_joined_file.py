@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from slackwater.model.errors import ConfigError
 from slackwater.model.uri import part_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import join_files
@@ -46,3 +47,12 @@ def test_parts_of_any_layout_are_joined_to_the_tensors_they_are_of(
     found = load_file(tmp_path / "model.safetensors")
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def test_a_rank_that_claims_more_than_it_wrote_makes_no_file(tmp_path: Path) -> None:
+    """One element at the end of a tensor of terabytes, as a hostile node could name it."""
+    part = tmp_path / "part.safetensors"
+    save_file({f"w[{(1 << 42) - 1}:{1 << 42}]": torch.ones(1)}, part)
+    with pytest.raises(ConfigError, match="parts that hold every element"):
+        join_files([part], tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
