@@ -27,9 +27,9 @@ from slackwater.rl.actions import ActionThread
 from slackwater.rl.environments import playable
 from slackwater.rl.environments.episode import EnvironmentReply, EpisodeEnvironment
 from slackwater.rl.grpo import policy_data, warm_up
-from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe, load_recipe
 from slackwater.rl.rollout import Rollout, TrajectoryGroup
+from slackwater.rl.run_directory import PromptOrder, PromptUse
 from slackwater.rl.sdk_client import closing
 from slackwater.rl.text import text_of
 from slackwater.zoo.tiny import make_model

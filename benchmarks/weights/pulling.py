@@ -30,11 +30,9 @@ from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.__main__ import SECRET_VARIABLE
 from slackwater.weights.relay.client import RelayClient
-from slackwater.weights.relay.host_copy import host_version
-from slackwater.weights.relay.publisher import RelayStocker
-from slackwater.worker.published import lora_meta
+from slackwater.weights.relay.publisher import RelayStocker, host_version
 from slackwater.worker.puller import VersionPuller
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.weight_lane import WeightLane, lora_meta
 
 _SECRET = "of this measurement"
 _REQUESTS = 8

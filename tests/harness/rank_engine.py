@@ -16,8 +16,7 @@ from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.ranks import Ranks
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.worker.engine_worker import follow_engine, new_engine, new_ranked_engine
-from slackwater.worker.published import lora_meta
-from slackwater.worker.rank_lane import RankLane
+from slackwater.worker.weight_lane import RankLane, lora_meta
 
 SIZE: dict[str, Any] = {"kv_mb": 4, "max_running": 8}
 

@@ -79,7 +79,7 @@ class Bench:
         """Another random model of the same shape, as a published version and as a directory."""
         from slackwater.nets.loading import load_net, net_tensors
         from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.published import lora_meta
+        from slackwater.worker.weight_lane import lora_meta
 
         other = self.folder / version
         make_model("tiny", other, seed=99)
@@ -95,7 +95,7 @@ class Bench:
         from slackwater.nets.loading import load_net
         from slackwater.nets.lora import LoraAdapter, LoraSpec
         from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.published import lora_meta
+        from slackwater.worker.weight_lane import lora_meta
 
         spec = LoraSpec(8, seed=seed)
         tensors = LoraAdapter.create(spec, load_net(self.model).config).tensors

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.rl.prompt_order import PromptOrder
+from slackwater.rl.run_directory import PromptOrder
 
 from .service_process import ServiceProcess, wait_for
 

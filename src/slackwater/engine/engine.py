@@ -11,22 +11,24 @@ from torch import Tensor
 from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
-from slackwater.engine.guide import Guide, Guides
-from slackwater.engine.named_tokens import check_named_tokens
 from slackwater.engine.pages import PageArena
 from slackwater.engine.request import (
+    Decode,
     Finished,
     GenerationRequest,
+    Guide,
+    Guides,
     PromptScoreRows,
     RequestFailure,
     StepOutput,
     StopReason,
+    check_named_tokens,
+    completes_stop_string,
 )
 from slackwater.engine.runner import Runner, SampledTokens
 from slackwater.engine.scheduler import EngineLoad, Scheduler, StepPlan
 from slackwater.engine.sequence import PromptScoring, Sequence
 from slackwater.engine.slots import SlotTable
-from slackwater.engine.stopping import Decode, completes_stop_string
 from slackwater.engine.versions import VersionStore, WeightSlot
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM

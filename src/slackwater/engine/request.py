@@ -1,15 +1,59 @@
 """What goes into the engine and what comes out of a step."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.sampling import Sampling
+from slackwater.model.sampling import Grammar, Sampling
 
 StopReason = Literal["stop", "length"]
+
+Decode = Callable[[Sequence[int]], str]
+_SLACK_TOKENS = 8  # a character may span tokens, and a tokenizer may merge spaces at the front
+
+
+class Guide(Protocol):
+    """Says which tokens may come next in one generation.
+
+    `stopped`: the answer is complete and nothing can follow. `failed`: it cannot be followed any
+    more, and why.
+    """
+
+    stopped: bool
+    failed: str | None
+
+    def allow(self, bits: NDArray[np.int32]) -> None:
+        """Fill a row of bits, one per token of the vocabulary, lowest bit first."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """Take note of the token that was drawn."""
+        ...
+
+
+class Guides(Protocol):
+    """Where guides come from."""
+
+    def guide(self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]) -> Guide:
+        """A guide that stands after `generated`; ConfigError if the grammar cannot be followed."""
+        ...
+
+
+def completes_stop_string(
+    tokens: Sequence[int], stop_strings: Sequence[str], decode: Decode
+) -> bool:
+    """Whether the text of `tokens` holds a stop string; asked after every token.
+
+    Only the tail is decoded: a token adds at least one byte of text or none, so a string that
+    ends in the newest token lies within its length in bytes of tokens, and some slack.
+    """
+    window = max(len(text.encode()) for text in stop_strings) + _SLACK_TOKENS
+    text = decode(tokens[-window:])
+    return any(stop in text for stop in stop_strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +152,24 @@ class StepOutput:
     failed: tuple[RequestFailure, ...] = ()
     prompt_scores: tuple[PromptScoreRows, ...] = ()
     top: dict[int, TopTokens] = field(default_factory=dict)
+
+
+def check_named_tokens(request: GenerationRequest, vocab_size: int) -> None:
+    """Biased, allowed and target tokens; targets are a row for every position of the prompt after
+    the first.
+    """
+    params, rows = request.params, request.params.target_prompt_tokens
+    biased = [token for token, _ in params.logit_bias]
+    worded = [token for word in params.bad_words for token in word]
+    named = (("logit_bias", biased), ("allowed_token_ids", params.allowed_token_ids))
+    for name, tokens in (*named, ("bad_words", worded)):
+        bad = [token for token in tokens if not 0 <= token < vocab_size]
+        if bad:
+            raise ConfigError.of(f"{name}: token", bad[0], f"must be below {vocab_size}")
+    if rows and len(rows) != len(request.prompt) - 1:
+        fix = f"must have {len(request.prompt) - 1} rows for this prompt"
+        raise ConfigError.of("target_prompt_tokens", f"{len(rows)} rows", fix)
+    bad = [token for row in rows for token in row if not -1 <= token < vocab_size]
+    if bad:
+        fix = f"must be below {vocab_size}, or -1"
+        raise ConfigError.of("target_prompt_tokens: token", bad[0], fix)

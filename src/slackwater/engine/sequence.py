@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.engine.block_pool import Digest, chain
-from slackwater.engine.guide import Guide
-from slackwater.engine.request import Finished, GenerationRequest, PromptScoreRows, TopTokens
+from slackwater.engine.request import Finished, GenerationRequest, Guide, PromptScoreRows, TopTokens
 from slackwater.engine.versions import Version
 
 _PADDING_LOGPROB = -99999.0

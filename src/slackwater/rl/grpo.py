@@ -21,11 +21,10 @@ from slackwater.rl.advantages import (
     token_advantages,
 )
 from slackwater.rl.environments import playable
-from slackwater.rl.prompt_order import PromptOrder, PromptUse
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.reference import ReferenceModel, kl_estimate
 from slackwater.rl.rollout import Rollout, Trajectory, TrajectoryGroup
-from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
+from slackwater.rl.run_directory import PromptOrder, PromptUse, RunCheckpoint, RunDirectory
 from slackwater.rl.text import Observation, TextRenderer, text_of
 
 ADAM_EPS = 1e-8

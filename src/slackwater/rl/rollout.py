@@ -12,8 +12,8 @@ import tinker
 
 from slackwater.rl.advantages import Floats
 from slackwater.rl.environments.episode import EnvironmentReply, Episode, EpisodeEnvironment
-from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import SamplingSettings
+from slackwater.rl.run_directory import PromptUse
 from slackwater.rl.text import TextRenderer
 
 

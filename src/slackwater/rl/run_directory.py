@@ -3,6 +3,7 @@ trackers write, `tensorboard/` unless others were asked for.
 
 The JSON lines are written after each step. A checkpoint names its last step; resuming truncates
 later lines, since those steps are repeated: every step and use of a prompt is recorded once.
+The whole state is the number of prompts used, which a checkpoint stores.
 """
 
 import json
@@ -12,11 +13,38 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError
-from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.trackers import Trackers
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """One use of one prompt."""
+
+    epoch: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOrder:
+    """A fresh permutation of `prompts` prompts for every epoch."""
+
+    prompts: int
+    seed: int
+
+    def uses(self, start: int, count: int) -> tuple[PromptUse, ...]:
+        """The uses number `start` to `start + count - 1`."""
+        found: list[PromptUse] = []
+        while len(found) < count:
+            epoch, place = divmod(start + len(found), self.prompts)
+            order = np.random.default_rng([self.seed, epoch]).permutation(self.prompts)
+            taken = order[place : place + count - len(found)]
+            found.extend(PromptUse(epoch, int(prompt)) for prompt in taken)
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from slackwater.rl.advantages import Floats
 from slackwater.rl.data_files import Row
 from slackwater.rl.environments import DataTasks
 from slackwater.rl.grpo import Stage, Watch, adam, save_checkpoint, training_client
-from slackwater.rl.prompt_order import PromptOrder
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.reference import ReferenceModel
 from slackwater.rl.rollout import Trajectory
-from slackwater.rl.run_directory import RunDirectory
+from slackwater.rl.run_directory import PromptOrder, RunDirectory
 from slackwater.rl.text import TextRenderer, text_of
 
 

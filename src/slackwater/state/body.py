@@ -16,10 +16,9 @@ from slackwater.control.state import events as on
 from slackwater.control.state.residency_controller import ResidencyController
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.residency import StateBudgets, Tier
-from slackwater.state.arrival import ImageArrivalProgress
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
-from slackwater.state.image import HostImage, pages_for
+from slackwater.state.image import HostImage, ImageArrivalProgress, pages_for
 from slackwater.state.port import About, DeviceHolder, HolderMove, MoveOutcome
 
 logger = logging.getLogger(__name__)

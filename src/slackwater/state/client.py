@@ -13,9 +13,8 @@ import msgspec
 from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.model.residency import StoredPart, Tier
-from slackwater.state.arrival import ImageArrivalProgress
 from slackwater.state.frames import Frames, socket_address
-from slackwater.state.image import HostImage
+from slackwater.state.image import HostImage, ImageArrivalProgress
 from slackwater.state.port import DeviceHolder, HolderMove, ImageRange, MoveOutcome, Registered
 from slackwater.wire import state as says
 

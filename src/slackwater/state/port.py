@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slackwater.model.residency import StoredPart, Tier
-from slackwater.state.arrival import ImageArrivalProgress
-from slackwater.state.image import HostImage
+from slackwater.state.image import HostImage, ImageArrivalProgress
 
 # Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints;
 # "empty_kinds" are kinds that are all zeros, and are neither copied nor stored until they are not.

@@ -2,6 +2,9 @@
 
 A reader sees the old file or the new one, never a part; a file whose bytes changed since is
 refused.
+The sum of two strings laid end to end follows from their sums and the length of the second: the
+first sum, as a polynomial over two elements, times x to the power of that many bits, modulo
+CRC-32's own polynomial, plus the second sum.
 """
 
 import hashlib
@@ -15,6 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
-from slackwater.tensors.sums import joined
 
 # What transformers and peft look for in a file that they load.
 FOR_TRANSFORMERS = {"format": "pt"}
@@ -45,6 +48,36 @@ _PIECE = 16 << 20
 _READERS = 16
 _WRITERS = 8  # of one file, whose lock they share: more of them only wait
 _OWN = threading.local()
+
+_POLYNOMIAL = 0xEDB88320  # bit 31 is the power 0
+
+
+def joined(first: int, second: int, second_bytes: int) -> int:
+    """The sum of two strings end to end, from their own sums."""
+    return _times(_power(8 * second_bytes), first) ^ second
+
+
+def _times(one: int, other: int) -> int:
+    product, bit = 0, 1 << 31
+    while one:
+        if one & bit:
+            product ^= other
+            one ^= bit
+        bit >>= 1
+        other = (other >> 1) ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=64)  # most pieces are of one length
+def _power(exponent: int) -> int:
+    """x to the power of `exponent`, by squaring."""
+    result, base = 1 << 31, 1 << 30
+    while exponent:
+        if exponent & 1:
+            result = _times(base, result)
+        base = _times(base, base)
+        exponent >>= 1
+    return result
 
 
 @dataclass(frozen=True, slots=True)

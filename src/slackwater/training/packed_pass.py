@@ -1,5 +1,9 @@
 """One pass over data of many lengths: packed micro-batches, each forward and, with gradients on,
 backward.
+
+Sequences are packed end to end without padding, in the order given, so that samples of one prompt
+stay neighbours and share its rows. The plan depends on the costs and the budget only: a replayed
+pass adds the same numbers in the same order.
 """
 
 import math
@@ -12,24 +16,93 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError
-from slackwater.nets.attention import Attention
-from slackwater.nets.causal_lm import CausalLM
+from slackwater.nets.causal_lm import Attention, CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, RowAdapters
 from slackwater.nets.ops import NetOps
 from slackwater.nets.ranks import Ranks
-from slackwater.training.data_parallel import gather_outputs, share_out
 from slackwater.training.datum import Datum, PassOutput
 from slackwater.training.fused_ops import FusedOps
 from slackwater.training.logprobs import target_logprobs
 from slackwater.training.losses import Loss
-from slackwater.training.packing import pack
-from slackwater.training.prefix_sharing import SharedRows, common_with_previous, share_prefixes
-from slackwater.training.shared_attention import SharedPrefixAttention
+from slackwater.training.shared_attention import (
+    SharedPrefixAttention,
+    SharedRows,
+    common_with_previous,
+    share_prefixes,
+)
 
 ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass on a CPU
 _SHARE_OF_DEVICE = 6  # and on a GPU: a sixth of its memory
 _FEW_TOKENS = 2048  # a GPU that cannot keep so many computes each layer twice
+
+Floats = npt.NDArray[np.float32]
+
+
+def share_out(alone: Sequence[int], after_previous: Sequence[int], ranks: int) -> list[range]:
+    """Neighbours for each rank, so that the rank with most work has as little as can be.
+
+    Costs are those of `pack`: a sequence is cheaper behind one that begins alike, so the samples of
+    a prompt stay together unless dividing them makes the longest share shorter.
+    """
+    low, high = max(alone), sum(alone)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_filled(alone, after_previous, middle)) <= ranks:
+            high = middle
+        else:
+            low = middle + 1
+    shares = _filled(alone, after_previous, low)
+    return shares + [range(len(alone), len(alone))] * (ranks - len(shares))
+
+
+def _filled(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[range]:
+    """Shares of at most `budget` each, as few as can be; no sequence costs more alone."""
+    starts, room = [0], budget - alone[0]
+    for index in range(1, len(alone)):
+        if after_previous[index] <= room:
+            room -= after_previous[index]
+        else:
+            starts.append(index)
+            room = budget - alone[index]
+    return [range(a, b) for a, b in zip(starts, [*starts[1:], len(alone)], strict=True)]
+
+
+def gather_outputs(
+    ranks: Ranks, sizes: Sequence[tuple[int, ...]], own: Sequence[Floats | None], loss: float
+) -> tuple[list[Floats], float]:
+    """Every datum's log-probs in the caller's order and the whole loss, on every rank.
+
+    `own` has None for the data of other ranks, each of which is on exactly one data rank.
+    """
+    numbers = [int(np.prod(size)) for size in sizes]
+    together = torch.zeros(sum(numbers))
+    for part, held in zip(together.split(numbers), own, strict=True):
+        if held is not None:
+            part.copy_(torch.from_numpy(held.reshape(-1)))
+    ranks.sum_over_data(together)
+    total = ranks.sum_over_data(torch.tensor([loss], dtype=torch.float64))
+    parts = zip(together.split(numbers), sizes, strict=True)
+    return [part.numpy().reshape(size) for part, size in parts], float(total)
+
+
+def pack(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices by micro-batch, each as full as its next sequence allows; one above the budget goes
+    alone.
+
+    A sequence costs `alone[i]` as the first of a micro-batch, and `after_previous[i]` behind the
+    one before it.
+    """
+    batches: list[list[int]] = []
+    room = 0
+    for index, (whole, further) in enumerate(zip(alone, after_previous, strict=True)):
+        if batches and further <= room:
+            batches[-1].append(index)
+            room -= further
+        else:
+            batches.append([index])
+            room = budget - whole
+    return batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from slackwater.nets.loading import net_config, net_shapes, whole_tensors
 from slackwater.nets.ranks import Ranks
 from slackwater.training.base_sum import joined_sum, tensor_sum
 from slackwater.training.parameters import FlatParameters
-from slackwater.weights.plan.parameter import TensorSplit, parameters_of
-from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.shard_map import ShardMap, TensorSplit, parameters_of
 
 
 def load_sharded_net(

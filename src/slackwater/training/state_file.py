@@ -21,9 +21,8 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import read_tensors, write_tensors
 from slackwater.tensors.header import read_header
-from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import RankShards
+from slackwater.weights.plan.shard_map import Box, RankShards
 from slackwater.weights.plan.transfer import PublishedSlice, fetches
 
 FILE_NAME = "trainer.safetensors"

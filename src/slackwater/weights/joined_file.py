@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slackwater.model.errors import ConfigError
 from slackwater.weights.catalog import VersionCatalog
-from slackwater.weights.plan.box import Box
+from slackwater.weights.plan.shard_map import Box
 from slackwater.weights.plan.transfer import PublishedSlice
 
 _LENGTH = struct.Struct("<Q")

@@ -30,8 +30,7 @@ from slackwater.worker.connection import Connection
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
-from slackwater.worker.rank_lane import RankLane
-from slackwater.worker.weight_lane import WeightLane, weight_lane
+from slackwater.worker.weight_lane import RankLane, WeightLane, weight_lane
 
 logger = logging.getLogger(__name__)
 

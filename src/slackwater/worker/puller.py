@@ -16,8 +16,7 @@ from slackwater.model.errors import SlackwaterError
 from slackwater.model.payload import Payload
 from slackwater.nets.lora import LoraSpec
 from slackwater.wire import messages
-from slackwater.worker.published import lora_of
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.weight_lane import WeightLane, lora_of
 
 _NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
 

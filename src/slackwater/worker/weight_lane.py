@@ -7,27 +7,43 @@ import argparse
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
 
+from slackwater.engine.ranked_executor import RankSlices
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.payload import Payload
+from slackwater.nets.config import NetConfig
+from slackwater.nets.loading import net_shapes
+from slackwater.nets.lora import LoraSpec
+from slackwater.nets.ranks import Ranks
+from slackwater.weights.plan.shard_map import ShardMap
 from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.client import Address
-from slackwater.weights.relay.host_copy import torch_tensors
+from slackwater.weights.relay.publisher import torch_tensors
 from slackwater.weights.relay.pull_process import PullProcess
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.worker.process import address_of, node_secret
-from slackwater.worker.published import lora_of
 
 logger = logging.getLogger(__name__)
 
 _COPIES = 2  # as the weight director counts them (control/weights/holder_versions.py)
 _WITHIN_S = 120.0
 _MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memory
+
+
+def lora_meta(lora: LoraSpec | None) -> dict[str, Any]:
+    """The `meta` of a version: whether its tensors are an adapter, and of which shape."""
+    return {"lora": None if lora is None else asdict(lora)}
+
+
+def lora_of(meta: Mapping[str, Any]) -> LoraSpec | None:
+    """The adapter's shape that `lora_meta` wrote, or None for whole weights."""
+    found = meta.get("lora")
+    return None if found is None else LoraSpec(**found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +123,25 @@ def weight_lane(
     named = {"worker": options.worker, "node": options.node, "device": device}
     secret = b"" if relay is None else node_secret().encode()
     return WeightLane(durable, relay, secret=secret, beside=beside, **named)
+
+
+class RankLane(WeightLane):
+    """One rank's pulls, from the durable store."""
+
+    def __init__(self, durable: WeightStore, net: NetConfig, ranks: Ranks) -> None:
+        super().__init__(durable)
+        self._net, self._ranks = net, ranks
+
+    def take(
+        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
+    ) -> HostVersionCopy:
+        """This rank's slices of the version."""
+        del way, keep
+        return HostVersionCopy(self.fetch(version), self._durable.manifest(version).meta)
+
+    def fetch(self, version: str) -> RankSlices:
+        lora = lora_of(self._durable.manifest(version).meta)
+        shapes = net_shapes(self._net) if lora is None else lora.tensor_shapes(self._net)
+        shards = ShardMap(shapes, self._net.head_dim, self._ranks.layout).rank(self._ranks.rank)
+        tensors, _ = self._durable.pull_slices(version, shards)
+        return RankSlices(version, tensors)

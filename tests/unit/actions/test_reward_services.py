@@ -15,7 +15,7 @@ from slackwater.model.action import ActionSpec, OutcomeKind, WorkerCapacity
 from slackwater.model.amounts import GPUS, Amounts, Need
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import ActionId, JobId, NodeId, ServiceName
-from slackwater.worker.reward_services import RewardServices
+from slackwater.worker.reward_worker import RewardServices
 from slackwater.zoo.tiny import make_model
 
 NODE = NodeId("gpu-0")

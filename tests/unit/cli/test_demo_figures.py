@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from slackwater.cli.demo_display import demo_table
-from slackwater.cli.demo_figures import TypicalIteration, WatchedJob, sharing_figures
+from slackwater.cli.demo_run import TypicalIteration, WatchedJob, sharing_figures
 
 
 def watched(

@@ -13,9 +13,14 @@ from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_kernel import PANEL
 from slackwater.engine.cpu.panel_writing import LINE, PanelWriter
-from slackwater.engine.cpu.sites import AdapterSpan, SiteAdapters
 from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
-from slackwater.engine.cpu.weights import Floats, LibraryWeight, PanelWeight
+from slackwater.engine.cpu.weights import (
+    AdapterSpan,
+    Floats,
+    LibraryWeight,
+    PanelWeight,
+    SiteAdapters,
+)
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters

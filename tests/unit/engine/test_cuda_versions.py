@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from test_cuda import CONFIG, SETTINGS, plain_logprobs, prompt
 
-from slackwater.engine.guide import Guide
-from slackwater.engine.request import GenerationRequest
+from slackwater.engine.request import GenerationRequest, Guide
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar, Sampling
 from slackwater.nets.loading import load_net, net_tensors

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.engine.cpu.sampling import kept_tokens, sample
+from slackwater.engine.cpu.executor import kept_tokens, sample
 from slackwater.engine.executor import SamplingColumns
-from slackwater.engine.random_stream import stream_keys, uniforms
+from slackwater.engine.slots import stream_keys, uniforms
 
 
 def columns(rows: int, seed: int = 0, **settings_: float) -> SamplingColumns:

@@ -17,9 +17,8 @@ from slackwater.nets.loading import net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.wire import messages
-from slackwater.worker.published import lora_meta
 from slackwater.worker.puller import VersionPuller
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.weight_lane import WeightLane, lora_meta
 
 DEADLINE_S = 60.0
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from slackwater.model.errors import ConfigError
 from slackwater.rl.data_files import read_rows
 from slackwater.rl.environments import DataTasks
+from slackwater.rl.environments.data_tasks import load_verifier
 from slackwater.rl.environments.episode import EnvironmentReply
 from slackwater.rl.recipe import load_recipe
-from slackwater.rl.verifiers import load_verifier
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(5)]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.rl.prompt_order import PromptOrder, PromptUse
+from slackwater.rl.run_directory import PromptOrder, PromptUse
 
 
 @given(st.integers(1, 40), st.integers(0, 5), st.lists(st.integers(1, 17), max_size=20))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from slackwater.rl.environments import GuessNumber
-from slackwater.rl.prompt_order import PromptOrder
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.rollout import Rollout, TrajectoryGroup
+from slackwater.rl.run_directory import PromptOrder
 from slackwater.rl.text import Observation
 
 END = 258

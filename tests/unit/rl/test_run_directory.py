@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import Recipe, load_recipe, recipe_names
-from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
+from slackwater.rl.run_directory import PromptUse, RunCheckpoint, RunDirectory
 
 RECIPE = load_recipe("copy-digits")
 

@@ -9,9 +9,8 @@ import pytest
 
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.rl import trackers
-from slackwater.rl.prompt_order import PromptUse
 from slackwater.rl.recipe import load_recipe
-from slackwater.rl.run_directory import RunCheckpoint, RunDirectory
+from slackwater.rl.run_directory import PromptUse, RunCheckpoint, RunDirectory
 from slackwater.rl.trackers import Trackers, check_trackers
 
 RECIPE = load_recipe("copy-digits")

@@ -19,8 +19,7 @@ from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraSpec
 from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
 from slackwater.tensors.checked_file import FOR_TRANSFORMERS, write_tensors
-from slackwater.training.prefix_sharing import share_prefixes
-from slackwater.training.shared_attention import SharedPrefixAttention
+from slackwater.training.shared_attention import SharedPrefixAttention, share_prefixes
 from slackwater.training.trainer import Trainer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

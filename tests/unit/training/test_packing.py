@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.nets.config import NetConfig
-from slackwater.training.packed_pass import MicroBatch
-from slackwater.training.packing import pack
+from slackwater.training.packed_pass import MicroBatch, pack
 
 COSTS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 49)), max_size=40)
 

@@ -10,7 +10,7 @@ from trainer_builders import NET, trainer
 
 from slackwater.training import shared_attention
 from slackwater.training.datum import Datum
-from slackwater.training.prefix_sharing import share_prefixes
+from slackwater.training.shared_attention import share_prefixes
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 

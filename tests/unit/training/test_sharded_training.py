@@ -17,7 +17,7 @@ from harness.rank_training import KINDS, NET, create, largest_difference, run_st
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.loading import load_net, net_shapes, save_net
 from slackwater.nets.ranks import EXIT_RANK_LOST, RankPlan
-from slackwater.training.data_parallel import share_out
+from slackwater.training.packed_pass import share_out
 from slackwater.training.trainer import Trainer
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.plan.layout import Layout

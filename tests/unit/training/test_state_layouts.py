@@ -8,9 +8,8 @@ import torch
 from harness.rank_training import LORA, NET
 from slackwater.nets.loading import net_shapes
 from slackwater.training.state_file import TrainerMeta, read_state, write_shard
-from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.shard_map import Box, ShardMap
 from slackwater.weights.plan.transfer import publishing
 
 SAVED = Layout.parse("dp=4")

@@ -12,8 +12,7 @@ from safetensors import safe_open
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.tensors import checked_file
-from slackwater.tensors.checked_file import content_digest, read_tensors, write_tensors
-from slackwater.tensors.sums import joined
+from slackwater.tensors.checked_file import content_digest, joined, read_tensors, write_tensors
 from slackwater.weights import directory
 from slackwater.weights.directory import DirectoryWeightStore
 

@@ -10,9 +10,8 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.uri import part_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import join_files
-from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.shard_map import Box, ShardMap
 from slackwater.weights.plan.transfer import publishing
 
 SHAPES = {

@@ -10,7 +10,7 @@ import pytest
 from slackwater.engine.config import EngineConfig
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.ids import ServiceName
-from slackwater.worker.reward_services import RewardServices
+from slackwater.worker.reward_worker import RewardServices
 from slackwater.zoo.tiny import make_model
 
 GOOD, CUT = ServiceName("good"), ServiceName("cut")

@@ -25,9 +25,8 @@ from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import ShardMap
+from slackwater.weights.plan.shard_map import Box, ShardMap
 from slackwater.weights.plan.transfer import publishing
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages

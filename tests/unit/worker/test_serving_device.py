@@ -2,7 +2,7 @@
 
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.step_cost import StepCost, StepCostCurve
-from slackwater.worker.serving_device import feasible
+from slackwater.worker.coserving_worker import feasible
 
 COST = StepCost(StepCostCurve((1, 512), (0.02, 0.04)), StepCostCurve((1, 64), (0.01, 0.012)))
 

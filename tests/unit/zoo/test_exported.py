@@ -27,7 +27,7 @@ from slackwater.runtime.store.checkpoints import EXTERNAL, Checkpoint
 from slackwater.serve.tinker.weight_files import weight_files
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import ExportCatalog
-from slackwater.worker.published import lora_meta
+from slackwater.worker.weight_lane import lora_meta
 from slackwater.zoo.directory import write_model
 from slackwater.zoo.exported import write_merged, write_untied
 from slackwater.zoo.tiny import byte_text_side

@@ -17,8 +17,7 @@ from torch import nn
 from slackwater.engine.cpu.attention import attend_rows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_writing import PanelWriter
-from slackwater.engine.cpu.sites import AdapterSpan, NewWeight, ProductSite, apply
-from slackwater.engine.cpu.weights import Floats
+from slackwater.engine.cpu.weights import AdapterSpan, Floats, NewWeight, ProductSite, apply
 from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import net_tensors

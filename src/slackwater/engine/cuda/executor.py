@@ -1,7 +1,10 @@
 """The CUDA executor: the cache in device pages, decode steps as graphs, the rest eager."""
 
-from collections.abc import Mapping
+import queue
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,7 +28,6 @@ from slackwater.engine.cuda.attention import (
     tile_rows,
 )
 from slackwater.engine.cuda.decode_graphs import DecodeGraphs
-from slackwater.engine.cuda.host_copies import HostCopies
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
 from slackwater.engine.cuda.queued_step import QueuedStep
 from slackwater.engine.cuda.rank_pool import RankPool, units_of
@@ -37,6 +39,63 @@ from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import net_tensors
 from slackwater.nets.lora import LoraAdapter
+
+_PIECE = 8 << 20
+_BUFFERS = 12
+_THREADS = 6
+
+
+class HostCopies:
+    """Copies on a stream of its own; the buffers are pinned once, when first wanted, and kept."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: queue.SimpleQueue[tuple[Tensor, Any]] = queue.SimpleQueue()
+        self._stream: Any = None
+
+    def run(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Make each first tensor what the second is; returns when all are. Steps queued before are
+        not overtaken.
+        """
+        if self._stream is None:
+            self._prepare()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        pieces = []
+        with torch.cuda.stream(self._stream):
+            for target, source in pairs:
+                if _plain(target, source):
+                    bytes_of = [x.detach().view(-1).view(torch.uint8) for x in (target, source)]
+                    pieces += list(zip(*(x.split(_PIECE) for x in bytes_of), strict=True))
+                else:
+                    target.detach().copy_(source)
+        with ThreadPoolExecutor(_THREADS, "weights to the device") as pool:
+            for _ in pool.map(lambda pair: self._copy(*pair), pieces):
+                pass
+        self._stream.synchronize()
+
+    def _copy(self, target: Tensor, source: Tensor) -> None:
+        host, sent = self._buffers.get()
+        sent.synchronize()
+        part = host[: len(source)].copy_(source)
+        with torch.cuda.stream(self._stream):
+            target.copy_(part, non_blocking=True)
+            sent.record()
+        self._buffers.put((host, sent))
+
+    def _prepare(self) -> None:
+        new_stream: Any = torch.cuda.Stream
+        new_event: Any = torch.cuda.Event
+        self._stream = new_stream(self._device)
+        for _ in range(_BUFFERS):
+            host = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
+            self._buffers.put((host, new_event()))
+
+
+def _plain(target: Tensor, source: Tensor) -> bool:
+    """Whether the bytes can go as they are."""
+    alike = source.dtype == target.dtype and source.shape == target.shape
+    laid_out = source.is_contiguous() and target.is_contiguous()
+    return source.device.type == "cpu" and alike and laid_out
 
 
 class CudaExecutor:

@@ -5,6 +5,7 @@ All deployments of a node with one device share that. On a node with several eac
 own; only local engines, which work while a trainer does not, are on the devices of a trainer.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,7 +26,6 @@ from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetNode, FleetPool
 from slackwater.runtime.launch.port import WorkerPlan
-from slackwater.runtime.launch.sandboxes import sandbox_plans
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 
@@ -34,6 +34,38 @@ TRAINER = "slackwater.worker.trainer_worker"
 COSERVING = "slackwater.worker.coserving_worker"
 REWARDS = "slackwater.worker.reward_worker"
 _REWARD = "reward:"
+
+SANDBOX = "slackwater.worker.sandbox_worker"
+
+
+def sandbox_plans(
+    settings: ServiceSettings, node: NodeId, prefix: str, count: int
+) -> list[WorkerPlan]:
+    """So many for a node, which share its cores and memory; each finds its place on the node's disk
+    by `--service`.
+    """
+    plans = []
+    for number in range(count):
+        name = f"{prefix}sandbox-{number}"
+        options = {
+            "--service": service_mark(settings.state),
+            "--node": name,
+            "--backend": settings.sandbox_backend,
+            "--share": f"{number}/{count}",
+        }
+        if settings.sandbox_folder is not None:
+            options["--folder"] = str(settings.sandbox_folder)
+        if settings.sandbox_image is not None:
+            options["--image"] = settings.sandbox_image
+        allowed = [("--allow", address) for address in settings.sandbox_allow]
+        arguments = tuple(part for pair in (*options.items(), *allowed) for part in pair)
+        plans.append(WorkerPlan(name, SANDBOX, arguments))
+    return plans
+
+
+def service_mark(state: Path) -> str:
+    """Tells services of one machine apart; the same after a restart."""
+    return hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:12]
 
 
 class WorkerPlans:

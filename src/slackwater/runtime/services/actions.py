@@ -26,9 +26,9 @@ from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.recent_results import RecentResults
 from slackwater.runtime.store import action_log as log
+from slackwater.runtime.store.action_log import all_snapshots, drop_snapshot, put_snapshot
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.facts import facts_under, put_fact
-from slackwater.runtime.store.snapshots import all_snapshots, drop_snapshot, put_snapshot
+from slackwater.runtime.store.job_accounts import facts_under, put_fact
 from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.rewards import failure
 from slackwater.wire.sandbox import Stream

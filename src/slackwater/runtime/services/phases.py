@@ -29,7 +29,7 @@ from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.facts import find_fact, put_fact
+from slackwater.runtime.store.job_accounts import find_fact, put_fact
 from slackwater.timeline.perfetto import trace_json
 
 _KEPT = "coscheduled_jobs"

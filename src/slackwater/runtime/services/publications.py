@@ -13,8 +13,8 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.base_models import BaseModels
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.known_versions import known_versions
 from slackwater.runtime.store.op_payloads import decode_publish
+from slackwater.runtime.store.versions import known_versions
 
 
 @dataclass(frozen=True, slots=True)

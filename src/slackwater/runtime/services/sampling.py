@@ -34,7 +34,6 @@ from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.finished_feed import FinishedRequest, FinishedRequestFeed
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.op_payloads import (
     SamplePayload,
@@ -44,6 +43,7 @@ from slackwater.runtime.store.op_payloads import (
     decode_sample,
     encode,
 )
+from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
 from slackwater.runtime.store.schema import sampling_sessions
 
 logger = logging.getLogger(__name__)

@@ -8,12 +8,13 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
+from slackwater.control.actions.snapshots import Snapshot
 from slackwater.model.action import ActionSpec, EnvironmentSpec
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import ActionId, EnvironmentId, TenantId
+from slackwater.model.ids import ActionId, EnvironmentId, NodeId, TenantId
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.store.op_payloads import FORMAT
-from slackwater.runtime.store.schema import actions, environments
+from slackwater.runtime.store.schema import actions, environments, snapshots
 from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
@@ -42,6 +43,35 @@ _END_ENVIRONMENT = sa.text(
     "UPDATE environments SET ended = :why, finished_s = :now_s "
     "WHERE environment = :name AND ended IS NULL"
 )
+
+
+def put_snapshot(connection: Connection, snapshot: Snapshot, now_s: float) -> None:
+    """Write down that there is one, or how large it is."""
+    drop_snapshot(connection, snapshot)
+    connection.execute(
+        snapshots.insert().values(
+            snapshot=snapshot.kept_as,
+            node=snapshot.node,
+            tenant=snapshot.tenant,
+            name=snapshot.name,
+            size_bytes=snapshot.size_bytes,
+            created_s=now_s,
+        )
+    )
+
+
+def drop_snapshot(connection: Connection, snapshot: Snapshot) -> None:
+    columns = snapshots.c
+    same = (columns.snapshot == snapshot.kept_as, columns.node == snapshot.node)
+    connection.execute(snapshots.delete().where(*same, columns.tenant == snapshot.tenant))
+
+
+def all_snapshots(connection: Connection) -> list[Snapshot]:
+    """Oldest first."""
+    rows = connection.execute(sa.select(snapshots).order_by(snapshots.c.created_s))
+    return [
+        Snapshot(TenantId(row.tenant), row.name, NodeId(row.node), row.size_bytes) for row in rows
+    ]
 
 
 class ActionRequest(msgspec.Struct, frozen=True):

@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -31,8 +35,7 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 
-from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.runtime.store.upgrading import bring_up_to_date
+from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +47,27 @@ _BUSY_MS = 10_000
 _LOG_BYTES = 64 << 20
 _LOG_WRITES = 3000
 _SMALL_BYTES = 16 << 10
+
+_STEPS = Path(__file__).parent / "migrations"
+_FIRST = "0001"  # databases of version 0.1.0 carry no number; they have its tables
+
+
+def bring_up_to_date(connection: Connection) -> None:
+    """Take every step that the database lacks, in the caller's transaction."""
+    config = Config()
+    config.set_main_option("script_location", str(_STEPS))
+    config.attributes["connection"] = connection
+    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
+    found = MigrationContext.configure(connection).get_current_revision()
+    if found is not None and found not in known:
+        raise RefusedError(
+            f"database: its tables are of step {found}, and this version knows steps up to "
+            f"{max(known)}; it was used by a newer Slackwater: start that one, or give another "
+            "--state"
+        )
+    if found is None and sa.inspect(connection).has_table("operations"):
+        command.stamp(config, _FIRST)
+    command.upgrade(config, "head")
 
 
 class StoreLostError(UnavailableError):

@@ -1,18 +1,41 @@
 """Jobs' accounts, durable: written down now and then, and taken over by the next start."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.jobs.events import JobAdopted
 from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import JobAccount, JobStage
-from slackwater.runtime.store.facts import find_fact, put_fact
+from slackwater.runtime.store.schema import facts
 
 _NAME = "job_accounts"
+
+T = TypeVar("T")
+
+
+def put_fact(connection: Connection, name: str, value: object) -> None:
+    """Replaces the value of that name."""
+    text = msgspec.json.encode(value).decode()
+    changed = connection.execute(facts.update().where(facts.c.name == name).values(value=text))
+    if not changed.rowcount:
+        connection.execute(facts.insert().values(name=name, value=text))
+
+
+def find_fact(connection: Connection, name: str, kind: type[T]) -> T | None:
+    """The value of that name, if there is one."""
+    text = connection.execute(sa.select(facts.c.value).where(facts.c.name == name)).scalar()
+    return None if text is None else msgspec.json.decode(text, type=kind)
+
+
+def facts_under(connection: Connection, prefix: str, kind: type[T]) -> list[T]:
+    """All values whose names begin so, in the order of their names."""
+    named = sa.select(facts.c.value).where(facts.c.name.startswith(prefix)).order_by(facts.c.name)
+    return [msgspec.json.decode(text, type=kind) for text in connection.execute(named).scalars()]
 
 
 class SavedAccount(msgspec.Struct, frozen=True):

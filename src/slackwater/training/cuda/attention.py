@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 
 from slackwater.training.cuda.kernels import add_rows, join_rows
-from slackwater.training.prefix_sharing import Ints, SharedRows
+from slackwater.training.shared_attention import Ints, SharedRows
 
 _Piece = tuple[int, int]  # rows from, to
 _ADD_BLOCK = 1024

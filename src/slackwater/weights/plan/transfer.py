@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.weights.plan.box import Box
-from slackwater.weights.plan.shard_map import RankShards, ShardMap, ShardPiece
+from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap, ShardPiece
 
 _SMALL = 1 << 16  # elements below which a slice is not divided among its holders
 

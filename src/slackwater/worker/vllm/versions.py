@@ -21,8 +21,7 @@ from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.payload import Payload
 from slackwater.nets.loading import load_net, net_config, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
-from slackwater.worker.published import lora_of
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.weight_lane import WeightLane, lora_of
 
 ADAPTER_TENSORS = "adapter_model.safetensors"
 ADAPTER_META = "slackwater_adapter.json"

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from slackwater.model.errors import ConfigError
-from slackwater.weights.plan.box import Box
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import RankShards, ShardMap
+from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
 from slackwater.weights.plan.transfer import (
     PublishedSlice,
     SliceFetch,
