@@ -104,9 +104,7 @@ class BlockPool:
         return len(self._unused_named)
 
     def forget_unused(self, before_s: float = float("inf")) -> int:
-        """Forget the prefixes that nobody has used since `before_s`, so that their pages can be
-        reclaimed.
-        """
+        """Forget prefixes unused since `before_s`, so that their pages can be reclaimed."""
         forgotten = 0
         while self._unused_named:
             block, since_s = next(iter(self._unused_named.items()))

@@ -47,9 +47,7 @@ def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
 
 
 class Engine:
-    """Synchronous. `decode` turns token ids into text, for stop strings; `guides` follow
-    grammars.
-    """
+    """Synchronous. `decode` turns token ids into text for stop strings; `guides` do grammars."""
 
     def __init__(
         self,
@@ -129,9 +127,7 @@ class Engine:
         return True
 
     def step(self, prompt_tokens: int | None = None) -> StepOutput:
-        """One pass over all that can run; with at most `prompt_tokens` of prompts, if that
-        is said.
-        """
+        """One pass over all that can run, with at most `prompt_tokens` of prompts if given."""
         early, self._done_on_arrival = self._done_on_arrival, []
         plan = self._scheduler.plan(prompt_tokens, time.monotonic())
         if plan is None:
@@ -168,9 +164,7 @@ class Engine:
         self._versions.put(version, tensors, lora)
 
     def begin_version(self) -> WeightSlot:
-        """A place for full weights that will be filled beside the steps, then shown between two of
-        them.
-        """
+        """A place for full weights, to be filled beside the steps and shown between two of them."""
         return self._versions.begin()
 
     def fill_version(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
@@ -201,9 +195,7 @@ class Engine:
 
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Prepare decode steps of so many requests over so long contexts, so that none has to wait
-        for it later.
-        """
+        """Prepare decode steps of so many requests over so long contexts; none waits later."""
         net = self._versions.get(self.config.base_version).net
         self._runner.warm_decode(net, rows, contexts)
 
@@ -338,9 +330,7 @@ class Engine:
         ], failed
 
     def _stops_by_text(self, slot: int, token: int) -> bool:
-        """Whether the newest token completes a stop string, or an answer after which nothing can
-        follow.
-        """
+        """Whether the newest token completes a stop string or the whole answer."""
         sequence = self._scheduler.sequence(slot)
         params = sequence.request.params
         if sequence.guide is not None:

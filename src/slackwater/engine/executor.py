@@ -79,9 +79,7 @@ class Executor(Protocol):
         ...
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
-        """Give a prepared model new weights, in place; another thread may do so while other models'
-        rows are run.
-        """
+        """Give a prepared model new weights in place, perhaps while other models' rows run."""
         ...
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:

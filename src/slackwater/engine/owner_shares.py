@@ -132,9 +132,7 @@ class OwnerShares:
         return len(self._seen_s) > 1
 
     def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-        """Cut `counts`, of the tokens of each slot, in place, to what the step may take; whether
-        that is less.
-        """
+        """Cut each slot's `counts`, in place, to what the step may take; whether that is less."""
         owner = self._owner[slots]
         sums = np.bincount(owner, counts)
         wants = {code: int(sums[code]) for code in np.flatnonzero(sums).tolist()}

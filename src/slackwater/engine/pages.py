@@ -186,9 +186,7 @@ class PageArena:
         return len(self._idle)
 
     def hold(self, start: int, stop: int) -> bool:
-        """Put memory behind the bytes `[start, stop)`; False, and nothing done, if there is
-        none.
-        """
+        """Put memory behind the bytes `[start, stop)`; False, and nothing done, without any."""
         places = range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes))
         lacking = [place for place in places if self._page_of[place] is None]
         woken = [place for place in places if place in self._idle]

@@ -155,9 +155,7 @@ class StepOutput:
 
 
 def check_named_tokens(request: GenerationRequest, vocab_size: int) -> None:
-    """Biased, allowed and target tokens; targets are a row for every position of the prompt after
-    the first.
-    """
+    """Refuse named tokens outside the vocabulary, and targets that are not a row per position."""
     params, rows = request.params, request.params.target_prompt_tokens
     biased = [token for token, _ in params.logit_bias]
     worded = [token for word in params.bad_words for token in word]

@@ -64,9 +64,7 @@ class Shaper:
             row[allowed] = kept
 
     def _guide(self, rows: Tensor, sequences: list[Sequence]) -> None:
-        """Mask all guided rows at once: the bits travel packed, and are unpacked where the logits
-        are.
-        """
+        """Mask all guided rows at once: packed bits travel, and are unpacked at the logits."""
         places = [i for i, sequence in enumerate(sequences) if sequence.guide is not None]
         if not places:
             return
@@ -95,9 +93,7 @@ def _ends_with(tokens: ListLike[int], end: ListLike[int]) -> bool:
 
 
 def _penalise(row: Tensor, params: Sampling, known: NDArray[np.int32], first: int) -> None:
-    """Repetition scales the logits of every token seen; presence and frequency lower generated
-    ones'.
-    """
+    """Repetition scales all seen tokens' logits; presence and frequency lower generated ones."""
     if params.repetition_penalty != 1.0:
         seen = _ids(row, np.unique(known))
         values, penalty = row[seen], params.repetition_penalty
@@ -148,9 +144,7 @@ class Runner:
         )
 
     def warm_up(self, net: CausalLM) -> None:
-        """Compile and try everything once, on the scratch block: the first request shall
-        not wait.
-        """
+        """Compile and try everything once, on the scratch block: no request shall wait for it."""
         tables = np.zeros_like(self._slots.tables[:1])
         one = np.ones(1, np.float32)
         half = np.full(1, 0.5, np.float32)
@@ -165,9 +159,7 @@ class Runner:
                 self._executor.sample(self._executor.logits(net, batch, tables), columns)
 
     def warm_decode(self, net: CausalLM, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Try decode steps of these sizes over these contexts: a device that captures them does it
-        now.
-        """
+        """Try decode steps of these sizes over these contexts: a device may capture them now."""
         tables = np.zeros_like(self._slots.tables[:1])
         longest = tables.shape[1] * self._slots.block_tokens
         for count in rows:
@@ -198,9 +190,7 @@ class Runner:
     def _ahead(
         self, plan: StepPlan, rows: int, columns: SamplingColumns
     ) -> NDArray[np.float32] | None:
-        """The uniform numbers of the step after this one, if it can be begun without having seen
-        this one's tokens.
-        """
+        """The next step's uniform numbers, if it can begin before this one's tokens are seen."""
         table, slots = self._slots, plan.slots
         if not self._steps_ahead or rows != self._scheduler.running or self._scheduler.waiting:
             return None
@@ -347,9 +337,7 @@ def fill_scores(
 
 
 def draws(logits: Tensor, logprobs: Tensor, scoring: PromptScoring, position: int) -> TopTokens:
-    """Independent draws for each row, from a stream of their own: the answer's draws stay as they
-    are.
-    """
+    """Independent draws for each row, from a stream of their own, not the answer's."""
     assert scoring.alternatives is not None
     rows, k = logits.shape[0], scoring.alternatives.tokens.shape[1]
     if scoring.temperature > 0:

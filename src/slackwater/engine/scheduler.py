@@ -53,9 +53,7 @@ class PromptLoad(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """Prompts in the order of their service; how many requests decode, and the tokens that these
-    look back on.
-    """
+    """Prompts in the order of their service; how many requests decode, and over how many tokens."""
 
     prompts: list[PromptLoad]
     decoding: int
@@ -175,9 +173,7 @@ class Scheduler:
         return plan
 
     def hold_ahead(self, plan: StepPlan) -> bool:
-        """Hold a block for the token after the planned one of every row; whether there was one for
-        each.
-        """
+        """Hold a block for every row's token after the planned one; whether each got one."""
         table = self.slots
         after = table.computed[plan.slots] + plan.counts + 1
         if int(after.max()) > table.tables.shape[1] * table.block_tokens:
@@ -270,9 +266,7 @@ class Scheduler:
         counts: NDArray[np.int64],
         prompt_tokens: int | None,
     ) -> None:
-        """Share the step's tokens among the owners of prompts, for each the oldest first; decoding
-        rows have theirs.
-        """
+        """Share the step's tokens among the owners of prompts, oldest first."""
         prompts = np.nonzero(pending > 1)[0]
         if not len(prompts):
             return

@@ -1,6 +1,4 @@
-"""Weight versions: several full sets of weights and adapters, readable at once, bounded in
-number.
-"""
+"""Weight versions: several full sets of weights and adapters, readable at once, bounded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -87,9 +85,7 @@ class VersionStore:
         return room
 
     def fill(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights where no request sees them; the one call that another thread may make
-        meanwhile.
-        """
+        """Write full weights where no request sees them; another thread may make only this call."""
         self._check_full(tensors)
         self._executor.write(room.net, tensors)
 

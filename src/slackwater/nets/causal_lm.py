@@ -121,9 +121,7 @@ def adapted_linears(
     adapters: RowAdapters | None,
     ops: NetOps,
 ) -> tuple[Tensor, ...]:
-    """`weight, bias, name` of each layer to its output for x, with the update of each row's
-    adapter.
-    """
+    """`weight, bias, name` of each layer to its output for x, with each row's adapter's update."""
     only = None if adapters is None else adapters.only(x.shape[0])
     if adapters is not None and only is None:
         outputs = ((ops.linear(x, weight, bias), name) for weight, bias, name in layers)

@@ -136,9 +136,7 @@ class LoraAdapter:
         device: torch.device | str = "cpu",
         parallel: TensorParallel | None = None,
     ) -> "LoraAdapter":
-        """An adapter that changes nothing yet: A random from the seed, B zero; or a rank's slices
-        of it.
-        """
+        """An adapter without effect (A random from the seed, B zero), or a rank's slices."""
         generator = torch.Generator().manual_seed(spec.seed)
         tensors = {}
         for layer, (rows, columns) in spec.shapes(config).items():

@@ -148,9 +148,7 @@ class Job:
                 )
 
     def leave(self, held: HeldPhase, before: Callable[[HeldPhase], None] | None = None) -> None:
-        """End the phase: run `before` (offloading), then return the permit, at the last nested
-        leave.
-        """
+        """End the phase: run `before` (offloading); at the last nested leave return the permit."""
         held.depth -= 1
         if held.depth:
             return

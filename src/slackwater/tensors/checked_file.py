@@ -242,9 +242,7 @@ def _on_host(piece: Sequence[_Part]) -> Sequence[_Part]:
 
 
 def _stream() -> Any:
-    """A stream for each thread that copies: copies of several go side by side, and wait for
-    nobody's kernels.
-    """
+    """A stream for each copying thread: copies go side by side and wait for nobody's kernels."""
     made = getattr(_OWN, "stream", None)
     if made is None:
         new_stream: Any = torch.cuda.Stream

@@ -1,3 +1,1 @@
-"""The embedded trainer: passes, losses, steps and saved state of one model. Synchronous, no
-sockets.
-"""
+"""The embedded trainer: passes, losses, steps and saved state. Synchronous, no sockets."""

@@ -16,9 +16,7 @@ _MODULUS = 1 << 64
 
 
 def base_sum(tensors: Mapping[str, Tensor]) -> int:
-    """A 64-bit number that depends on every weight, on its place, and on the order of the
-    tensors.
-    """
+    """A 64-bit number that depends on every weight, its place, and the order of the tensors."""
     return joined_sum(tensor_sum(tensor) for tensor in tensors.values())
 
 

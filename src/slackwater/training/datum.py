@@ -29,18 +29,14 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """Log-probs of each datum's targets, in the order and shape given, and `name:reduction`
-    metrics.
-    """
+    """Log-probs of each datum's targets, as given, and `name:reduction` metrics."""
 
     logprobs: tuple[npt.NDArray[np.float32], ...]
     metrics: Mapping[str, float]
 
 
 def check_data(data: Sequence[Datum], loss: Loss, vocab_size: int, max_tokens: int) -> None:
-    """Every datum whole, aligned, finite and inside the vocabulary; the first that is not
-    is named.
-    """
+    """Refuse data that are not whole, aligned, finite and inside the vocabulary; name the first."""
     if not data:
         raise ConfigError.of("data", [], "must hold at least one datum")
     for index, datum in enumerate(data):

@@ -1,6 +1,4 @@
-"""A layer's small arithmetic with kernels of one pass forward and one backward each: the same for
-every device that has them.
-"""
+"""A layer's small arithmetic by kernels of one pass forward and one backward, on any device."""
 
 from collections.abc import Callable
 

@@ -34,9 +34,7 @@ class Loss:
     by_sequence: bool = False
 
     def configured(self, name: str, given: LossConfig) -> dict[str, float]:
-        """The defaults with what was given over them; a key that the loss does not take is
-        refused.
-        """
+        """The defaults overridden by what was given; a key that the loss lacks is refused."""
         for key, number in given.items():
             if key not in self.config:
                 takes = ", ".join(self.config) or "no keys"

@@ -161,9 +161,7 @@ class MicroBatch:
 
 
 class PackedPass:
-    """Runs data through a net, and an adapter where there is one; with `ranks`, this rank's share
-    of the data.
-    """
+    """Runs data through a net, and an adapter if there is one; with `ranks`, this rank's share."""
 
     def __init__(
         self, net: CausalLM, adapter: LoraAdapter | None, ranks: Ranks | None = None
@@ -312,9 +310,7 @@ def _width(datum: Datum) -> int:
 
 
 def _teaches(datum: Datum, loss: Loss) -> bool:
-    """Whether its gradient can be anything but zero; the samples of a group of equal rewards need
-    no backward pass.
-    """
+    """Whether its gradient can be non-zero; groups of equal rewards need no backward pass."""
     return loss.scaled_by is None or bool(np.any(datum.inputs[loss.scaled_by]))
 
 

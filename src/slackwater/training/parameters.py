@@ -49,9 +49,7 @@ class FlatParameters:
         return found
 
     def rebind(self, vectors: Mapping[str, Tensor]) -> None:
-        """Stand on other memory that holds the same numbers; the net's parameters become views of
-        it.
-        """
+        """Stand on other memory with the same numbers; the net's parameters become views of it."""
         fp32 = self.master is self._live
         self.master, self.gradient = vectors["weight"], vectors["gradient"]
         self.moment1, self.moment2 = vectors["moment1"], vectors["moment2"]
@@ -96,9 +94,7 @@ class FlatParameters:
             self.gradient.copy_(value)
 
     def step(self, adam: Adam) -> float:
-        """One AdamW update with the accumulated gradient, clipped by its norm; returns the norm
-        before.
-        """
+        """One AdamW update with the accumulated gradient, clipped; returns the norm before."""
         norm = self._norm()
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
@@ -131,9 +127,7 @@ class FlatParameters:
         return self.named(self._live)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse tensors that are not of this net: a missing, extra or differently shaped one is
-        named.
-        """
+        """Refuse tensors that are not of this net, naming a missing, extra or misshapen one."""
         expected = {name: tuple(shape) for name, shape in self._shapes.items()}
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in sorted(expected.keys() | given.keys()):

@@ -124,9 +124,7 @@ class ShardedParameters(FlatParameters):
         super().collect()
 
     def add_over_ranks(self) -> None:
-        """Make a pass's gradient whole: FSDP has added its shards up already, an adapter's copies
-        are added here.
-        """
+        """Make a pass's gradient whole: add an adapter's copies; FSDP has added its shards."""
         ranks = self._ranks
         if not self._shards and ranks.layout.dp > 1:
             ranks.sum_over_data(self.gradient)

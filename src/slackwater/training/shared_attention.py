@@ -24,9 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """`rows[i][p]` is the row of position p of sequence i; its own rows begin at position
-    `own_from[i]`.
-    """
+    """`rows[i][p]` is the row of position p of sequence i; its own rows begin at `own_from[i]`."""
 
     tokens: Ints
     positions: Ints
@@ -39,9 +37,7 @@ class SharedRows:
 
 
 def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
-    """One row per token, but for the prefix that a sequence has in common with the one
-    before it.
-    """
+    """One row per token, except for the prefix that a sequence shares with the one before it."""
     rows: list[Ints] = []
     own_from: list[int] = []
     count = 0
@@ -97,9 +93,7 @@ class SharedPrefixAttention:
 
 
 class _Bucket:
-    """Sequences of about one size as a padded batch: which rows ask, which are looked at, which are
-    kept.
-    """
+    """Sequences of about one size as a padded batch: rows that ask, are looked at, and are kept."""
 
     def __init__(self, shared: SharedRows, members: Sequence[int], device: torch.device) -> None:
         rows = [torch.from_numpy(shared.rows[number]) for number in members]
@@ -143,9 +137,7 @@ class _Bucket:
 
 
 class _ShortAttention(torch.autograd.Function):
-    """`[batch, places, heads, size]`; queries of the heads that share keys are laid one after the
-    other.
-    """
+    """`[batch, places, heads, size]`; queries of heads that share keys lie one after the other."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:

@@ -150,9 +150,7 @@ class Trainer:
         return self._meta
 
     def count_from(self, meta: Mapping[str, Any]) -> None:
-        """Take the counters of a state whose tensors have been put in place
-        (`TrainerMeta.to_json`).
-        """
+        """Take the counters of a state whose tensors are in place (`TrainerMeta.to_json`)."""
         self._meta = dataclasses.replace(
             self._meta,
             optimizer_steps=int(meta["optimizer_steps"]),
@@ -169,9 +167,7 @@ class Trainer:
         *,
         forward_only: bool = False,
     ) -> PassOutput:
-        """Log-probs and loss of the data; unless `forward_only`, add the loss's gradient to what is
-        there.
-        """
+        """Log-probs and loss of the data; unless `forward_only`, accumulate the loss's gradient."""
         loss = loss_named(loss_fn)
         check_config(config)
         settings = loss.configured(loss_fn, config)
@@ -222,9 +218,7 @@ class Trainer:
         self._meta = dataclasses.replace(self._meta, accumulated_passes=0)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What a sampler needs: the adapter's tensors, else the whole net's. Views: copy before the
-        next step.
-        """
+        """What a sampler needs: the adapter's tensors or the net's. Copy before the next step."""
         return self._flat.live()
 
     def gradient(self) -> Mapping[str, Tensor]:
@@ -268,9 +262,7 @@ class Trainer:
         return sliced
 
     def shard_map(self) -> ShardMap:
-        """Which slices of the trained tensors each rank holds; an adapter is the same on every data
-        rank.
-        """
+        """Which slices of the trained tensors each rank holds; data ranks have the same adapter."""
         config, lora = self._net.config, self._meta.lora
         layout = Layout(vocab_multiple=0) if self._ranks is None else self._ranks.layout
         if lora is not None:
@@ -333,7 +325,5 @@ def _shape(lora: LoraSpec | None) -> LoraSpec | None:
 
 
 def _same_base(saved: TrainerMeta, own: TrainerMeta) -> bool:
-    """Whether an adapter's state stands on the base that is here; one that does not say is
-    believed.
-    """
+    """Whether an adapter's state stands on this base; one that does not say is believed."""
     return saved.base_sum is None or saved.base_sum == own.base_sum

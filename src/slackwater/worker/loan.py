@@ -243,9 +243,7 @@ class LentDevice:
         return activation.done and (known or not self.executor.service.busy)
 
     def _leave_room(self, activation: Activation) -> None:
-        """Take what the device lacks for the weights out of the pool, if the service can spare
-        it.
-        """
+        """Take what the device lacks for the weights from the pool, if the service can spare it."""
         staged, pool = activation.staged, self.executor.service.arena.pool
         assert staged is not None
         try:

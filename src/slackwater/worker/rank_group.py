@@ -1,6 +1,4 @@
-"""The processes of one worker: one for each device of its deployment. They begin together, and all
-end when one does.
-"""
+"""The processes of one worker, one per device: they begin together, and all end when one does."""
 
 import contextlib
 import os

@@ -37,9 +37,7 @@ class CoservingStep:
 
 
 class CoservingExecutor:
-    """`clock` counts seconds; everything else is decided by the arbiter. Page numbers are the
-    pool's.
-    """
+    """`clock` counts seconds; the arbiter decides everything else. Page numbers are the pool's."""
 
     def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
         self.service, self.arbiter = service, arbiter
@@ -70,9 +68,7 @@ class CoservingExecutor:
         return self._times.under_way(self._clock())
 
     def keeps_promise(self) -> bool:
-        """Whether the service keeps its promise lately, as far as the mode cares; any thread may
-        ask.
-        """
+        """Whether the service keeps its promise lately, if the mode cares; any thread may ask."""
         return self.arbiter.keeps_promise(self._clock())
 
     @property
@@ -82,9 +78,7 @@ class CoservingExecutor:
 
     # ---- the rollout ----
     def make_room(self, share: float) -> None:
-        """Have that share of the pool's pages free, as far as the service only keeps prefixes in
-        them.
-        """
+        """Free that share of the pool's pages, as far as the service only keeps prefixes there."""
         self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
 
     def leave_room(self, size_bytes: int) -> None:
@@ -267,9 +261,7 @@ class CoservingExecutor:
         self.service.reclaim_pages(pages)
 
     def _shrink(self, pages: int) -> None:
-        """Bring the rollout down to so many mapped pages: idle ones, then prefixes, then whole
-        requests.
-        """
+        """Bring the rollout down to so many mapped pages: idle ones, prefixes, then requests."""
         rollout = self.rollout
         assert rollout is not None
         arena = rollout.arena

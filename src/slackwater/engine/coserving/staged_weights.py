@@ -1,6 +1,4 @@
-"""A rollout model's weights while its job does not roll out: on the host, ready to be on the device
-in a moment.
-"""
+"""A rollout model's weights while its job does not roll out: on the host, soon on the device."""
 
 from collections.abc import Mapping
 

@@ -40,9 +40,7 @@ class TokenTimes:
         self._decoding.pop(request_id, None)
 
     def stepped(self, output: StepOutput, now_s: float) -> tuple[list[float], list[ServedTimes]]:
-        """A step of the service gave these tokens; the TTFT of first ones, and the requests that
-        ended in it.
-        """
+        """A step of the service gave these tokens: TTFT of first ones, requests that ended."""
         self._last_step_s = now_s
         first_s: list[float] = []
         for request_id in output.request_ids.tolist():
@@ -66,9 +64,7 @@ class TokenTimes:
         return first_s, done
 
     def under_way(self, now_s: float) -> list[ServedTimes]:
-        """Requests that have not ended, as they stand; one without a first token waits for it since
-        it came.
-        """
+        """Requests that have not ended; one without a first token waits for it since it came."""
         return [
             ServedTimes(
                 request_id,

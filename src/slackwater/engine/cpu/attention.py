@@ -80,9 +80,7 @@ def _score_block(typing: Any, query: Any, keys: Any, size: Any, scores: Any) -> 
 
 @generated
 def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> Any:
-    """`out[:16] += weights[:count] @ values[count, :16]`, token by token in order; tokens lie
-    `size` apart.
-    """
+    """`out[:16] += weights[:count] @ values[count, :16]`, in order; tokens lie `size` apart."""
     del typing, weights, values, count, size, out
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -103,9 +101,7 @@ def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, ou
 
 @compiled
 def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, out: Any) -> None:
-    """`out += scores[s : s + count] @ values[count, d]`, for what is left of a head in slices of
-    16.
-    """
+    """`out += scores[s : s + count] @ values[count, d]`, for the rest of a head in slices of 16."""
     for d in range(size - size % _TOKENS, size):
         total = out[d]
         for t in range(count):
@@ -115,9 +111,7 @@ def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, 
 
 @compiled
 def _softmax(scores: Any, length: Any, room: Any, scale: Any) -> Any:
-    """Turn scores into weights that sum to the returned total; `room` is `length` in whole
-    blocks.
-    """
+    """Turn scores into weights of the returned total; `room` is `length` in whole blocks."""
     for t in range(length, room):
         scores[t] = _NEVER
     top = lane_max(scores, room)

@@ -56,9 +56,7 @@ def _as_float(typing: Any, bits: Any) -> Any:
 
 @compiled
 def exp_of(value: Any) -> Any:
-    """exp of a number that is at most 0, within about one unit in the last place; vectorises in a
-    loop.
-    """
+    """exp of a number that is at most 0, within about one unit in the last place; vectorises."""
     x = max(value, _LOWEST)
     whole = (x * _LOG2E + _ROUND) - _ROUND
     r = x - whole * _LN2_HIGH - whole * _LN2_LOW
@@ -107,9 +105,7 @@ def _vector_max(typing: Any, values: Any, vectors: Any) -> Any:
 
 @compiled
 def lane_sum(values: Any, count: int) -> Any:
-    """The sum of `values[:count]` over 16 interleaved partial sums, then those in pairs, then the
-    rest.
-    """
+    """The sum of `values[:count]`: 16 interleaved partial sums, those in pairs, then the rest."""
     vectors, total = count // LANES, np.float32(0)
     if vectors > 0:
         total = _vector_sum(values.ctypes.data, vectors)

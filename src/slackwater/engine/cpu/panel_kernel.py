@@ -27,9 +27,7 @@ _AHEAD_FLOATS = 2048  # of a panel, fetched before they are needed
 
 
 def _write_tile(code: VectorCode, rows: int, arguments: Sequence[Value]) -> None:
-    """The code of `rows` rows times one panel: all results in registers over the depth, then
-    stored.
-    """
+    """The code of `rows` rows times one panel: results in registers over the depth, then stored."""
     builder = code.builder
     x, x_stride, panel, depth, out, out_stride, adds = arguments
     sources = [code.floats(_row(builder, x, x_stride, row)) for row in range(rows)]
@@ -72,9 +70,7 @@ def _tile(
     typing: Any, rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, out: Any,
     out_stride: Any, adds: Any,
 ) -> Any:  # fmt: skip
-    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`, for 1 to MOST_ROWS rows: one piece of code for
-    each number.
-    """
+    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`: code of its own for 1 to MOST_ROWS rows."""
     del typing, rows, x, x_stride, panel, depth, out, out_stride, adds
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -28,9 +28,7 @@ _MASK = ir.VectorType(INT32, LANES)
 
 
 def _turned(builder: Any, rows: list[Value]) -> list[Value]:
-    """The columns of 16 vectors, as vectors: of growing blocks, the two beside the diagonal change
-    places.
-    """
+    """The columns of 16 vectors: of growing blocks, the two beside the diagonal change places."""
     for size in (1, 2, 4, 8):
         turned = list(rows)
         for upper in (number for number in range(LANES) if not number & size):
@@ -46,9 +44,7 @@ def _turned(builder: Any, rows: list[Value]) -> list[Value]:
 
 @generated
 def _write_square(typing: Any, source: Any, stride: Any, target: Any) -> Any:
-    """16 floats of each of 16 rows, `stride` bytes apart, as 16 columns of a panel; `target` begins
-    a line.
-    """
+    """16 floats of 16 rows, `stride` bytes apart, as 16 panel columns; `target` begins a line."""
     del typing, source, stride, target
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

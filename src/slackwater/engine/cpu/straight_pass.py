@@ -226,9 +226,7 @@ def _norm(norm: RmsNorm | None) -> Floats:
 
 
 def _host_floats(tensor: torch.Tensor) -> torch.Tensor:
-    """Every call of Torch lets go of the interpreter's lock and waits to have it again; most often
-    none is needed.
-    """
+    """Mostly without a call of Torch, which would wait for the interpreter's lock again."""
     if tensor.dtype != torch.float32 or tensor.is_cuda or tensor.requires_grad:
         tensor = tensor.detach().to("cpu", torch.float32)
     return tensor

@@ -34,9 +34,7 @@ class Weight(Protocol):
 
 
 class PanelWeight:
-    """In panels of 32 columns; a row's results have the same bits in every batch, on any number of
-    threads.
-    """
+    """In panels of 32 columns; a row's bits are the same in every batch, on any threads."""
 
     def __init__(self, width: int, depth: int) -> None:
         self._panels = _zeros((-(-width // PANEL), depth, PANEL))
@@ -102,9 +100,7 @@ class ProductSite:
 
 
 class SiteAdapters:
-    """An adapter as products read it: at a site all of its A side by side, and its B, scaled, in a
-    block diagonal.
-    """
+    """An adapter as products read it: a site's A side by side, its scaled B in a block diagonal."""
 
     def __init__(
         self, adapter: LoraAdapter, sites: Iterable[ProductSite], new_weight: NewWeight

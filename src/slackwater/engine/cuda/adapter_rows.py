@@ -43,9 +43,7 @@ def extent_of(units: int) -> int:
 
 
 def most_tiles(rows: int, extent: int) -> int:
-    """A bound on the tiles of a decode step: an adapter takes at least one unit, and rows without
-    one are another kind.
-    """
+    """A bound on a decode step's tiles: at least one unit per adapter, and rows without one."""
     return min(rows, -(-rows // DECODE_TILE) + extent + 1)
 
 
@@ -60,9 +58,7 @@ def row_columns(rows: int, spans: Sequence[tuple[int, int, AdapterSlot]]) -> NDA
 def tile_columns(
     rows: int, spans: Sequence[tuple[int, int, AdapterSlot]], most: int
 ) -> NDArray[np.int32]:
-    """`[T, 5]`: first row, rows, first unit, units, scale's bits; every row is in one tile, of one
-    adapter at most.
-    """
+    """`[T, 5]`: first row, rows, first unit, units, scale's bits; a row is in one tile."""
     tiles: list[tuple[int, int, int, int, int]] = []
     at = 0
     for start, stop, held in [*spans, (rows, rows, AdapterSlot(0, 0, 0.0))]:

@@ -35,9 +35,7 @@ class CudaPagedRows:
 
 
 class CudaPagedAttention:
-    """One step's queries over the cache, a flat tensor of blocks that has their keys and values
-    already.
-    """
+    """One step's queries over the cache, a flat tensor of blocks that has keys and values."""
 
     def __init__(
         self, cache: Tensor, block_elements: int, kv_heads: int, rows: CudaPagedRows
@@ -125,9 +123,7 @@ class CudaPagedAttention:
 
 
 def span_tokens(programs: int, *, fixed: bool) -> int:
-    """Where to cut contexts: few rows and heads need the cuts to fill a device. `fixed`: the same
-    whoever shares a batch.
-    """
+    """Where to cut contexts so that few rows fill a device; `fixed`: the same in every batch."""
     return _SHORT_SPAN if fixed or programs < _MANY_PROGRAMS else _LONG_SPAN
 
 

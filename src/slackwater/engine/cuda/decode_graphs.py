@@ -1,6 +1,4 @@
-"""Decode steps as captured CUDA graphs: one launch instead of some four hundred, sampling
-included.
-"""
+"""Decode steps as captured CUDA graphs: one launch instead of some 400, sampling included."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,9 +40,7 @@ class _Captured:
 
 
 class _HostBuffer:
-    """A step's numbers and its answer on the host, pinned; `sent` and `there` say when they have
-    travelled.
-    """
+    """A step's numbers and answer, pinned on the host; `sent` and `there` say when they moved."""
 
     def __init__(self, words: int, rows: int) -> None:
         self.numbers = torch.zeros(words, dtype=torch.int32, pin_memory=True)
@@ -202,9 +198,7 @@ class DecodeGraphs:
 
 @contextmanager
 def _products_for(rows: int) -> Iterator[None]:
-    """Of the two product libraries, the one whose choices were measured to be the better for so
-    many rows.
-    """
+    """Of the two product libraries, the one measured to be better for so many rows."""
     choose: Any = torch.backends.cuda.preferred_blas_library
     before = choose()
     choose("cublaslt" if rows <= _FEW_ROWS else "cublas")

@@ -153,9 +153,7 @@ class CudaExecutor:
             self._host_copies.run([(target, tensors[name]) for name, target in targets.items()])
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
-        """Write an adapter into its units. Only when more are held than ever before do the weights
-        move.
-        """
+        """Write an adapter into its units; weights move only if more are held than ever before."""
         self._queued = None
         held = self._adapters.get(adapter)
         if held is None:

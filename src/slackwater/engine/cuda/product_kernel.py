@@ -29,9 +29,7 @@ _WARPS, _STAGES = 4, 5
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is shared out: tiles of `columns`, the depth in `parts`, read by `pieces` of
-    `step` at a time.
-    """
+    """A product's shares: tiles of `columns`, the depth in `parts`, read by `pieces` of `step`."""
 
     columns: int
     step: int
@@ -44,9 +42,7 @@ _TILES = (Tiling(64, 128, 1, 1), Tiling(128, 64, 2, 1))
 
 @triton.jit
 def _once_waited(start):
-    """0, but not before the predecessor has ended: what is read at a place that it is added to is
-    read after the wait.
-    """
+    """0, but only once the predecessor has ended: add it to a place to read it after the wait."""
     return tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, 0; // $1",
         "=r,r",
@@ -118,9 +114,7 @@ def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling) -> Tensor:
-    """`[parts, rows, columns]`, to be added up by whoever reads it: fp32 where there are
-    several.
-    """
+    """`[parts, rows, columns]`, to be added up by the reader: fp32 where there are several."""
     (rows, depth), columns = x.shape, len(weight)
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, columns, dtype=kind, device=x.device)
@@ -147,9 +141,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling
 
 @lru_cache(maxsize=1)
 def processors() -> int:
-    """The device's multiprocessors; few in the interpreter, and none where a program's tiles would
-    not fit.
-    """
+    """The device's multiprocessors; few in the interpreter, none where a tile does not fit."""
     if not torch.cuda.is_available():
         return 8
     device = torch.cuda.get_device_properties(0)

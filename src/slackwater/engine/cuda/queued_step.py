@@ -40,9 +40,7 @@ class QueuedStep:
         columns: SamplingColumns,
         spans: HeldSpans,
     ) -> NDArray[np.int64] | None:
-        """Which of its rows are the wanted ones, if all of them are here exactly as they are
-        wanted.
-        """
+        """Which of its rows are the wanted ones, if all are here exactly as wanted."""
         if model is not self.model:
             return None
         own = self.batch.slots
@@ -66,9 +64,7 @@ class QueuedStep:
     def _same_blocks(
         self, rows: NDArray[np.int64], batch: RowBatch, tables: NDArray[np.int32]
     ) -> bool:
-        """Whether the blocks that the rows look at are the same; further ones may have been held
-        since.
-        """
+        """Whether the rows look at the same blocks; more may have been held since."""
         columns = np.arange(self.lines.shape[1])
         unread = columns > (batch.positions // self.block_tokens)[:, None]
         same = self.lines[rows] == tables[batch.slots, : len(columns)]

@@ -126,9 +126,7 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
     HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of a tile of rows: adapted and normed if asked and turned (q, k), or kept (v); k and
-    v into the cache.
-    """
+    """One head of a tile of rows: adapted, normed and turned (q, k), or kept (v); caches k, v."""
     if EARLY:
         let_successor_start()
     tile = tl.program_id(0)
@@ -327,9 +325,7 @@ def chunk_kernel(
     logits, temperature, tops, sums, places, row_stride, vocab, chunks,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of one chunk of a row's scores: the largest, where it is, and the sum of the weights relative
-    to it.
-    """
+    """Of one chunk of a row's scores: the largest, its place, and the sum of relative weights."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)

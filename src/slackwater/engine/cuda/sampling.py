@@ -67,9 +67,7 @@ class CudaSampler:
         return host[0].astype(np.int64), host[1].view(np.float32)
 
     def truncate(self, logits: Tensor, columns: SamplingColumns, answer: Tensor) -> None:
-        """Sample the rows again that cut their distribution, among the tokens that top-k and then
-        top-p leave.
-        """
+        """Sample rows again that cut their distribution, among what top-k and then top-p leave."""
         cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
         if not cut.any():
             return

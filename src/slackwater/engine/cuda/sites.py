@@ -69,9 +69,7 @@ class CudaProductSite:
         self.spread = spread
 
     def put(self, adapter: LoraAdapter, first: int, units: int) -> None:
-        """Write an adapter into its units; beyond its rank, and where it adapts nothing, they are
-        zero.
-        """
+        """Write an adapter into its units; zeros beyond its rank and where it adapts nothing."""
         behind = self._weight[self.out :].view(-1, len(self.outs), UNIT, self._weight.shape[1])
         start = 0
         for part, (name, out) in enumerate(zip(self._names, self.outs, strict=True)):
@@ -89,9 +87,7 @@ class CudaProductSite:
             up.copy_(functional.pad(b, (0, missing)).view(out, units, UNIT).transpose(0, 1))
 
     def product(self, x: Tensor, units: int) -> Tensor:
-        """`[1, rows, out + units * parts * 16]`: outputs, then the low-rank states of the first
-        `units`.
-        """
+        """`[1, rows, out + units * parts * 16]`: outputs, then states of the first `units`."""
         rows = self._rows(units)
         return functional.linear(x, self._weight[:rows], self._added_bias(0, rows))[None]
 
@@ -114,9 +110,7 @@ class CudaProductSite:
         return few_rows_product(x, self._weight[:rows], self._added_bias(0, rows), how)
 
     def invariant_product(self, x: Tensor, units: int) -> Tensor:
-        """The same, every product of one shape: a row's numbers do not depend on its neighbours or
-        on `units`.
-        """
+        """The same by products of one shape: a row depends on no neighbour, nor on `units`."""
         count = len(x)
         padded = functional.pad(x, (0, 0, 0, -count % _INVARIANT_ROWS))
         edges = [0, self.out]

@@ -54,9 +54,7 @@ class StepShape:
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
     ) -> int:
-        """Write a step's numbers; rows beyond the batch are token 0 at position 0 of the scratch
-        block. Words used.
-        """
+        """Write a step's numbers, padded with token 0 of the scratch block; words used."""
         count, rows, places = len(batch.tokens), self.rows, _columns(self)
         numbers = buffer[: 4 * rows].reshape(4, rows)
         numbers[0, :count], numbers[1, :count] = batch.tokens, batch.positions
@@ -74,9 +72,7 @@ class StepShape:
     def fill_adapters(
         self, buffer: NDArray[np.int32], spans: Sequence[tuple[int, int, AdapterSlot]]
     ) -> None:
-        """Write which rows go through which adapter: the same from step to step until the batch
-        changes.
-        """
+        """Write which rows go through which adapter: unchanged until the batch changes."""
         places = _columns(self)
         start, stop = places["adapted"]
         buffer[start:stop].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)

@@ -136,9 +136,7 @@ class CudaStraightPass:
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """Scores over the vocabulary, `[rows, vocab]`; a row is longer in memory where there are
-        adapters.
-        """
+        """Scores over the vocabulary, `[rows, vocab]`; with adapters a row is longer in memory."""
         extent = 0 if adapters is None else adapters.extent
         out = self._library_product(self._head, hidden, extent)
         if adapters is not None:
@@ -162,9 +160,7 @@ class CudaStraightPass:
         return [self._head, *(site for sites in layers for site in sites)]
 
     def _product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
-        """`[parts, rows, outputs and low-rank states]`, parts to be added up by the kernel that
-        comes next.
-        """
+        """`[parts, rows, outputs and low-rank states]`; the next kernel adds the parts up."""
         if step.few:
             return site.few_rows_product(x, step.extent)
         out = self._library_product(site, x, step.extent)

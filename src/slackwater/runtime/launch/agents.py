@@ -78,9 +78,7 @@ class AgentPlan:
 
 
 class AgentLauncher(Protocol):
-    """Brings agents up, and up again when they die; whether a node is here is seen by its
-    connection alone.
-    """
+    """Brings agents up, and up again when they die; a node is here while it is connected."""
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         """Begin to bring agents up."""

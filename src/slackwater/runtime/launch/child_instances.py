@@ -1,15 +1,11 @@
-"""Instances that are child processes: what every provider of such instances does in the
-same way.
-"""
+"""Instances that are child processes: what every provider of such instances shares."""
 
 from slackwater.model.ids import InstanceId
 from slackwater.runtime.launch.children import Children
 
 
 class ChildInstances:
-    """Everything of a provider (`launch/port.py`) but `start`: which instances come up is each
-    provider's own matter.
-    """
+    """Everything of a provider (`launch/port.py`) but `start`, which each provider has itself."""
 
     def __init__(self, children: Children) -> None:
         self._children = children

@@ -1,6 +1,4 @@
-"""A fixed list of instances: each has a name, and is up or not. Nothing beyond the list can be
-started.
-"""
+"""A fixed list of named instances, each up or not; nothing beyond it can be started."""
 
 from collections.abc import Sequence
 

@@ -141,9 +141,7 @@ class LaunchedFleet:
 
     # ---- what the hub says ----
     def agent_joined(self, facts: says.NodeFacts) -> None:
-        """ConfigError if the fleet has no pool for the node, RefusedError if another node has one
-        of its devices.
-        """
+        """ConfigError if no pool is for the node, RefusedError if another node has its device."""
         pool = self.file.pool_of(facts.node, facts.pool)
         devices = self._plans.usable(facts.devices, pool)
         if (why := self._allocator.conflict(NodeId(facts.node), devices)) is not None:

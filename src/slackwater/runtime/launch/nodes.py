@@ -134,9 +134,7 @@ class Nodes:
         return tuple(self._nodes[node].processes)
 
     def least_busy(self, among: Sequence[NodeId] = ()) -> NodeId:
-        """The node with the fewest worker processes, of some if there are any; UnavailableError
-        if none is here.
-        """
+        """The node with the fewest worker processes, of some if any; else UnavailableError."""
         if not self._nodes:
             raise UnavailableError("no node of the fleet is here; see `slackwater node list`")
         nodes = among or self.names()

@@ -93,9 +93,7 @@ class Provider(Protocol):
         ...
 
     def notice(self, instance: InstanceId, grace_s: float) -> None:
-        """Say that it will be taken away; it is killed when the grace ends, if it is still
-        there.
-        """
+        """Say that it will be taken away; it is killed when the grace ends, if still there."""
         ...
 
     def release(self, instance: InstanceId) -> None:

@@ -56,9 +56,7 @@ class AgentHolder:
 
 
 class RayAgents:
-    """Follows the cluster: looks every `look_every_s` for nodes that came, went, or lost their
-    agent.
-    """
+    """Follows the cluster: looks every `look_every_s` for nodes that came, went or lost agents."""
 
     def __init__(self, cluster: RayCluster, pool: str, kind: str = CPU) -> None:
         """`kind` is of the devices that deployments have; only for CUDA are GPUs reserved."""

@@ -1,6 +1,4 @@
-"""Replays a spot trace on another provider: its adds start instances, its removes take them
-away.
-"""
+"""Replays a spot trace on another provider: adds start instances, removes take them away."""
 
 import asyncio
 import gzip

@@ -1,6 +1,4 @@
-"""Workers that should always run: started on their nodes, started again with back-off, killed when
-they must go.
-"""
+"""Workers that should always run: started on their nodes, restarted with back-off, killed."""
 
 import asyncio
 import contextlib
@@ -41,9 +39,7 @@ class FailedStart:
 
 
 class WorkerSupervisor:
-    """One task per plan of a node that is here; each start gets a fresh worker id, `name.1`,
-    `name.2`, ...
-    """
+    """One task per plan of a node that is here; each start has a fresh worker id (`name.1`)."""
 
     def __init__(self, spawn: Spawn, policy: RestartPolicy | None = None) -> None:
         self._spawn = spawn

@@ -41,9 +41,7 @@ SANDBOX = "slackwater.worker.sandbox_worker"
 def sandbox_plans(
     settings: ServiceSettings, node: NodeId, prefix: str, count: int
 ) -> list[WorkerPlan]:
-    """So many for a node, which share its cores and memory; each finds its place on the node's disk
-    by `--service`.
-    """
+    """So many for a node, sharing its cores and memory; `--service` names their place on disk."""
     plans = []
     for number in range(count):
         name = f"{prefix}sandbox-{number}"
@@ -92,9 +90,7 @@ class WorkerPlans:
         return ("--device", self.kind, *slices, *gpus)
 
     def usable(self, devices: Iterable[Device], pool: FleetPool) -> tuple[Device, ...]:
-        """The devices of a node for its deployments: of the service's kind, and not those of the
-        reward services.
-        """
+        """A node's devices for its deployments: the service's kind, less the reward services'."""
         rewards = self._settings.rewards
         taken = rewards.devices if rewards is not None and pool.rewards else ()
         found = usable_devices(devices, self._settings.device)

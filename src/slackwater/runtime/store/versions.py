@@ -51,9 +51,7 @@ class VersionShelf(Protocol):
     """Which versions there are."""
 
     def paths(self, version: str) -> tuple[Path, ...]:
-        """The files that hold a version, or the one that is missing; several ranks write one
-        each.
-        """
+        """The files of a version, one per rank that wrote it, or the one that is missing."""
         ...
 
     def join(self, version: str, target: Path) -> None:

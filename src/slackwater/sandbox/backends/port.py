@@ -49,9 +49,7 @@ class Backend(Protocol):
         ...
 
     def readiness(self, environment: Environment) -> int | None:
-        """A descriptor that can be read from once `launch` does not wait; None: it would not
-        now.
-        """
+        """A descriptor that is readable once `launch` would not wait; None: it would not now."""
         ...
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:

@@ -1,3 +1,1 @@
-"""Training on CUDA below fp32: Triton kernels for the small arithmetic, flash attention over shared
-prefixes.
-"""
+"""Training on CUDA below fp32: Triton kernels, and flash attention over shared prefixes."""

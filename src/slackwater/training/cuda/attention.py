@@ -38,9 +38,7 @@ class RowRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunCrossing:
-    """Rows (`asking`) that look at shared rows (`seen`), run by run; `once`: no row is seen by two
-    runs.
-    """
+    """Rows `asking` to look at shared rows `seen`, run by run; `once`: each is seen by one run."""
 
     asking: Tensor
     seen: Tensor
@@ -66,9 +64,7 @@ class FlashSharedAttention:
 
 
 def plan(shared: SharedRows) -> tuple[list[_Piece], list[list[tuple[_Piece, _Piece]]]]:
-    """Each sequence's own rows; and, level by level, which rows ask and which contiguous shared
-    rows they look at.
-    """
+    """Each sequence's own rows; level by level, which rows ask and which shared ones they see."""
     own: list[_Piece] = []
     levels: list[list[tuple[_Piece, _Piece]]] = []
     for rows, start in zip(shared.rows, shared.own_from, strict=True):

@@ -38,9 +38,7 @@ def norm_backward(
     g, passed, total, weight, dx, dweight, rows, columns, eps,
     PASSED: tl.constexpr, WEIGHT: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Gradients of the rows `program, program + programs, ...`; with PASSED, the sum's own gradient
-    is added.
-    """
+    """Gradients of rows `program, program + programs, ...`; with PASSED, plus the sum's own."""
     first = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < columns
@@ -178,9 +176,7 @@ def normaliser_kernel(logits, out, vocab, BLOCK: tl.constexpr) -> None:
 
 @triton.jit
 def logits_backward(logits, normaliser, strength, vocab, BLOCK: tl.constexpr) -> None:
-    """Scores become `-strength * probability`, in place: the gradient but for the targets' own
-    part.
-    """
+    """Scores become `-strength * probability`, in place: the gradient without the targets' part."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = logits + row * vocab + at

@@ -12,9 +12,7 @@ _BLOCK = 4096
 
 
 class _GatheredLogprobs(torch.autograd.Function):
-    """logits[row, target] - logsumexp(logits[row]), in fp32. The scores are not to be used
-    again.
-    """
+    """logits[row, target] - logsumexp(logits[row]), in fp32; do not use the scores again."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:

@@ -72,9 +72,7 @@ class TensorSplit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`fused` is the tensor that it is part of on a fused rank, at `order` among its parts;
-    `expert` its expert.
-    """
+    """`fused` is the tensor it is part of on a fused rank, at `order`; `expert` is its expert."""
 
     name: str
     shape: tuple[int, ...]
@@ -167,17 +165,13 @@ class ShardPiece:
 
 @dataclass(frozen=True, slots=True)
 class RankShards:
-    """What one rank holds: its tensors with their shapes, and where every slice of the model lies
-    in them.
-    """
+    """What one rank holds: its tensors with their shapes, and where the model's slices lie."""
 
     shapes: Shapes
     pieces: tuple[ShardPiece, ...]
 
     def find(self, tensor: str, box: Box) -> tuple[str, tuple[slice, ...]]:
-        """The local tensor that holds a slice of the model, and where in it (not among stacked
-        experts).
-        """
+        """The local tensor that holds a slice of the model, and where (no stacked experts)."""
         for piece in self.pieces:
             if piece.tensor == tensor and piece.box.common(box) == box:
                 inner = zip(piece.at, box.within(piece.box), strict=True)
@@ -186,9 +180,7 @@ class RankShards:
 
 
 class ShardMap:
-    """The slices of every rank of one model under one layout. `head_dim` says how wide an attention
-    head is.
-    """
+    """The slices of every rank of a model under one layout, with heads of width `head_dim`."""
 
     def __init__(self, shapes: Shapes, head_dim: int, layout: Layout) -> None:
         self.layout = layout
@@ -219,9 +211,7 @@ class ShardMap:
         return RankShards(shapes, tuple(pieces))
 
     def _held(self, place: RankPosition) -> Iterator[tuple[Parameter, str]]:
-        """The parameters of which a rank holds something, each with the name of its local
-        tensor.
-        """
+        """The parameters of which a rank holds something, each with its local tensor's name."""
         layout = self.layout
         mine = layout.stage_layers(self._layers, place.pp) if self._layers else range(0)
         for parameter in self._parameters:
@@ -282,9 +272,7 @@ class ShardMap:
     def _laid_out(
         self, local: str, members: list[tuple[Parameter, Box, int]], pieces: list[ShardPiece]
     ) -> tuple[int, ...]:
-        """Put a local tensor's slices one below the other (experts: one behind the other); its
-        shape.
-        """
+        """Put a local tensor's slices (or experts) one behind the other; its shape."""
         stacked = self.layout.fused and members[0][0].expert is not None
         members.sort(key=lambda member: (member[0].expert or 0, member[0].order))
         experts = sorted({parameter.expert or 0 for parameter, _, _ in members})

@@ -85,9 +85,7 @@ def _divided(box: Box, ways: int) -> list[Box]:
 
 
 def fetches(published: Sequence[PublishedSlice], receiver: RankShards) -> tuple[SliceFetch, ...]:
-    """What a receiver takes: each of its slices once, out of whichever published slices
-    cover it.
-    """
+    """What a receiver takes: each of its slices once, out of the published slices that cover it."""
     by_tensor: defaultdict[str, list[PublishedSlice]] = defaultdict(list)
     for each in published:
         by_tensor[each.tensor].append(each)

@@ -62,9 +62,7 @@ class PulledVersion(msgspec.Struct, frozen=True):
 
 
 class PullProcess:
-    """The caller's end: one pull at a time; the first starts the process, which keeps `keep`
-    copies.
-    """
+    """The caller's end: one pull at a time; the process starts with the first, and keeps copies."""
 
     def __init__(self, relay: Address, secret: bytes, member: str, *, node: str, keep: int) -> None:
         self._secret = secret

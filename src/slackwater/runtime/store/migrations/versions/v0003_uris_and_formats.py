@@ -1,6 +1,4 @@
-"""Saved states are named by URI instead of by path, and stored messages carry the version of their
-format.
-"""
+"""Saved states are named by URI, not path; stored messages carry their format's version."""
 
 import sqlalchemy as sa
 from alembic import op
