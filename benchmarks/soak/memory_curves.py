@@ -1,4 +1,8 @@
-"""The memory of every process of a service over time, as the system accounts for it."""
+"""The memory of every process of a service over time, as the system accounts for it.
+
+The KV cache is kept apart: its bound is the operator's (`--kv-mb`), and how much of it is in use
+follows the load.
+"""
 
 import statistics
 import time
@@ -9,6 +13,7 @@ import psutil
 from benchmarks.processor_use import PLANE, role_of
 
 MIB = 1 << 20
+_KV_CACHE = "memfd:slackwater-kv"
 _EDGE_S = 60.0  # a figure is the median over so long: one sample may fall on a passing buffer
 
 
@@ -20,6 +25,7 @@ class MemoryCurves:
     began_s: float = field(default_factory=time.monotonic)
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     living: set[str] = field(default_factory=set)
+    kv_cache_mib: dict[str, float] = field(default_factory=dict)
 
     def sample(self) -> None:
         """Add a point (seconds, MiB) for each process that lives now."""
@@ -33,13 +39,16 @@ class MemoryCurves:
         for process in found:
             try:
                 role = PLANE if process.pid == self.service else role_of(process)
-                resident_mib = process.memory_info().rss / MIB
+                if role == "others":  # an action's, for a moment
+                    continue
+                cache_mib = _kv_cache_bytes(process) / MIB if role == "engine" else 0.0
+                resident_mib = process.memory_info().rss / MIB - cache_mib
             except psutil.NoSuchProcess:
-                continue
-            if role == "others":  # an action's, for a moment
                 continue
             name = f"{role}-{process.pid}"
             self.curves.setdefault(name, []).append((at_s, round(resident_mib, 1)))
+            if cache_mib:
+                self.kv_cache_mib[name] = max(self.kv_cache_mib.get(name, 0.0), round(cache_mib, 1))
             self.living.add(name)
 
     def growth(self, since_s: float) -> dict[str, float]:
@@ -55,3 +64,8 @@ class MemoryCurves:
             if before and curve[0][0] <= since_s:
                 found[name] = statistics.median(after) / statistics.median(before)
         return found
+
+
+def _kv_cache_bytes(process: psutil.Process) -> int:
+    maps = process.memory_maps(grouped=True)
+    return sum(found.rss for found in maps if _KV_CACHE in found.path)

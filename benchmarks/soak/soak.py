@@ -7,7 +7,8 @@ and go. `--duration` seconds (an hour), minutes with `--quick`.
 
 `memory_growth_after_10min`: the largest, over the control plane and every worker, of resident
 memory at the end over resident memory ten minutes after the start (a sixth of the duration, if that
-is less), medians over a minute. `growth_<process>`: each one's. `left`: processes, files, shared
+is less), medians over a minute; without the KV cache, whose bound is `--kv-mb` and whose most is
+`kv_cache_mib`. `growth_<process>`: each one's. `left`: processes, files, shared
 memory and requests that are still there when the clients have gone and the service was stopped;
 `left_what` names them. `curves`: by process (seconds, MiB). A run that is broken off prints what it
 has, with the reason in `broke`.
@@ -85,6 +86,7 @@ def _memory_figures(memory: MemoryCurves, since_s: float) -> dict[str, Any]:
     return {
         "memory_growth_after_10min": max(growth.values(), default=None),
         "memory_settled_s": since_s,
+        "kv_cache_mib": memory.kv_cache_mib,
         **{f"growth_{name}": round(ratio, 4) for name, ratio in growth.items()},
         "curves": {name: curve for name, curve in memory.curves.items() if len(curve) > 10},
     }

@@ -114,6 +114,7 @@ class BlockPool:
             self._forget(block)
             self._let_go(block)
             forgotten += 1
+        self._free.sort(reverse=True)  # the lowest are taken first: pages at the end empty in time
         return forgotten
 
     def available(self) -> int:

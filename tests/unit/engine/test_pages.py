@@ -78,6 +78,24 @@ def blocks(count: int, block_bytes: int = 1000) -> BlockPool:
     return found
 
 
+def test_memory_follows_what_is_in_use_down_again_after_a_burst() -> None:
+    arena = PageArena(HostPagePool(101 * PAGE, PAGE), 401 * 1000)
+    pool = BlockPool(arena, 1000, keep_prefixes=True)
+    burst = [pool.take() for _ in range(400)]
+    for block in burst[::-1][::2] + burst[::2]:
+        assert block is not None
+        pool.drop(block)
+    held = []
+    for _ in range(20):  # few are in use at a time, each for a while
+        pool.forget_unused()
+        held += [pool.take() for _ in range(4)]
+        for block in held[:-20]:
+            pool.drop(block)  # type: ignore[arg-type]  (there were 400)
+        held = held[-20:]
+    arena.release_idle()
+    assert arena.mapped_pages <= 20 * 1000 // PAGE + 3
+
+
 def test_the_prefix_unused_longest_goes_first() -> None:
     pool = blocks(3)
     names = [chain(root("v", 0), np.array([i], np.int32)) for i in range(3)]

@@ -14,7 +14,8 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
-_JOBS = 1024
+_JOBS = 256
+_KEPT_S = 600.0  # by then an engine has long given a trajectory's cache to others
 _ALIVE = (0.75, 0.5, 0.25, 0.1)  # how likely a paused trajectory still lives, looked at in turn
 
 
@@ -84,6 +85,9 @@ class CacheHomes:
         self._homes: OrderedDict[TrajectoryId, CacheHome] = OrderedDict()
         self._growth: OrderedDict[JobId, ContextGrowth] = OrderedDict()
         self._due: list[tuple[float, TrajectoryId]] = []
+
+    def __len__(self) -> int:
+        return len(self._homes)
 
     def need(self, turn: LiveTurn) -> TurnNeed:
         """What routing may know of the turn."""
@@ -203,7 +207,20 @@ class CacheHomes:
                 self._end(home)
             else:
                 heapq.heappush(self._due, (max(self._look_s(home), now_s), trajectory))
+        self._forget(now_s - max(self._lease_s, _KEPT_S))
         return list(dict.fromkeys(left))
+
+    def _forget(self, before_s: float) -> None:
+        """Drop trajectories that have had no turn since then."""
+        while self._homes:
+            trajectory, home = next(iter(self._homes.items()))
+            if home.open_turns:
+                self._homes.move_to_end(trajectory)
+                return
+            if home.seen_s >= before_s:
+                return
+            home.leave()
+            del self._homes[trajectory]
 
     def _look_s(self, home: CacheHome) -> float:
         return home.seen_s + home.growth.pause_s(_ALIVE[home.looked], self._lease_s)
@@ -231,6 +248,7 @@ class CacheHomes:
             growth = self._growth[job] = ContextGrowth(self._instances.longest_context)
             if len(self._growth) > _JOBS:
                 self._growth.popitem(last=False)
+        self._growth.move_to_end(job)
         return growth
 
     def check_integrity(self) -> None:

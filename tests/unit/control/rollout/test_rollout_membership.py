@@ -258,6 +258,26 @@ def test_a_trajectory_that_does_not_return_leaves_the_working_set() -> None:
     homes.check_integrity()
 
 
+def test_trajectories_that_have_long_ended_are_forgotten_and_open_ones_are_not() -> None:
+    driver = FleetDriver(turn_timeout_s=1e6, lease_s=1e6)
+    driver.join("a", max_running=64)
+    driver.submit("open")
+    for number in range(2, 50):
+        driver.submit(f"t{number}")
+        driver.tokens("a", number, [5])
+        driver.end("a", number, 1)
+    homes = driver.manager.books.dispatcher.homes
+    driver.watch(599.0)
+    assert len(homes) == 49
+    for _ in range(2):  # the first look only finds that the oldest is open
+        driver.watch(2.0)
+    assert len(homes) == 1
+    driver.tokens("a", 1, [5])
+    driver.end("a", 1, 1)
+    driver.submit("back", trajectory="open")
+    assert homes.started(driver.manager.books.turns["back"]), "it was not forgotten"
+
+
 def test_started_trajectories_go_before_new_ones() -> None:
     driver = FleetDriver()
     driver.join("a", max_running=1)
