@@ -74,6 +74,11 @@ def count_ranks(layout: str, field: str = "layout") -> int:
     return tp * dp
 
 
+def layout_devices(layout: str, field: str) -> int:
+    """How many devices a job with the layout needs; 0 without one: whole nodes."""
+    return count_ranks(layout, field) if layout else 0
+
+
 def core_slices(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     """`count` equal slices of a node's cores; more slices than cores share cores."""
     each = len(cores) // count

@@ -16,7 +16,9 @@ class JobProfile:
     """What one iteration needs, at worst: every response at the job's token limit (WEAVE 4.2).
 
     On n nodes training takes `train_s * train_nodes / n`, since the data-parallel degree is matched
-    to the group. State sizes are per node in host memory.
+    to the group. A job whose layouts have `rollout_devices` and `train_devices` ranks needs so many
+    devices: a part of a node, or as many nodes as have them; with 0, whole nodes. State sizes are
+    per node, or part of one, in host memory.
     """
 
     rollout_s: float
@@ -27,12 +29,15 @@ class JobProfile:
     rollout_state_gb: float = 275.7
     train_state_gb: float = 240.0
     model_billions: float = 7.0
+    rollout_devices: int = 0
+    train_devices: int = 0
 
     def __post_init__(self) -> None:
         for field in ("rollout_s", "train_s", "rollout_nodes", "train_nodes", "model_billions"):
             if getattr(self, field) <= 0:
                 raise ConfigError.of(f"profile: {field}", getattr(self, field), "must be above 0")
-        for field in ("sync_s", "rollout_state_gb", "train_state_gb"):
+        never_negative = ("sync_s", "rollout_state_gb", "train_state_gb")
+        for field in (*never_negative, "rollout_devices", "train_devices"):
             if getattr(self, field) < 0:
                 raise ConfigError.of(
                     f"profile: {field}", getattr(self, field), "must not be negative"
@@ -54,8 +59,8 @@ class JobTerms:
     alone they may be: each of them, or all together (`slo_scope`).
 
     `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it
-    bounds the slowdown as the SLO does. A higher `priority` is placed first. Nodes and sizes are
-    those that it needs while it has no profile yet.
+    bounds the slowdown as the SLO does. A higher `priority` is placed first. Nodes, devices and
+    sizes are those that it needs while it has no profile yet.
     """
 
     iterations: int
@@ -68,6 +73,8 @@ class JobTerms:
     train_state_gb: float = 0.0
     model_billions: float = 0.001
     slo_scope: SloScope = "job"
+    rollout_devices: int = 0
+    train_devices: int = 0
 
     def __post_init__(self) -> None:
         for field in ("iterations", "rollout_nodes", "train_nodes", "model_billions"):
@@ -99,6 +106,8 @@ class JobTerms:
             rollout_state_gb=self.rollout_state_gb,
             train_state_gb=self.train_state_gb,
             model_billions=self.model_billions,
+            rollout_devices=self.rollout_devices,
+            train_devices=self.train_devices,
         )
 
 

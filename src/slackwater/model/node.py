@@ -1,7 +1,7 @@
 """Nodes and pools: devices, host memory, links and a price."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from slackwater.model.errors import ConfigError
@@ -53,17 +53,40 @@ class NodeType:
 class Pool:
     """Nodes of one role and one type; `max_nodes` is how many can be rented at once.
 
-    An `owned` pool is paid for whether its nodes are used or not: it saves time, not rent.
+    An `owned` pool is paid for whether its nodes are used or not: it saves time, not rent. A job
+    gets `least_devices` of a node, those of one deployment, or a multiple of them.
     """
 
     role: Role
     node_type: NodeType
     max_nodes: int
     owned: bool = False
+    least_devices: int = 1
 
     def __post_init__(self) -> None:
         if self.max_nodes <= 0:
             raise ConfigError.of(f"pool {self.role}: max_nodes", self.max_nodes, "must be above 0")
+
+    def part_devices(self, devices: int) -> int:
+        """How many devices of one node a job gets that needs `devices` in all; 0: whole nodes.
+
+        Parts of a node have equal sizes, so that what one job leaves the next can use.
+        """
+        whole = self.node_type.devices
+        if not 0 < devices < whole:
+            return whole
+        sizes = range(max(devices, self.least_devices), whole)
+        return next((n for n in sizes if not whole % n and not n % self.least_devices), whole)
+
+    def in_parts(self, devices: int) -> "Pool":
+        """The pool of all parts of so many devices."""
+        share = devices / self.node_type.devices
+        kind = replace(
+            self.node_type,
+            devices=devices,
+            host_memory_gb=self.node_type.host_memory_gb * share,
+        )
+        return replace(self, node_type=kind, max_nodes=round(self.max_nodes / share))
 
 
 # WEAVE Table 1: prices and rates of the two clusters; host memory of section 3.2 (1-2 TB nodes).

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 from slackwater.model.ids import GroupId, JobId, NodeId
 
@@ -62,6 +63,10 @@ class Placement:
     reason: str
     plan: GroupPlan | None = None
 
+    def uses(self, place: NodeId) -> bool:
+        """Whether it has devices of a node, or of a part of one."""
+        return any(overlap(place, mine) for mine in (*self.rollout_nodes, *self.train_nodes))
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -70,3 +75,43 @@ class Refusal:
     job: JobId
     reason: str
     final: bool
+
+
+@cache
+def node_of(place: NodeId) -> NodeId:
+    """The node of a place: `train-0/2-3`, devices 2 and 3 of `train-0`, or `train-0`, all of it."""
+    return NodeId(place.partition("/")[0])
+
+
+@cache
+def place_devices(place: NodeId) -> range | None:
+    """Numbers of a place's devices on its node; None: all of them."""
+    _, part, numbers = place.partition("/")
+    if not part:
+        return None
+    first, _, last = numbers.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def place_on(node: NodeId, first: int, devices: int) -> NodeId:
+    """The place of some devices of a node."""
+    last = f"-{first + devices - 1}" if devices > 1 else ""
+    return NodeId(f"{node}/{first}{last}")
+
+
+@cache
+def overlap(one: NodeId, other: NodeId) -> bool:
+    """Whether two places have a device in common."""
+    if one == other or node_of(one) != node_of(other):
+        return one == other
+    mine, others = place_devices(one), place_devices(other)
+    return mine is None or others is None or bool(set(mine) & set(others))
+
+
+@cache
+def is_within(place: NodeId, other: NodeId) -> bool:
+    """Whether all devices of a place are in the other."""
+    if place == other or node_of(place) != node_of(other):
+        return place == other
+    mine, others = place_devices(place), place_devices(other)
+    return others is None or (mine is not None and set(mine) <= set(others))

@@ -26,14 +26,16 @@ class JobArrived:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingAsked:
-    """A job whose cycle is not known is to run as a guest, on so many nodes, until `JobArrived`
-    brings its profile.
+    """A job whose cycle is not known is to run as a guest, on so many nodes or devices, until
+    `JobArrived` brings its profile.
     """
 
     now_s: float
     job: JobId
     rollout_nodes: int
     train_nodes: int
+    rollout_devices: int = 0
+    train_devices: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.job_state import JobState
 from slackwater.control.coschedule.permits import Permits
 from slackwater.model.ids import GroupId, JobId, NodeId
-from slackwater.model.placement import GroupPlan, Phase
+from slackwater.model.placement import GroupPlan, Phase, node_of, overlap
 from slackwater.policy.ordering.plan_alignment import worst_period_s
 from slackwater.policy.ordering.priority import LoadedJob, Ordering, WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
@@ -41,7 +41,7 @@ class Groups:
         self._fleet = fleet
         self._permits = permits
         self._groups: dict[GroupId, _Group] = {}
-        self._users: dict[NodeId, dict[GroupId, int]] = {}
+        self._users: dict[NodeId, dict[GroupId, int]] = {}  # by node, whichever part of it
 
     def enter(self, state: JobState) -> None:
         """A job was placed; it takes part in the order once its state is loaded."""
@@ -53,8 +53,8 @@ class Groups:
             self._groups[placement.group] = group
         group.jobs[state.spec.job] = state
         group.worst_iteration_s = {}
-        for node in {*placement.rollout_nodes, *placement.train_nodes}:
-            users = self._users.setdefault(node, {})
+        for place in {*placement.rollout_nodes, *placement.train_nodes}:
+            users = self._users.setdefault(node_of(place), {})
             users[placement.group] = users.get(placement.group, 0) + 1
 
     def plan(self, group_id: GroupId, plan: GroupPlan, now_s: float, *, joining: bool) -> None:
@@ -116,7 +116,8 @@ class Groups:
         group.worst_iteration_s = {}
         if not group.jobs:
             del self._groups[placement.group]
-        for node in {*placement.rollout_nodes, *placement.train_nodes}:
+        for place in {*placement.rollout_nodes, *placement.train_nodes}:
+            node = node_of(place)
             users = self._users[node]
             users[placement.group] -= 1
             if not users[placement.group]:
@@ -144,9 +145,10 @@ class Groups:
     def is_wanted(self, node: NodeId) -> bool:
         """Whether a request waits for the node."""
         return any(
-            node in request.nodes
-            for group in self._users.get(node, ())
+            overlap(node, place)
+            for group in self._users.get(node_of(node), ())
             for request in self._groups[group].waiting.values()
+            for place in request.nodes
         )
 
     def is_waiting(self, state: JobState) -> bool:
@@ -179,14 +181,15 @@ class Groups:
             for group in self.using((node,))
             for state in self._groups[group].jobs.values()
             if state.joined and state.placement is not None
-            if node in (*state.placement.rollout_nodes, *state.placement.train_nodes)
+            if state.placement.uses(node)
         ]
 
     def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
-        """Groups that have a stake in one of the nodes."""
+        """Groups that have a stake in one of the nodes, or in another part of one."""
         if len(nodes) == 1:
-            return list(self._users.get(nodes[0], ()))
-        return list(dict.fromkeys(group for node in nodes for group in self._users.get(node, ())))
+            return list(self._users.get(node_of(nodes[0]), ()))
+        users = (self._users.get(node_of(node), {}) for node in nodes)
+        return list(dict.fromkeys(group for groups in users for group in groups))
 
     def shares(self, state: JobState) -> bool:
         """Whether its group has other members."""
@@ -254,9 +257,9 @@ class Groups:
         self, nodes: tuple[NodeId, ...], but: JobId, phases: tuple[Phase, ...] = tuple(Phase)
     ) -> bool:
         """Whether one of these phases of another job waits for one of the nodes."""
-        wanted = set(nodes)
         return any(
-            request.phase in phases and not wanted.isdisjoint(request.nodes)
+            request.phase in phases
+            and any(overlap(node, place) for node in nodes for place in request.nodes)
             for group_id in self.using(nodes)
             for request in self._groups[group_id].waiting.values()
             if request.job != but

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from slackwater.control.coschedule.commands import GrantPermit
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.placement import Phase
+from slackwater.model.placement import Phase, node_of, overlap
 from slackwater.policy.ordering.priority import WaitingPhase
 
 
 @dataclass(slots=True)
 class Permit:
-    """One phase of one job on nodes. A shrunk one keeps a few devices of each, beside the next
-    rollout.
+    """One phase of one job on nodes, or parts of nodes. A shrunk one keeps a few devices of each,
+    beside the next rollout.
     """
 
     number: int
@@ -24,7 +24,7 @@ class Permit:
 
 
 class Permits:
-    """Gives permits out and takes them back. A node runs one phase, and at most the tail of one
+    """Gives permits out and takes them back. A device runs one phase, and at most the tail of one
     rollout beside another.
     """
 
@@ -34,6 +34,7 @@ class Permits:
         self._holder: dict[NodeId, int] = {}
         self._tail: dict[NodeId, int] = {}
         self._resident: dict[NodeId, tuple[JobId, Phase]] = {}
+        self._parts: dict[NodeId, set[NodeId]] = {}  # of a node, that were ever given or kept
         self._kept_for: dict[NodeId, JobId] = {}
         self._given = 0
 
@@ -55,16 +56,34 @@ class Permits:
 
     def is_free(self, request: WaitingPhase) -> bool:
         """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""
-        for node in request.nodes:
-            if node in self._holder or self._kept_for.get(node, request.job) != request.job:
-                return False
-            if node in self._tail and request.phase is not Phase.ROLLOUT:
-                return False
+        for place in request.nodes:
+            for node in self._overlapping(place):
+                if node in self._holder or self._kept_for.get(node, request.job) != request.job:
+                    return False
+                if node in self._tail and request.phase is not Phase.ROLLOUT:
+                    return False
         return True
+
+    def _know(self, place: NodeId) -> None:
+        """Others may want devices of it under another name."""
+        node = node_of(place)
+        if node != place:
+            self._parts.setdefault(node, set()).add(place)
+
+    def _overlapping(self, place: NodeId) -> Iterable[NodeId]:
+        """The place, and others that were given or kept and have devices of it."""
+        node = node_of(place)
+        if node == place and node not in self._parts:
+            return (place,)
+        others = (node, *self._parts.get(node, ()))
+        return {place, *(other for other in others if overlap(place, other))}
 
     def is_idle(self, node: NodeId) -> bool:
         """Whether nothing runs there, not even a tail."""
-        return node not in self._holder and node not in self._tail
+        return all(
+            place not in self._holder and place not in self._tail
+            for place in self._overlapping(node)
+        )
 
     @property
     def kept(self) -> dict[NodeId, JobId]:
@@ -75,7 +94,9 @@ class Permits:
         """These nodes are the job's as soon as they are free, and nobody else's until it has had
         them.
         """
-        self._kept_for.update(dict.fromkeys(nodes, job))
+        for node in nodes:
+            self._kept_for[node] = job
+            self._know(node)
 
     def keep_no_longer(self, job: JobId) -> None:
         """It has had them, or is gone."""
@@ -98,7 +119,8 @@ class Permits:
 
     def tails_on(self, nodes: Iterable[NodeId]) -> list["Permit"]:
         """Shrunk permits whose rollouts still have devices of these nodes."""
-        numbers = {self._tail[node] for node in nodes if node in self._tail}
+        held = {place for node in nodes for place in self._overlapping(node)} & self._tail.keys()
+        numbers = {self._tail[place] for place in held}
         return [self._permits[number] for number in sorted(numbers)]
 
     def grant(self, request: WaitingPhase, epoch: int, now_s: float) -> GrantPermit:
@@ -113,15 +135,16 @@ class Permits:
         self._by_job[permit.job] = permit
         for node in permit.nodes:
             self._holder[node] = permit.number
-            self._resident[node] = (permit.job, permit.phase)
+            self._know(node)
+            for place in self._overlapping(node):
+                if place == node or place in self._resident:
+                    self._resident[place] = (permit.job, permit.phase)
         return GrantPermit(permit.number, permit.job, epoch, permit.phase, permit.nodes, switch)
 
     def can_shrink(self, permit: Permit) -> bool:
         """Not while another rollout's tail is on one of its nodes."""
         return (
-            permit.phase is Phase.ROLLOUT
-            and not permit.shrunk
-            and not any(node in self._tail for node in permit.nodes)
+            permit.phase is Phase.ROLLOUT and not permit.shrunk and not self.tails_on(permit.nodes)
         )
 
     def shrink(self, permit: Permit) -> None:
@@ -144,7 +167,7 @@ class Permits:
     def forget(self, nodes: Iterable[NodeId]) -> None:
         """These nodes were given back: nothing is resident there any more."""
         for node in nodes:
-            assert self.is_idle(node), f"{node} is in use"
+            assert node not in self._holder and node not in self._tail, f"{node} is in use"
             self._resident.pop(node, None)
 
     def held(self) -> Iterable[Permit]:
@@ -162,6 +185,9 @@ class Permits:
                     assert self._resident[node] == (permit.job, permit.phase), (
                         f"{node} holds other state"
                     )
+        for node in self._holder:
+            both = [other for other in self._overlapping(node) if other in self._holder]
+            assert both == [node], f"{both} are held at once"
         held = sum(len(permit.nodes) for permit in self._permits.values())
         assert held == len(self._holder) + len(self._tail), "a node is held without a permit"
         assert len(self._by_job) == len(self._permits)

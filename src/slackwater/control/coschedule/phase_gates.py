@@ -12,7 +12,7 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.operations.events import OpsGated
 from slackwater.control.rollout.events import JobGated
 from slackwater.model.ids import InstanceId, JobId, NodeId
-from slackwater.model.placement import Phase
+from slackwater.model.placement import Phase, overlap
 
 EnginesOn = Callable[[Sequence[NodeId], JobId], list[InstanceId]]
 
@@ -60,7 +60,7 @@ class PhaseGates:
             for other in self._jobs.values()
             if other.hold is not None
             and other.hold.phase is Phase.ROLLOUT
-            and set(nodes) & set(other.hold.nodes)
+            and any(overlap(node, place) for node in nodes for place in other.hold.nodes)
         ]
 
     def kept_for_tail(self, job: JobId, hold: Hold, share: float) -> tuple[InstanceId, ...] | None:

@@ -214,8 +214,11 @@ class PhaseKeeper:
         one, terms = self._one(command.job, command.terms), command.terms
         self._fell(one)
         one.seen.clear()
-        asked = (command.job, terms.rollout_nodes, terms.train_nodes)
-        self._tell(on.ProfilingAsked(self._now_s, *asked))
+        nodes, devices = (
+            (terms.rollout_nodes, terms.train_nodes),
+            (terms.rollout_devices, terms.train_devices),
+        )
+        self._tell(on.ProfilingAsked(self._now_s, command.job, *nodes, *devices))
         if self.scheduler.is_guest(command.job):
             one.epoch = 0
             self._look(one)

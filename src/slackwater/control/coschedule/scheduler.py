@@ -40,7 +40,7 @@ from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.control.coschedule.unprofiled_jobs import UnprofiledJobs
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement, Refusal
 from slackwater.policy.ordering.priority import WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
@@ -174,10 +174,11 @@ class CoScheduler:
 
     def _on_arrived(self, event: JobArrived) -> list[Command]:
         state = self._jobs.get(event.spec.job)
+        spec = replace(event.spec, profile=self._fleet.counted(event.spec.profile))
         if state is None:
-            state = self._jobs[event.spec.job] = JobState(event.spec)
+            state = self._jobs[event.spec.job] = JobState(spec)
         elif state.status in _OVER and event.spec.arrival_s > state.spec.arrival_s:
-            state = self._jobs[event.spec.job] = JobState(event.spec, crashes=event.crashes)
+            state = self._jobs[event.spec.job] = JobState(spec, crashes=event.crashes)
         elif state.status is not JobStatus.AWAY or event.crashes != state.crashes:
             return []
         self._guests.leave(event.spec.job)
@@ -191,10 +192,19 @@ class CoScheduler:
     def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
         if event.job in self._guests or event.job in self._places.placed:
             return []
-        why = self._guests.why_never(event.rollout_nodes, event.train_nodes)
+        demand = self._fleet.counted(
+            JobProfile(
+                *(1.0, 1.0),  # its phases are yet to be seen
+                rollout_nodes=event.rollout_nodes,
+                train_nodes=event.train_nodes,
+                rollout_devices=event.rollout_devices,
+                train_devices=event.train_devices,
+            )
+        )
+        why = self._guests.why_never(demand)
         if why is not None:
             return [RefuseJob(event.job, why)]
-        self._guests.enter(event.job, event.rollout_nodes, event.train_nodes)
+        self._guests.enter(event.job, demand)
         return []
 
     def _guest_leaves(self, job: JobId, now_s: float) -> list[Command]:
@@ -258,8 +268,7 @@ class CoScheduler:
         struck = [
             state
             for state in self._places.placed.values()
-            if state.placement is not None
-            and event.node in (*state.placement.rollout_nodes, *state.placement.train_nodes)
+            if state.placement is not None and state.placement.uses(event.node)
         ]
         commands: list[Command] = []
         for state in struck:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from slackwater.control.coschedule.commands import GrantPermit
 from slackwater.control.coschedule.permits import Permit, Permits
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.node import Pool, Role
-from slackwater.model.placement import Phase
+from slackwater.model.job import JobProfile
+from slackwater.model.node import Role
+from slackwater.model.placement import Phase, overlap
 from slackwater.policy.ordering.priority import WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
 
@@ -23,6 +24,7 @@ from slackwater.policy.placement.fleet import FleetView
 @dataclass(slots=True)
 class _Guest:
     nodes: dict[Phase, int]
+    places: dict[Phase, list[NodeId]]  # nodes, or parts of them, that it could have
     next_phase: Phase = Phase.ROLLOUT
     waits_since_s: float | None = None
     owed: bool = False  # it holds nodes that were kept for it
@@ -41,17 +43,29 @@ class UnprofiledJobs:
     def __contains__(self, job: JobId | None) -> bool:
         return job in self._guests
 
-    def why_never(self, rollout_nodes: int, train_nodes: int) -> str | None:
-        """Why a job that needs so many nodes can never run here, or None if it can."""
-        for role, nodes in ((Role.ROLLOUT, rollout_nodes), (Role.TRAIN, train_nodes)):
-            most = self._pool(role).max_nodes
-            if nodes > most:
-                return f"needs {nodes} {role} nodes and the pool has {most}; ask for fewer"
+    def why_never(self, demand: JobProfile) -> str | None:
+        """Why a job with this demand can never run here, or None if it can."""
+        fleet = self._fleet
+        for pool, nodes in (
+            (fleet.rollout, demand.rollout_nodes),
+            (fleet.train, demand.train_nodes),
+        ):
+            if nodes > pool.max_nodes:
+                what = f"needs {nodes} {pool.role} nodes and the pool has {pool.max_nodes}"
+                return f"{what}; ask for fewer"
         return None
 
-    def enter(self, job: JobId, rollout_nodes: int, train_nodes: int) -> None:
+    def enter(self, job: JobId, demand: JobProfile) -> None:
         """It is profiled from now on."""
-        self._guests[job] = _Guest({Phase.ROLLOUT: rollout_nodes, Phase.TRAIN: train_nodes})
+        fleet = self._fleet
+        rollout_part, train_part = fleet.parts(demand)
+        self._guests[job] = _Guest(
+            {Phase.ROLLOUT: demand.rollout_nodes, Phase.TRAIN: demand.train_nodes},
+            {
+                Phase.ROLLOUT: fleet.places(Role.ROLLOUT, rollout_part),
+                Phase.TRAIN: fleet.places(Role.TRAIN, train_part),
+            },
+        )
 
     def leave(self, job: JobId) -> None:
         """It is known now, or gone; its permit is back already."""
@@ -72,7 +86,7 @@ class UnprofiledJobs:
         return any(
             guest.waits_since_s is not None
             and job != but
-            and any(node in self._names(guest.next_phase) for node in nodes)
+            and any(node.startswith(guest.next_phase) for node in nodes)
             for job, guest in self._guests.items()
         )
 
@@ -121,7 +135,7 @@ class UnprofiledJobs:
         for since_s, job in self._waiting():
             guest = self._guests[job]
             phase = guest.next_phase
-            able = [node for node in self._names(phase) if bears(node, phase, since_s)]
+            able = [node for node in guest.places[phase] if bears(node, phase, since_s)]
             if len(able) >= guest.nodes[phase]:
                 self._permits.keep(able[: guest.nodes[phase]], job)
                 return
@@ -144,10 +158,10 @@ class UnprofiledJobs:
         """First where its state is: a load elsewhere would look like a part of its phase."""
         kept, phase, found = self._permits.kept, guest.next_phase, []
         before = guest.last.get(phase, ())
-        for node in sorted(self._names(phase), key=lambda node: node not in before):
+        for node in sorted(guest.places[phase], key=lambda node: node not in before):
             if not self._permits.is_idle(node):
                 continue
-            free = node not in kept and not wanted(node)
+            free = not wanted(node) and not any(overlap(node, other) for other in kept)
             if free and phase is Phase.TRAIN:
                 free = bears(node, guest.step_s)
             if free or kept.get(node) == job:
@@ -162,10 +176,3 @@ class UnprofiledJobs:
             guest = self._guests.get(job)
             assert guest is not None, f"{node} is kept for {job}, which is no guest"
             assert guest.waits_since_s is not None, f"{node} is kept for {job}, which does not wait"
-
-    def _names(self, phase: Phase) -> list[NodeId]:
-        role = Role.ROLLOUT if phase is Phase.ROLLOUT else Role.TRAIN
-        return [NodeId(f"{role.value}-{number}") for number in range(self._pool(role).max_nodes)]
-
-    def _pool(self, role: Role) -> Pool:
-        return self._fleet.rollout if role is Role.ROLLOUT else self._fleet.train

@@ -5,9 +5,11 @@ from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.policy.columns import MAX_MEMBERS
+from slackwater.policy.placement.by_size import PlacementBySize
 from slackwater.policy.placement.dedicated import CoLocated, SoloDisaggregated
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_packing import GroupPlacement
+from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.horizon import HorizonPlacement
 from slackwater.policy.placement.interface import PlacementPolicy
 from slackwater.policy.placement.interleaving import Interleaving
@@ -50,51 +52,51 @@ class Options:
             )
 
 
-def _solo(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _solo(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del options, seed
     return SoloDisaggregated(fleet)
 
 
-def _colocated(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _colocated(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del options, seed
     return CoLocated(fleet)
 
 
-def _group(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     size = options.whole("max_group_size", MAX_MEMBERS)
     return GroupPlacement(fleet, size, colocate=bool(options.whole("colocate", 0)))
 
 
-def _ours(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _ours(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _regrouping(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     size = options.whole("max_group_size", MAX_MEMBERS)
     every_s = options.number("every_s", 3600.0)
     return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
 
 
-def _gavel(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _gavel(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     return JobFractions(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
-def _random(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _random(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     return RandomPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS), seed)
 
 
-def _most_idle(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+def _most_idle(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
 
 def _horizon(
     mode: Literal["pack", "spread"],
-) -> Callable[[FleetView, Options, int], PlacementPolicy]:
-    def make(fleet: FleetView, options: Options, seed: int) -> PlacementPolicy:
+) -> Callable[[FleetView, Options, int], GroupedPlacement]:
+    def make(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
         del seed
         return HorizonPlacement(
             fleet,
@@ -108,7 +110,7 @@ def _horizon(
     return make
 
 
-POLICIES: dict[str, Callable[[FleetView, Options, int], PlacementPolicy]] = {
+POLICIES: dict[str, Callable[[FleetView, Options, int], GroupedPlacement]] = {
     "ours": _ours,
     "group": _group,
     "horizon": _horizon("pack"),
@@ -135,14 +137,18 @@ def option_names(name: str, fleet: FleetView) -> tuple[str, ...]:
 def make_policy(
     name: str, fleet: FleetView, options: Mapping[str, float] | None = None, seed: int = 0
 ) -> PlacementPolicy:
-    """A fresh policy. `seed` is for those that draw."""
-    given = Options(name, options or {})
-    policy = _maker(name)(fleet, given, seed)
-    given.finish()
-    return policy
+    """A fresh policy for jobs of all sizes. `seed` is for those that draw."""
+
+    def make(view: FleetView) -> GroupedPlacement:
+        given = Options(name, options or {})
+        policy = _maker(name)(view, given, seed)
+        given.finish()
+        return policy
+
+    return PlacementBySize(fleet, make)
 
 
-def _maker(name: str) -> Callable[[FleetView, Options, int], PlacementPolicy]:
+def _maker(name: str) -> Callable[[FleetView, Options, int], GroupedPlacement]:
     if name not in POLICIES:
         raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
     return POLICIES[name]

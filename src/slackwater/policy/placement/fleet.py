@@ -1,11 +1,13 @@
 """The two pools that placement rents from, and what a job needs on them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Pool, Role
+from slackwater.model.placement import place_devices, place_on
 
 _NEVER_S = 1e15  # past every budget, and still a number that the compiled scans can add to
 
@@ -44,16 +46,60 @@ class FleetView:
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """All that can be rented, by name."""
-        return tuple(
-            NodeId(f"{pool.role.value}-{number}")
-            for pool in (self.rollout, self.train)
-            for number in range(pool.max_nodes)
-        )
+        return tuple(node for role in (Role.ROLLOUT, Role.TRAIN) for node in self.places(role, 0))
+
+    def places(self, role: Role, devices: int) -> list[NodeId]:
+        """All nodes of a role, or all parts of them with so many devices."""
+        pool = self.rollout if role is Role.ROLLOUT else self.train
+        nodes = [NodeId(f"{role.value}-{number}") for number in range(pool.max_nodes)]
+        whole = pool.node_type.devices
+        if devices in (0, whole):
+            return nodes
+        starts = range(0, whole, devices)
+        return [place_on(node, first, devices) for node in nodes for first in starts]
 
     @property
     def owned(self) -> bool:
         """Whether both pools are paid for anyway: then jobs should be done soon, not cheaply."""
         return self.rollout.owned and self.train.owned
+
+    def parts(self, profile: JobProfile) -> tuple[int, int]:
+        """How many devices of each of its rollout and train nodes a job has."""
+        return (
+            self.rollout.part_devices(profile.rollout_devices),
+            self.train.part_devices(profile.train_devices),
+        )
+
+    def in_parts(self, rollout_devices: int, train_devices: int) -> "FleetView":
+        """The fleet as jobs see it that have so many devices of each of their nodes."""
+        return replace(
+            self,
+            rollout=self.rollout.in_parts(rollout_devices),
+            train=self.train.in_parts(train_devices),
+        )
+
+    def counted(self, profile: JobProfile) -> JobProfile:
+        """The profile with the nodes, or parts of them, that its devices are."""
+        for field, pool in (("rollout", self.rollout), ("train", self.train)):
+            devices = getattr(profile, f"{field}_devices")
+            if devices:
+                nodes = -(-devices // pool.node_type.devices)
+                profile = replace(profile, **{f"{field}_nodes": nodes})
+        return profile
+
+    def rent_per_h(self, places: Iterable[NodeId]) -> float:
+        """Of nodes and of parts of nodes, by their devices."""
+        rent = 0.0
+        for place in places:
+            kind = (self.train if place.startswith(Role.TRAIN) else self.rollout).node_type
+            devices = place_devices(place)
+            rent += kind.device_price_per_h * (kind.devices if devices is None else len(devices))
+        return rent
+
+    def alone_per_h(self, profile: JobProfile) -> float:
+        """Of the nodes, or parts of nodes, that a job needs for itself."""
+        profile, parts = self.counted(profile), self.parts(profile)
+        return self.in_parts(*parts).price_per_h(profile.rollout_nodes, profile.train_nodes)
 
     def price_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
         """Of so many rented nodes."""
@@ -68,10 +114,11 @@ class FleetView:
         """
         if not self.engines_on_train_nodes:
             return _NEVER_S
+        rollout_devices, train_devices = self.parts(profile)
         bandwidth = (
             self.rollout.node_type.hbm_tb_per_s
-            * self.rollout.node_type.devices
-            / (self.train.node_type.hbm_tb_per_s * self.train.node_type.devices)
+            * rollout_devices
+            / (self.train.node_type.hbm_tb_per_s * train_devices)
         )
         return profile.rollout_s * bandwidth * profile.rollout_nodes / train_nodes
 
@@ -83,8 +130,10 @@ class FleetView:
         )
         for role, pool, nodes, state_gb in needs:
             if nodes > pool.max_nodes:
+                devices = getattr(profile, f"{role}_devices")
+                whole = f" ({devices} devices)" if devices else ""
                 return (
-                    f"needs {nodes} {role} nodes and the pool has {pool.max_nodes}; ask for "
+                    f"needs {nodes} {role} nodes{whole} and the pool has {pool.max_nodes}; ask for "
                     "fewer or raise max_nodes"
                 )
             memory_gb = pool.node_type.host_memory_gb

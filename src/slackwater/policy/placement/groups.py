@@ -97,6 +97,7 @@ class GroupBook:
         self.ledger = RentedNodes(fleet)
         self.groups: dict[int, Group] = {}
         self.members: dict[JobId, Member] = {}
+        self.name = "group"  # of groups, before their number
         self._opened = 0
 
     def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
@@ -150,7 +151,7 @@ class GroupBook:
         if row is None:
             row = self.table.take_row(choice.train_nodes)
             train = tuple(self.ledger.rent(Role.TRAIN, choice.train_nodes))
-            self.groups[row] = Group(GroupId(f"group-{self._opened}"), train, {}, [])
+            self.groups[row] = Group(GroupId(f"{self.name}-{self._opened}"), train, {}, [])
             self._opened += 1
         group = self.groups[row]
         pins = choice.pins

@@ -13,6 +13,7 @@ import numpy as np
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
+from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_packing import GroupPlacement
@@ -20,6 +21,7 @@ from slackwater.policy.placement.groups import GroupChoice, bits
 
 # What a cheaper grouping is expected to last.
 _LASTS_H = 4.0
+_ROLES = (Role.ROLLOUT, Role.TRAIN)
 
 
 class Regrouping(GroupPlacement):
@@ -73,7 +75,9 @@ class Regrouping(GroupPlacement):
         for spec in order:
             if isinstance(scratch.place(spec, 0.0), Refusal):
                 return None
-        return scratch
+        mine, found = self.book.ledger, scratch.book.ledger
+        fits = all(found.count(role) <= mine.count(role) + mine.free(role) for role in _ROLES)
+        return scratch if fits else None
 
     def _take_up(self, target: GroupPlacement) -> Sequence[Placement]:
         hosts = self._hosts(target)

@@ -1,26 +1,121 @@
-"""Which nodes are rented: names, limits and cost."""
+"""Which nodes, and parts of nodes, are rented: names, limits and cost."""
 
 import heapq
+from functools import cache
 
 from slackwater.model.ids import NodeId
-from slackwater.model.node import Role
+from slackwater.model.node import Pool, Role
+from slackwater.model.placement import node_of, place_devices, place_on
 from slackwater.policy.placement.fleet import FleetView
 
 
-class RentedNodes:
-    """Rents the lowest free number first, so that the same decisions give the same names."""
+@cache
+def _free_starts(free: int, whole: int, part: int) -> tuple[int, ...]:
+    """Where a part of a node could begin, if these of its devices are free."""
+    wanted = (1 << part) - 1
+    return tuple(first for first in range(0, whole, part) if free >> first & wanted == wanted)
 
-    def __init__(self, fleet: FleetView) -> None:
+
+class NodeStock:
+    """The nodes of one pool: which are free, and which devices of those that are divided.
+
+    A whole node is the one with the lowest number, so that the same decisions give the same names;
+    a part is one of the divided node with the fewest free devices.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._role = pool.role
+        self._whole = pool.node_type.devices
+        self._nodes = pool.max_nodes
+        self._returned: list[int] = []
+        self._highest = 0
+        self._free_nodes = pool.max_nodes
+        self._divided: dict[int, int] = {}  # a bit for each free device
+        self._parts: dict[int, int] = {}  # by size: free ones of divided nodes
+        self.used = 0  # devices
+
+    @property
+    def used_share(self) -> float:
+        """Of all devices."""
+        return self.used / (self._nodes * self._whole)
+
+    def free(self, part: int) -> int:
+        """How many parts of a size could be taken."""
+        if part == self._whole:
+            return self._free_nodes
+        if part not in self._parts:
+            found = (self._starts(free, part) for free in self._divided.values())
+            self._parts[part] = sum(map(len, found))
+        return self._parts[part] + self._free_nodes * (self._whole // part)
+
+    def take(self, part: int) -> NodeId:
+        """Rent one; the caller has asked `free` first."""
+        self.used += part
+        if part == self._whole:
+            return self._name(self._take_node())
+        fitting = [
+            (free.bit_count(), number)
+            for number, free in self._divided.items()
+            if self._starts(free, part)
+        ]
+        number = min(fitting)[1] if fitting else self._take_node()
+        free = self._divided.get(number, (1 << self._whole) - 1)
+        first = self._starts(free, part)[0]
+        self._change(number, free & ~(((1 << part) - 1) << first))
+        return place_on(self._name(number), first, part)
+
+    def give_back(self, place: NodeId) -> None:
+        """It is free again."""
+        number = int(node_of(place).rsplit("-", 1)[1])
+        devices = place_devices(place)
+        self.used -= self._whole if devices is None else len(devices)
+        if devices is not None:
+            free = self._divided[number] | sum(1 << device for device in devices)
+            self._change(number, free)
+            if free != (1 << self._whole) - 1:
+                return
+        self._free_nodes += 1
+        heapq.heappush(self._returned, number)
+
+    def _take_node(self) -> int:
+        assert self._free_nodes > 0, f"no {self._role} node is free"
+        self._free_nodes -= 1
+        if self._returned:
+            return heapq.heappop(self._returned)
+        self._highest += 1
+        return self._highest - 1
+
+    def _change(self, number: int, free: int) -> None:
+        """Other devices of a divided node are free; one that is wholly free is divided no more."""
+        before, whole = self._divided.pop(number, 0), (1 << self._whole) - 1
+        now = 0 if free == whole else free
+        if free != whole:
+            self._divided[number] = free
+        for part in self._parts:
+            self._parts[part] += len(self._starts(now, part)) - len(self._starts(before, part))
+
+    def _starts(self, free: int, part: int) -> tuple[int, ...]:
+        return _free_starts(free, self._whole, part)
+
+    def _name(self, number: int) -> NodeId:
+        return NodeId(f"{self._role}-{number}")
+
+
+class RentedNodes:
+    """What is rented of one fleet: nodes, or parts of the size that `fleet` has, of `stocks` that
+    others may rent from too.
+    """
+
+    def __init__(self, fleet: FleetView, stocks: dict[Role, NodeStock] | None = None) -> None:
         self._fleet = fleet
         self._pools = {Role.ROLLOUT: fleet.rollout, Role.TRAIN: fleet.train}
-        self._returned: dict[Role, list[int]] = {Role.ROLLOUT: [], Role.TRAIN: []}
-        self._highest = {Role.ROLLOUT: 0, Role.TRAIN: 0}
+        self._stocks = stocks or {role: NodeStock(pool) for role, pool in self._pools.items()}
         self._rented: dict[NodeId, Role] = {}
         self._count = {Role.ROLLOUT: 0, Role.TRAIN: 0}
 
     def free(self, role: Role) -> int:
         """Nodes of a role that could still be rented."""
-        return self._pools[role].max_nodes - self._count[role]
+        return self._stocks[role].free(self._pools[role].node_type.devices)
 
     def count(self, role: Role) -> int:
         """Nodes of a role that are rented."""
@@ -31,16 +126,8 @@ class RentedNodes:
         assert nodes <= self.free(role), (
             f"{nodes} {role} nodes asked for, {self.free(role)} are free"
         )
-        names = []
-        for _ in range(nodes):
-            if self._returned[role]:
-                number = heapq.heappop(self._returned[role])
-            else:
-                number = self._highest[role]
-                self._highest[role] += 1
-            name = NodeId(f"{role}-{number}")
-            self._rented[name] = role
-            names.append(name)
+        names = [self._stocks[role].take(self._pools[role].node_type.devices) for _ in range(nodes)]
+        self._rented |= dict.fromkeys(names, role)
         self._count[role] += nodes
         return names
 
@@ -48,22 +135,26 @@ class RentedNodes:
         """Stop paying for a node."""
         role = self._rented.pop(node)
         self._count[role] -= 1
-        heapq.heappush(self._returned[role], int(node.rsplit("-", 1)[1]))
+        self._stocks[role].give_back(node)
 
     def rented(self) -> list[NodeId]:
         """Sorted by role and number."""
-        return sorted(
-            self._rented, key=lambda node: (self._rented[node], int(node.rsplit("-", 1)[1]))
-        )
+        return sorted(self._rented, key=lambda node: (self._rented[node], *_order(node)))
 
     def worth_per_h(self, role: Role) -> float:
         """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes
         nobody uses.
         """
         pool = self._pools[role]
-        in_use = self._count[role] / pool.max_nodes if pool.owned else 1.0
+        in_use = self._stocks[role].used_share if pool.owned else 1.0
         return pool.node_type.price_per_h * in_use
 
     def hourly_cost(self) -> float:
         """Of all rented nodes."""
         return self._fleet.price_per_h(self._count[Role.ROLLOUT], self._count[Role.TRAIN])
+
+
+@cache
+def _order(node: NodeId) -> tuple[int, int]:
+    devices = place_devices(node)
+    return int(node_of(node).rsplit("-", 1)[1]), 0 if devices is None else devices.start

@@ -3,6 +3,7 @@ answer commands with later events.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,11 @@ from slackwater.control.coschedule.events import (
     TailReached,
 )
 from slackwater.control.driver import Driver
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
-from slackwater.model.placement import Phase
+from slackwater.model.placement import Phase, node_of
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.job_body import JobBody, PhaseRun
 from slackwater.sim.cluster.ledger import FleetAccount
@@ -83,7 +85,8 @@ class SimulatedCluster:
         self._unsettled = 0
         self._doubled_share = scenario.faults.doubled_message_share
         self._faults = np.random.default_rng([scenario.seed, 2])
-        for number, spec in enumerate(specs):
+        for number, asked in enumerate(specs):
+            spec = replace(asked, profile=self._fleet.counted(asked.profile))
             shares = draw_shares(
                 spec,
                 number,
@@ -134,6 +137,8 @@ class SimulatedCluster:
 
     def _tell(self, event: Event) -> None:
         self._driver.feed(event)
+        if isinstance(event, TimerFired):
+            return  # no message
         if self._doubled_share and self._faults.random() < self._doubled_share:
             late_s = self.now_s + float(self._faults.exponential(60.0))
             self._at(late_s, self._redeliver, event)
@@ -331,7 +336,7 @@ class SimulatedCluster:
         rented = self.account.rented()
         if rented:
             node = rented[int(self._faults.integers(len(rented)))]
-            self._tell(NodeLost(self.now_s, node))
+            self._tell(NodeLost(self.now_s, node_of(node)))
 
     def _die(self, body: JobBody) -> None:
         self._stop(body)

@@ -5,8 +5,8 @@ from functools import cache
 
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.job import JobSpec
-from slackwater.model.node import Pool, Role
-from slackwater.model.placement import Phase, Strategy
+from slackwater.model.node import NodeType, Pool, Role
+from slackwater.model.placement import Phase, Strategy, place_devices
 from slackwater.sim.cluster.report import JobRow, PoolUse
 from slackwater.timeline.spans import CostStep, Rental, Span
 
@@ -111,9 +111,9 @@ class SimulatedAccount:
 
 @dataclass(slots=True)
 class FleetAccount:
-    """Rent and use of all nodes."""
+    """Rent and use of all nodes; a part of a node counts as the share of its devices."""
 
-    prices_per_h: dict[Role, float]
+    kinds: dict[Role, NodeType]
     keep_spans: bool
     cost: float = 0.0
     switches: int = 0
@@ -121,7 +121,7 @@ class FleetAccount:
     _rented_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
     _run_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
     _switch_s: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(Role, 0.0))
-    _count: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    _devices: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     _peak: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
     spans: list[Span] = field(default_factory=list)
     rentals: list[Rental] = field(default_factory=list)
@@ -130,15 +130,19 @@ class FleetAccount:
     @staticmethod
     def of(pools: tuple[Pool, ...], keep_spans: bool) -> "FleetAccount":
         """For a fleet."""
-        return FleetAccount({pool.role: pool.node_type.price_per_h for pool in pools}, keep_spans)
+        return FleetAccount({pool.role: pool.node_type for pool in pools}, keep_spans)
+
+    def _devices_of(self, node: NodeId) -> int:
+        devices = place_devices(node)
+        return self.kinds[role_of(node)].devices if devices is None else len(devices)
 
     def rent(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
         """Paid for from now."""
         for node in nodes:
             role = role_of(node)
             self._since_s[node] = now_s
-            self._count[role] += 1
-            self._peak[role] = max(self._peak[role], self._count[role])
+            self._devices[role] += self._devices_of(node)
+            self._peak[role] = max(self._peak[role], self._devices[role])
         self._step(now_s)
 
     def give_back(self, nodes: tuple[NodeId, ...], now_s: float) -> None:
@@ -146,9 +150,10 @@ class FleetAccount:
         for node in nodes:
             role = role_of(node)
             began_s = self._since_s.pop(node)
-            self._count[role] -= 1
-            self._rented_s[role] += now_s - began_s
-            self.cost += (now_s - began_s) / 3600 * self.prices_per_h[role]
+            kind, devices = self.kinds[role], self._devices_of(node)
+            self._devices[role] -= devices
+            self._rented_s[role] += (now_s - began_s) * devices / kind.devices
+            self.cost += (now_s - began_s) / 3600 * (devices * kind.device_price_per_h)
             if self.keep_spans:
                 self.rentals.append(Rental(node, began_s, now_s))
         self._step(now_s)
@@ -180,8 +185,9 @@ class FleetAccount:
         busy_s = whole_until_s - switched_s + kept_share * (ended_s - whole_until_s) - beside_s
         for node in nodes:
             role = role_of(node)
-            self._switch_s[role] += switched_s - began_s
-            self._run_s[role] += busy_s
+            share = self._devices_of(node) / self.kinds[role].devices
+            self._switch_s[role] += (switched_s - began_s) * share
+            self._run_s[role] += busy_s * share
             if not self.keep_spans:
                 continue
             if switched_s > began_s:
@@ -196,11 +202,14 @@ class FleetAccount:
             self._rented_s[role] / 3600,
             self._run_s[role] / 3600,
             self._switch_s[role] / 3600,
-            self._peak[role],
+            -(-self._peak[role] // self.kinds[role].devices),
         )
 
     def _step(self, now_s: float) -> None:
-        price = sum(self.prices_per_h[role] * self._count[role] for role in self.prices_per_h)
+        price = sum(
+            kind.price_per_h * self._devices[role] / kind.devices
+            for role, kind in self.kinds.items()
+        )
         if self.steps and self.steps[-1].at_s == now_s:
             self.steps.pop()
         self.steps.append(CostStep(now_s, price))

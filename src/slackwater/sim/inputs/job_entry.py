@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from slackwater.model.device import layout_devices
 from slackwater.model.errors import ConfigError
 from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
@@ -13,7 +14,8 @@ from slackwater.sim.inputs.csv_rows import read_rows
 @dataclass(frozen=True, slots=True)
 class JobTable:
     """Worst-case phase lengths and the slowdown that is tolerated; state sizes follow the model's
-    size unless given.
+    size unless given. A job with layouts, such as tp=2,dp=4, has as many devices as those have
+    ranks, and no more nodes than hold them.
     """
 
     job: str
@@ -29,6 +31,8 @@ class JobTable:
     rollout_state_gb: float | None = None
     train_state_gb: float | None = None
     slo_scope: SloScope = "job"
+    rollout_layout: str = ""
+    train_layout: str = ""
 
     def __post_init__(self) -> None:
         if not self.job.strip():
@@ -48,6 +52,8 @@ class JobTable:
             rollout_state_gb=rollout_state_gb(billions) if rollout_gb is None else rollout_gb,
             train_state_gb=train_state_gb(billions) if train_gb is None else train_gb,
             model_billions=billions,
+            rollout_devices=layout_devices(self.rollout_layout, "rollout_layout"),
+            train_devices=layout_devices(self.train_layout, "train_layout"),
         )
         return JobSpec(
             job=JobId(self.job),

@@ -53,7 +53,7 @@ def _group(
         "group": name,
         "rollout_nodes": rollout,
         "train_nodes": train,
-        "price_per_h": fleet.price_per_h(len(rollout), len(train)),
+        "price_per_h": fleet.rent_per_h((*rollout, *train)),
         "jobs": [_job(start, specs[start.job], iteration_s[start.job]) for start in starts],
     }
 

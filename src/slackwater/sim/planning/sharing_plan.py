@@ -213,18 +213,13 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
                 case ReturnNodes(nodes=nodes):
                     rented.difference_update(nodes)
     controller.check_integrity()
-    rollout = sum(node.startswith("rollout") for node in rented)
     return SharingPlan(
         order,
         (*jobs, *(spec for spec in scenario.jobs if spec.job in never)),
         starts,
         tuple(away.values()),
-        fleet.price_per_h(rollout, len(rented) - rollout),
-        sum(
-            fleet.price_per_h(spec.profile.rollout_nodes, spec.profile.train_nodes)
-            for spec in jobs
-            if spec.job in starts
-        ),
+        fleet.rent_per_h(rented),
+        sum(fleet.alone_per_h(spec.profile) for spec in jobs if spec.job in starts),
     )
 
 
@@ -237,7 +232,8 @@ def _why_left_out(profile: JobProfile, fleet: FleetView) -> str | None:
                 f"its {name} is {length_s:g}, and a plan takes {least_s:g} to "
                 f"{_LONGEST_PHASE_S:g} s; check the unit"
             )
-    why = fleet.why_never(profile)
+    profile = fleet.counted(profile)
+    why = fleet.in_parts(*fleet.parts(profile)).why_never(profile)
     return None if why is None else f"fits nowhere: it {why}"
 
 

@@ -71,3 +71,26 @@ def test_a_node_in_use_cannot_be_given_back() -> None:
     desk.grant(asks("a"), 1, 0.0)
     with pytest.raises(AssertionError, match="in use"):
         desk.forget([NodeId("n")])
+
+
+def test_parts_of_a_node_run_side_by_side_and_the_whole_node_waits_for_all_of_them() -> None:
+    desk = Permits()
+    desk.grant(asks("a", Phase.TRAIN, "n/0-3"), 1, 0.0)
+    desk.grant(asks("b", Phase.TRAIN, "n/4-7"), 1, 0.0)
+    desk.check_integrity()
+    assert not desk.is_free(asks("guest", Phase.TRAIN, "n"))
+    assert not desk.is_free(asks("c", Phase.TRAIN, "n/2-3"))
+    for name in ("a", "b"):
+        desk.take_back(permit_of(desk, name))
+    assert desk.grant(asks("guest", Phase.TRAIN, "n"), 1, 1.0)
+    assert not desk.is_free(asks("a", Phase.TRAIN, "n/0-3"))
+    desk.take_back(permit_of(desk, "guest"))
+    assert desk.grant(asks("a", Phase.TRAIN, "n/0-3"), 1, 2.0).switch, "the guest's state was there"
+
+
+def test_a_node_that_is_kept_for_a_guest_is_kept_in_all_its_parts() -> None:
+    desk = Permits()
+    desk.keep([NodeId("n/0-3")], JobId("guest"))
+    assert not desk.is_free(asks("a", Phase.TRAIN, "n"))
+    assert not desk.is_free(asks("a", Phase.TRAIN, "n/2"))
+    assert desk.is_free(asks("a", Phase.TRAIN, "n/4"))

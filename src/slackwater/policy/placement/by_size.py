@@ -1,0 +1,127 @@
+"""Jobs of 1 to many devices on one fleet: those that have parts of nodes share with jobs that have
+parts of the same size, by any policy, and all rent from the same nodes.
+"""
+
+from collections.abc import Callable, Sequence
+
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import Role
+from slackwater.model.placement import Placement, Refusal, node_of, overlap, place_devices
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.grouped import GroupedPlacement
+from slackwater.policy.placement.interface import JobProgress
+from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes
+
+Parts = tuple[int, int]  # devices of a rollout node and of a train node
+
+
+class PlacementBySize:
+    """One policy for each size of parts that jobs have; `make` gives a fresh one over a fleet."""
+
+    def __init__(self, fleet: FleetView, make: Callable[[FleetView], GroupedPlacement]) -> None:
+        self._fleet = fleet
+        self._make = make
+        pools = {Role.ROLLOUT: fleet.rollout, Role.TRAIN: fleet.train}
+        self._stocks = {role: NodeStock(pool) for role, pool in pools.items()}
+        self._whole: Parts = (fleet.rollout.node_type.devices, fleet.train.node_type.devices)
+        self._policies: dict[Parts, GroupedPlacement] = {}
+        self._parts: dict[JobId, Parts] = {}
+        self.name = self._of(self._whole).name
+
+    def _of(self, parts: Parts) -> GroupedPlacement:
+        policy = self._policies.get(parts)
+        if policy is None:
+            view = self._fleet if parts == self._whole else self._fleet.in_parts(*parts)
+            policy = self._policies[parts] = self._make(view)
+            policy.book.ledger = RentedNodes(view, self._stocks)
+            if parts != self._whole:
+                policy.book.name = f"group-{parts[0]}x{parts[1]}"
+        return policy
+
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+        """How the placed jobs stand now, and which jobs want room: each policy hears of its own."""
+        if len(self._policies) == 1:
+            self._of(self._whole).observe(standings, waiting)
+            return
+        placed: dict[Parts, list[JobProgress]] = {parts: [] for parts in self._policies}
+        for standing in standings:
+            placed[self._parts[standing.job]].append(standing)
+        wanting: dict[Parts, list[JobSpec]] = {}
+        for spec in waiting:
+            wanting.setdefault(self._fleet.parts(spec.profile), []).append(spec)
+        for parts, policy in self._policies.items():
+            policy.observe(placed[parts], wanting.get(parts, ()))
+
+    def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
+        """Each policy orders its own; of its first and another's, the one that came first."""
+        if len(self._policies) == 1:
+            return self._of(self._whole).admission_order(waiting)
+        places = {spec.job: number for number, spec in enumerate(waiting)}
+        queues: dict[Parts, list[JobSpec]] = {}
+        for spec in waiting:
+            queues.setdefault(self._fleet.parts(spec.profile), []).append(spec)
+        order: list[tuple[int, int, JobId]] = []
+        for number, (parts, queue) in enumerate(queues.items()):
+            latest = 0
+            for job in self._of(parts).admission_order(queue):
+                latest = max(latest, places[job])
+                order.append((latest, number, job))
+        return [job for _, _, job in sorted(order, key=lambda one: one[:2])]
+
+    def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
+        """Find nodes, or parts of nodes, for an arriving job; nothing changes on a refusal."""
+        parts = self._fleet.parts(job.profile)
+        answer = self._of(parts).place(job, now_s)
+        if isinstance(answer, Placement):
+            self._parts[job.job] = parts
+        return answer
+
+    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """A job left; answers moves that have become worth while."""
+        return self._of(self._parts.pop(job)).remove(job, now_s)
+
+    def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
+        """A job's lengths have drifted; answers the moves this asks for."""
+        return self._of(self._parts[job]).revise(job, profile, now_s)
+
+    def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
+        """Give a placed job nodes of its own; empty if there are none."""
+        return self._of(self._parts[job]).isolate(job, now_s)
+
+    def rebalance(self, now_s: float) -> Sequence[Placement]:
+        """Moves that pay, of all sizes."""
+        policies = tuple(self._policies.values())
+        return [placement for policy in policies for placement in policy.rebalance(now_s)]
+
+    def rented(self) -> Sequence[NodeId]:
+        """Nodes and parts of nodes that are paid for now, sorted."""
+        return [node for policy in self._policies.values() for node in policy.rented()]
+
+    def hourly_cost(self) -> float:
+        """What they cost, by their devices."""
+        return sum(policy.hourly_cost() for policy in self._policies.values())
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if an invariant of a policy does not hold, or a device is rented
+        twice.
+        """
+        held: dict[NodeId, list[NodeId]] = {}
+        for policy in self._policies.values():
+            policy.check_integrity()
+            for place in policy.rented():
+                held.setdefault(node_of(place), []).append(place)
+        for places in held.values():
+            for number, place in enumerate(places):
+                twice = [other for other in places[:number] if overlap(place, other)]
+                assert not twice, f"{place} is rented twice: {twice}"
+        for role, pool in ((Role.ROLLOUT, self._fleet.rollout), (Role.TRAIN, self._fleet.train)):
+            used = sum(
+                len(place_devices(place) or range(pool.node_type.devices))
+                for places in held.values()
+                for place in places
+                if place.startswith(role)
+            )
+            devices = pool.max_nodes * pool.node_type.devices
+            assert used == self._stocks[role].used, f"{used} {role} devices are rented"
+            assert used <= devices, f"{used} {role} devices are rented, {devices} are there"
