@@ -13,9 +13,11 @@ _ROLES = (
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
     ("slackwater.serve.http.helper", "helpers"),
+    ("slackwater.serve.front_end", "front"),
     ("grpo_driver", "drivers"),
 )
 PLANE = "plane"
+FRONT = "front"
 HOST = "host"  # took it away from a virtual machine
 _NOT_BESIDE = ("engine", "trainer", HOST)
 

@@ -2,13 +2,15 @@
 
 CPU time of the fleet controller alone, median over events: a turn submitted, a turn ended and a
 heartbeat with ten live turns an engine; an operation submitted and done on four trainers, while the
-other models are idle.
+other models are idle. And the control plane's processor time for each request
+(`plane_requests.py`), against an older version with `--before SRC`.
 """
 
 from time import process_time
 
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.decision import FleetLoad
+from benchmarks.service.plane_requests import request_figures
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.operations.commands import RunOp
 from slackwater.control.operations.events import OpSubmitted, TicketDone, TrainerJoined
@@ -18,10 +20,16 @@ from slackwater.model.operation import Operation, OpKind
 ENGINES = (20, 200)
 MODELS = (10, 3_000)
 TRAINERS = 4
+PARTS = ("decisions", "requests")
 
 
 def run(options: BenchOptions) -> dict[str, float]:
     """Medians in microseconds of CPU time, and their growth."""
+    figures = _decision_figures(options) if options.wants("decisions") else {}
+    return figures | (request_figures(options) if options.wants("requests") else {})
+
+
+def _decision_figures(options: BenchOptions) -> dict[str, float]:
     events = 200 if options.quick else 2_000
     figures: dict[str, float] = {}
     for engines in ENGINES:
