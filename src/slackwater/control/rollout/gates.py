@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, NodeId
-from slackwater.model.instance import InstanceSpec
+from slackwater.model.instance import InstanceKind, InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)
 class TurnGate:
-    """A job's turns run on instances of `nodes`; without nodes they wait.
+    """A job's turns run on instances of `nodes`, and beside them on spot and borrowed ones, which
+    no permit is for; without nodes they wait.
 
     `only` and `but` narrow the instances while the tail of one rollout and the next one share
     nodes. Turns numbered `before` or later wait for the next rollout.
@@ -22,6 +23,8 @@ class TurnGate:
 
     def admits(self, spec: InstanceSpec) -> bool:
         """Whether the job's turns may run there."""
+        if spec.place is None and spec.kind in (InstanceKind.SPOT, InstanceKind.BORROWED):
+            return bool(self.nodes)
         if spec.place not in self.nodes or spec.instance in self.but:
             return False
         return self.only is None or spec.instance in self.only
