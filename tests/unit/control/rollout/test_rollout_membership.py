@@ -28,7 +28,7 @@ from slackwater.control.weights.events import (
     WeightsPublished,
     WeightsRetired,
 )
-from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceState
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -275,7 +275,7 @@ def test_trajectories_that_have_long_ended_are_forgotten_and_open_ones_are_not()
     driver.tokens("a", 1, [5])
     driver.end("a", 1, 1)
     driver.submit("back", trajectory="open")
-    assert homes.started(driver.manager.books.turns["back"]), "it was not forgotten"
+    assert homes.started(driver.manager.books.turns[TurnId("back")]), "it was not forgotten"
 
 
 def test_started_trajectories_go_before_new_ones() -> None:
