@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Mapping
-from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -65,7 +64,9 @@ class VersionCatalog:
     def drop(self, version: str) -> None:
         """Delete one version; a reader that has its file open keeps it."""
         path = self.path(version)
-        for part in (path, *self._root.glob(f"{escape(path.stem)}%23*of*{path.suffix}")):
+        begins = f"{path.stem}%23"  # "#", before the number of a part
+        files = [part for part in self._root.iterdir() if part.name.startswith(begins)]
+        for part in (path, *(part for part in files if part.suffix == path.suffix)):
             part.unlink(missing_ok=True)
             digest_file(part).unlink(missing_ok=True)
 

@@ -1,6 +1,6 @@
 """Trajectories whose last turn ended lately, with every token and log-prob, for whoever looks.
 
-Nothing is copied when a turn ends: a prompt that several turns share is held once.
+A prompt that several turns share is held once.
 """
 
 from array import array
@@ -95,7 +95,7 @@ class RecentTrajectories:
                 self._drop((spec.job, mine[0]))
         else:
             self._held.move_to_end(key)
-        turn = EndedTurn(spec.prompt, result.tokens, result.logprobs)
+        turn = EndedTurn(spec.prompt, array("I", result.tokens), array("d", result.logprobs))
         found.turns.append(turn)
         found.ended_s, found.version = now_s, result.version
         found.moves += result.moves
