@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _READ_BYTES = 1 << 18
 _HELLO_TIMEOUT_S = 20.0
-_TRIM_EVERY_S = 30.0
+TRIM_EVERY_S = 30.0
 EXIT_ORPHANED = 3
 
 
@@ -193,7 +193,7 @@ class Connection:
     def _beat(self) -> None:
         trimmed_s = time.monotonic()
         while not self._closed.wait(self.heartbeat_every_s):
-            if time.monotonic() - trimmed_s >= _TRIM_EVERY_S:
+            if time.monotonic() - trimmed_s >= TRIM_EVERY_S:
                 trim_heap()
                 trimmed_s = time.monotonic()
             gauges = {**self._gauges(), MEMORY_GAUGE: resident_bytes()}

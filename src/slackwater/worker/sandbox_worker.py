@@ -8,6 +8,7 @@ answered.
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -37,8 +38,8 @@ from slackwater.sandbox.reports import (
 )
 from slackwater.sandbox.supervisor import SandboxSupervisor
 from slackwater.wire import messages, sandbox
-from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes
-from slackwater.worker.connection import Connection, DisconnectedError
+from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes, trim_heap
+from slackwater.worker.connection import TRIM_EVERY_S, Connection, DisconnectedError
 from slackwater.worker.process import dial, run_worker
 
 _NODES = Path("/sys/devices/system/node")
@@ -118,12 +119,13 @@ class SandboxWorker:
         self._one_off: dict[str, str] = {}
         self._opening: set[str] = set()
         self._snapshots: dict[str, int] = {}
-        self._next_beat_s = 0.0
+        self._next_beat_s = self._next_trim_s = 0.0
         self._orders: deque[messages.ToWorker] = deque()
         self._failed: dict[str, str] = {}
 
     def run(self) -> None:
         """Run until stopped."""
+        gc.freeze()  # what it starts with is no garbage, and need not be looked at again
         self._supervisor.watch(self._connection.fileno())
         while self.step():
             pass
@@ -155,6 +157,10 @@ class SandboxWorker:
             }
             self._send(messages.Heartbeat(gauges))
             self._next_beat_s = time.monotonic() + self._connection.heartbeat_every_s
+        if time.monotonic() >= self._next_trim_s:
+            gc.collect()
+            trim_heap()
+            self._next_trim_s = time.monotonic() + TRIM_EVERY_S
 
     def _send(self, *said: messages.Message) -> None:
         self._connection.send(*(messages.encode(message) for message in said))
