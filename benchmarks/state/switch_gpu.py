@@ -227,7 +227,7 @@ def copy_speeds(device: str, size: int) -> tuple[float, float]:
     """Bytes per second of one long copy in and out, pinned on CUDA: the limit that the moves are
     held against.
     """
-    from slackwater.state.copies import ByteRun, copies_for
+    from slackwater.state.device import ByteRun, copies_for
 
     with contextlib.ExitStack() as held:
         image = HostImage.create("limit", size)

@@ -26,8 +26,7 @@ from slackwater.weights.relay.bucket import Payload, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.tracker import RelayTracker
+from slackwater.weights.relay.server import RelayServer, RelayTracker
 
 _TENSOR = 1 << 24  # elements of each tensor
 _WITHIN_S = 900.0

@@ -25,8 +25,7 @@ from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.tracker import RelayTracker
+from slackwater.weights.relay.server import RelayServer, RelayTracker
 
 _SECRET = b"of this measurement"
 _BUCKET = 1 << 15

@@ -22,8 +22,7 @@ from slackwater.rl.advantages import (
 )
 from slackwater.rl.environments import playable
 from slackwater.rl.recipe import Recipe
-from slackwater.rl.reference import ReferenceModel, kl_estimate
-from slackwater.rl.rollout import Rollout, Trajectory, TrajectoryGroup
+from slackwater.rl.rollout import ReferenceModel, Rollout, Trajectory, TrajectoryGroup, kl_estimate
 from slackwater.rl.run_directory import PromptOrder, PromptUse, RunCheckpoint, RunDirectory
 from slackwater.rl.text import Observation, TextRenderer, text_of
 

@@ -16,8 +16,7 @@ from slackwater.rl.data_files import Row
 from slackwater.rl.environments import DataTasks
 from slackwater.rl.grpo import Stage, Watch, adam, save_checkpoint, training_client
 from slackwater.rl.recipe import Recipe
-from slackwater.rl.reference import ReferenceModel
-from slackwater.rl.rollout import Trajectory
+from slackwater.rl.rollout import ReferenceModel, Trajectory
 from slackwater.rl.run_directory import PromptOrder, RunDirectory
 from slackwater.rl.text import TextRenderer, text_of
 

@@ -5,7 +5,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from slackwater.model.device import Device
-from slackwater.wire.message import Message
+from slackwater.wire.frames import Message
 
 # In the environment of a process that must not outlive the one that started it: the starter's
 # number.

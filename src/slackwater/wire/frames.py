@@ -10,6 +10,8 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+import msgspec
+
 from slackwater.model.errors import SlackwaterError
 
 MAGIC = b"SW"
@@ -18,6 +20,10 @@ MAX_FRAME_BYTES = 1 << 30
 MAX_STRANGER_FRAME_BYTES = 1 << 16  # of a peer that has not proved itself
 _HEADER = struct.Struct("<2sBBI")
 HEADER_BYTES = _HEADER.size
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all control messages: a tagged struct; unknown fields are refused."""
 
 
 class FrameError(SlackwaterError, ValueError):

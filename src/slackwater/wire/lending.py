@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from slackwater.wire.message import Message
+from slackwater.wire.frames import Message
 
 
 class LendTo(Message, frozen=True):

@@ -17,7 +17,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
-from slackwater.wire.message import Message as Message
+from slackwater.wire.frames import Message as Message
 from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 

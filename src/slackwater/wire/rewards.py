@@ -5,7 +5,7 @@ from typing import TypeAlias
 import msgspec
 
 from slackwater.model.action import GpuService
-from slackwater.wire.message import Message
+from slackwater.wire.frames import Message
 
 
 class RewardFacts(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from slackwater.wire.message import Message
+from slackwater.wire.frames import Message
 
 Stream: TypeAlias = Literal["stdout", "stderr"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from slackwater.wire.message import Message
+from slackwater.wire.frames import Message
 
 
 class PartFacts(msgspec.Struct, frozen=True, array_like=True):

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from slackwater.engine.cuda.adapter_rows import (
     DECODE_TILE,
+    UNIT,
     AdapterSlot,
+    RankPool,
     extent_of,
     most_tiles,
     row_columns,
     tile_columns,
+    units_of,
 )
-from slackwater.engine.cuda.rank_pool import UNIT, RankPool, units_of
 from slackwater.engine.cuda.sites import CudaProductSite
 from slackwater.engine.cuda.step_shape import StepShape, graph_rows
 from slackwater.engine.executor import RowBatch, SamplingColumns

@@ -27,6 +27,7 @@ from slackwater.engine.cuda.adapter_rows import (  # noqa: E402
     AdapterSlot,
     row_columns,
     tile_columns,
+    units_of,
 )
 from slackwater.engine.cuda.attention import (  # noqa: E402
     BLOCK_TOKENS,
@@ -34,7 +35,6 @@ from slackwater.engine.cuda.attention import (  # noqa: E402
     CudaPagedRows,
     tile_rows,
 )
-from slackwater.engine.cuda.rank_pool import units_of  # noqa: E402
 from slackwater.engine.cuda.straight_pass import CudaStraightPass  # noqa: E402
 
 QWEN3 = NetConfig(

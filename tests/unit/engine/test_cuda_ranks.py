@@ -28,6 +28,7 @@ from slackwater.engine.cuda.adapter_rows import (  # noqa: E402
     AdapterRows,
     AdapterSlot,
     tile_columns,
+    units_of,
 )
 from slackwater.engine.cuda.attention import (  # noqa: E402
     BLOCK_TOKENS,
@@ -35,7 +36,6 @@ from slackwater.engine.cuda.attention import (  # noqa: E402
     CudaPagedRows,
     tile_rows,
 )
-from slackwater.engine.cuda.rank_pool import units_of  # noqa: E402
 from slackwater.engine.cuda.straight_pass import CudaStraightPass  # noqa: E402
 
 CONFIG = NetConfig(

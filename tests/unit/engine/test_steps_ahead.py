@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.cpu.executor import CpuExecutor
-from slackwater.engine.cuda.queued_step import QueuedStep
+from slackwater.engine.cuda.step_shape import QueuedStep
 from slackwater.engine.engine import Engine
 from slackwater.engine.executor import RowBatch, SamplingColumns
 from slackwater.engine.request import GenerationRequest

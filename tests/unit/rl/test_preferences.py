@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from slackwater.rl.grpo import policy_data
 from slackwater.rl.recipe import load_recipe
-from slackwater.rl.reference import kl_estimate
-from slackwater.rl.rollout import Trajectory, TrajectoryGroup
+from slackwater.rl.rollout import Trajectory, TrajectoryGroup, kl_estimate
 from slackwater.rl.run_directory import PromptUse
 from slackwater.rl.supervised import preference_weights
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.service_calls import CallError, ServiceCalls, ServiceReply
+from slackwater.rl.actions import CallError, ServiceCalls, ServiceReply
 
 WITHIN_S = 30.0
 

@@ -18,7 +18,7 @@ from slackwater.control.timer import TimerFired
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
-from slackwater.model.seeds import default_seed, sample_seed
+from slackwater.model.sampling import default_seed, sample_seed
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub

@@ -12,17 +12,24 @@ from test_app import post
 
 from harness.service_plane import with_plane
 from slackwater.model.errors import ConfigError, NotFoundError
-from slackwater.model.ids import JobId, ModelId, TenantId
+from slackwater.model.ids import (
+    JobId,
+    ModelId,
+    TenantId,
+    old_snapshot_id,
+    owned_id,
+    resolve_id,
+    snapshot_id,
+)
 from slackwater.model.job_file import JobFile
 from slackwater.model.job_life import named_job
-from slackwater.model.owned_ids import old_snapshot_id, owned_id, resolve_id, snapshot_id
 from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.actions import job_of
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
+from slackwater.runtime.store.job_accounts import add_job
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.runtime.store.submitted_jobs import add_job
 
 TEAM, ML = TenantId("team"), TenantId("team.ml")
 PAIRS = ((TEAM, "ml.x"), (ML, "x"), (TEAM, "ml:x"), (TenantId("team.ml-x"), "-"), (ML, "x.y"))

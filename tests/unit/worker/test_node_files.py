@@ -30,8 +30,7 @@ from slackwater.weights.plan.shard_map import Box, ShardMap
 from slackwater.weights.plan.transfer import publishing
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
-from slackwater.worker.depot_client import DepotClient
-from slackwater.worker.files import DepotFiles, NodeFiles, SharedFiles
+from slackwater.worker.files import DepotClient, DepotFiles, NodeFiles, SharedFiles
 
 WORKER = WorkerId("engine.1")
 

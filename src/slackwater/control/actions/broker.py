@@ -21,9 +21,9 @@ from slackwater.control.actions.starting import Starter
 from slackwater.control.timer import TimerFired
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Limit, OutcomeKind
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Need
-from slackwater.model.ceilings import check_action, check_environment
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
+from slackwater.model.tenant_limits import check_action, check_environment
 from slackwater.policy.actions.curve import curve_of
 
 _OF_WORKERS = (CORES, GPUS, MEMORY_MIB)

@@ -15,9 +15,9 @@ from slackwater.control.actions.lanes import CoreLane
 from slackwater.control.actions.live import EnvironmentState, LiveAction, LiveEnvironment
 from slackwater.control.actions.tenants import TenantState
 from slackwater.model.action import EnvironmentSpec, OutcomeKind
-from slackwater.model.ceilings import check_environment
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import EnvironmentId, NodeId, TenantId
+from slackwater.model.tenant_limits import check_environment
 
 
 class SandboxRegistry:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import NodeId, TenantId
-from slackwater.model.owned_ids import old_snapshot_id, snapshot_id
+from slackwater.model.ids import NodeId, TenantId, old_snapshot_id, snapshot_id
 from slackwater.model.tenant_limits import TenantLimits
 
 

@@ -22,9 +22,8 @@ from slackwater.engine.cuda.attention import (
     CudaPagedRows,
     span_tokens,
 )
-from slackwater.engine.cuda.queued_step import HeldSpans, QueuedStep
 from slackwater.engine.cuda.sampling import launch_sampling
-from slackwater.engine.cuda.step_shape import StepShape, graph_rows
+from slackwater.engine.cuda.step_shape import HeldSpans, QueuedStep, StepShape, graph_rows
 from slackwater.engine.cuda.straight_pass import CudaStraightPass
 from slackwater.engine.executor import RowBatch, SamplingColumns
 

@@ -17,8 +17,10 @@ from slackwater.engine.cuda.adapter_rows import (
     PROMPT_TILE,
     AdapterRows,
     AdapterSlot,
+    RankPool,
     extent_of,
     tile_columns,
+    units_of,
 )
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
@@ -29,9 +31,8 @@ from slackwater.engine.cuda.attention import (
 )
 from slackwater.engine.cuda.decode_graphs import DecodeGraphs
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
-from slackwater.engine.cuda.queued_step import QueuedStep
-from slackwater.engine.cuda.rank_pool import RankPool, units_of
 from slackwater.engine.cuda.sampling import CudaSampler
+from slackwater.engine.cuda.step_shape import QueuedStep
 from slackwater.engine.cuda.straight_pass import CudaStraightPass
 from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
 from slackwater.engine.pages import PageArena, PagePool

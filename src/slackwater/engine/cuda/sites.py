@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from slackwater.engine.cuda.rank_pool import UNIT
+from slackwater.engine.cuda.adapter_rows import UNIT
 from slackwater.nets.lora import LoraAdapter
 
 if TYPE_CHECKING:  # Triton is not there where there is no GPU

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import triton
 from torch import Tensor
 
-from slackwater.engine.cuda.adapter_rows import DECODE_TILE, PROMPT_TILE, AdapterRows
+from slackwater.engine.cuda.adapter_rows import DECODE_TILE, PROMPT_TILE, UNIT, AdapterRows
 from slackwater.engine.cuda.attention import BLOCK_TOKENS, CudaPagedAttention
 from slackwater.engine.cuda.early_start import EarlyStart, early_start
 from slackwater.engine.cuda.product_kernel import FEW_ROWS
-from slackwater.engine.cuda.rank_pool import UNIT
 from slackwater.engine.cuda.row_kernels import (
     norm_kernel,
     rotate_kernel,

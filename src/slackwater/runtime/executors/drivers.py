@@ -23,7 +23,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.job_file import JobFile
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.submitted_jobs import SubmittedJob, keep_driver
+from slackwater.runtime.store.job_accounts import SubmittedJob, keep_driver
 from slackwater.wire.driver_files import DriverFiles
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
-from slackwater.runtime.launch.child_instances import ChildInstances
 from slackwater.runtime.launch.children import Children
+from slackwater.runtime.launch.local_processes import ChildInstances
 
 
 class FixedList(ChildInstances):

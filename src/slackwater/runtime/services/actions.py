@@ -18,8 +18,15 @@ from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.snapshots import Snapshot, SnapshotRegistry
 from slackwater.model.action import GpuService, Limit, OutcomeKind
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId, TenantId
-from slackwater.model.owned_ids import owned_id, snapshot_id
+from slackwater.model.ids import (
+    ActionId,
+    EnvironmentId,
+    JobId,
+    NodeId,
+    TenantId,
+    owned_id,
+    snapshot_id,
+)
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.live_driver import loop_time

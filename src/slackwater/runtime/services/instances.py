@@ -20,7 +20,7 @@ from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.launch.children import Children
 from slackwater.runtime.launch.fixed_list import FixedList
-from slackwater.runtime.launch.instance_request import InstanceRequest
+from slackwater.runtime.launch.instance_list import InstanceRequest
 from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceEnded,

@@ -13,8 +13,7 @@ from slackwater.model.job_life import JobAccount, JobStage
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import save_accounts, saved_accounts, shown
-from slackwater.runtime.store.submitted_jobs import SubmittedJob
+from slackwater.runtime.store.job_accounts import SubmittedJob, save_accounts, saved_accounts, shown
 
 
 class Jobs:

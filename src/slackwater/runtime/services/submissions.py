@@ -22,8 +22,7 @@ from slackwater.model.job_life import JobStage, named_job
 from slackwater.runtime.executors.drivers import DriverExecutor, driver_command
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import shown
-from slackwater.runtime.store.submitted_jobs import SubmittedJob, add_job, submitted_jobs
+from slackwater.runtime.store.job_accounts import SubmittedJob, add_job, shown, submitted_jobs
 from slackwater.wire.driver_files import DriverFiles
 
 MOST_LOG_BYTES = 1 << 20

@@ -6,8 +6,7 @@ import secrets
 from collections.abc import Sequence
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import TenantId
-from slackwater.model.owned_ids import check_tenant
+from slackwater.model.ids import TenantId, check_tenant
 from slackwater.runtime.store.state_directory import StateDirectory, write_whole
 
 _JOB_KEY = "tml-job:"

@@ -10,8 +10,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from slackwater.model.action import Limit
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
-from slackwater.model.owned_ids import resolve_id
+from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId, resolve_id
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
 from slackwater.serve.actions.bodies import (

@@ -9,11 +9,22 @@ from pydantic import Field
 from slackwater.model.action import ActionSpec, EnvironmentSpec
 from slackwater.model.action_input import check_command, check_file_names
 from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Amounts, Efficiency, Elastic, Need
-from slackwater.model.ceilings import check_action, check_ceilings, check_environment, check_network
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, ServiceName, TenantId
-from slackwater.model.owned_ids import owned_id
-from slackwater.model.tenant_limits import TenantLimits
+from slackwater.model.ids import (
+    ActionId,
+    EnvironmentId,
+    ResourceName,
+    ServiceName,
+    TenantId,
+    owned_id,
+)
+from slackwater.model.tenant_limits import (
+    TenantLimits,
+    check_action,
+    check_ceilings,
+    check_environment,
+    check_network,
+)
 from slackwater.runtime.services.actions import job_of
 from slackwater.runtime.store.action_log import ActionRequest, EnvironmentRequest
 from slackwater.serve.tinker.bodies import Finite, RequestBody

@@ -14,7 +14,7 @@ from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
-from slackwater.model.seeds import sample_seed
+from slackwater.model.sampling import sample_seed
 from slackwater.runtime.executors.engines import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, OpKind
-from slackwater.model.seeds import default_seed, sample_seed
+from slackwater.model.sampling import default_seed, sample_seed
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane

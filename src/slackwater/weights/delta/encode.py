@@ -30,7 +30,7 @@ from slackwater.weights.delta.frame import (
     ValueEncoding,
     pack,
 )
-from slackwater.weights.delta.positions import best_k, set_bits, write_low, write_unary
+from slackwater.weights.delta.places import best_k, set_bits, write_low, write_unary
 
 Elements: TypeAlias = NDArray[Any]  # one dimension of uint8, uint16 or uint32
 _NONE, _DENSE, _BITMAP = (

@@ -11,8 +11,7 @@ import sys
 
 from slackwater.model.errors import ConfigError
 from slackwater.weights.relay.bucket_store import BucketStore
-from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.tracker import RelayTracker
+from slackwater.weights.relay.server import RelayServer, RelayTracker
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
 

@@ -12,7 +12,7 @@ from slackwater.model.device import CUDA, Device
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.fleet_file import RayCluster
-from slackwater.runtime.launch.instance_request import VLLM_VARIABLE, InstanceRequest
+from slackwater.runtime.launch.instance_list import VLLM_VARIABLE, InstanceRequest
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.launch.ray_agents import bundle
 from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests

@@ -14,8 +14,7 @@ from slackwater.weights.relay.bucket import Manifest, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer
-from slackwater.weights.relay.tracker import RelayTracker
+from slackwater.weights.relay.server import RelayServer, RelayTracker
 
 SECRET = b"the fleet's secret"
 BUCKET = 1 << 16
