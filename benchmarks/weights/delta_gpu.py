@@ -17,9 +17,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from slackwater.weights.delta import apply as host_apply
-from slackwater.weights.delta import encode as host_encode
-from slackwater.weights.delta.cuda import (
+from benchmarks.weights.delta_cuda import (
     apply,
     changes,
     checksum,
@@ -28,6 +26,8 @@ from slackwater.weights.delta.cuda import (
     touch_lines,
     write,
 )
+from slackwater.weights.delta import apply as host_apply
+from slackwater.weights.delta import encode as host_encode
 from slackwater.weights.delta.frame import ValueEncoding
 
 _LINE = 64  # bytes that memory moves at least

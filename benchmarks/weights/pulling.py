@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.weights.relay_process import SECRET_VARIABLE
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
@@ -28,7 +29,6 @@ from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
-from slackwater.weights.relay.__main__ import SECRET_VARIABLE
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import RelayStocker, host_version
 from slackwater.worker.puller import VersionPuller
@@ -77,7 +77,7 @@ def _relay(stack: ExitStack) -> tuple[str, int]:
     options = ("--memory-gb", "2", "--node", "node", "--shared")
     process = stack.enter_context(
         subprocess.Popen(
-            [sys.executable, "-m", "slackwater.weights.relay", *options],
+            [sys.executable, "-m", "benchmarks.weights.relay_process", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {SECRET_VARIABLE: _SECRET},

@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.weights.delta import bf16_weights, changed
 from benchmarks.weights.simulated.flat_source import FlatSource
+from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
 from slackwater.model.errors import UnavailableError
 from slackwater.policy.weights.source import TreeSource
@@ -26,7 +27,7 @@ from slackwater.weights.relay.bucket import Payload, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer, RelayTracker
+from slackwater.weights.relay.server import RelayServer
 
 _TENSOR = 1 << 24  # elements of each tensor
 _WITHIN_S = 900.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.relay_tracker import RelayTracker
 from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import (
@@ -25,7 +26,7 @@ from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer, RelayTracker
+from slackwater.weights.relay.server import RelayServer
 
 _SECRET = b"of this measurement"
 _BUCKET = 1 << 15

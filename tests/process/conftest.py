@@ -18,11 +18,12 @@ from .service_process import (
 # Those that take longest begin first, so that none of them is still running alone when the others
 # are done.
 LONGEST = (
-    *("demo", "serve_faults", "recipes", "serve_hostile", "train_resume", "rollout_service"),
-    *("coserving", "serve_start", "submitted_jobs", "weight_relays", "switched_models"),
-    *("agent_tools", "fleet", "rollout_kills", "local_engines", "moved_models", "served_promise"),
-    *("serve_two_tenants", "action_chaos", "export", "serve_clients", "decorated_jobs"),
-    *("permits", "action_service", "examples", "reward_worker", "compatibility"),
+    *("demo", "serve_faults", "examples", "permits", "recipes", "wheel", "sharded_trainer"),
+    *("serve_start", "coserving", "rollout_service", "submitted_jobs", "weights_slow_link"),
+    *("weight_relays", "decorated_jobs", "train_resume", "compatibility", "fleet", "agent_tools"),
+    *("data_recipes", "serve_two_tenants", "rollout_kills", "action_chaos", "local_engines"),
+    *("serve_hostile", "upgrade", "switched_models", "action_service", "reward_worker"),
+    *("served_promise", "rollout_liars", "moved_models", "export", "many_jobs"),
 )
 
 

@@ -17,6 +17,17 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LARGE, SMALL = 'model = "compact"', 'model = "tiny"'
 JOBS = Path(__file__).parents[2] / "examples" / "two_jobs"
+SHORT = """
+[options.warm_up]
+steps = 2
+
+[options.grpo]
+groups = 2
+max_groups = 2
+group_size = 8
+train_on = 2
+updates = 1
+"""
 
 
 def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
@@ -24,9 +35,9 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
 ) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
-    for file in JOBS.glob("*.toml"):  # the example's own, of a smaller model
+    for file in JOBS.glob("*.toml"):  # the example's own, of a smaller model and shorter steps
         assert LARGE in file.read_text()
-        (jobs / file.name).write_text(file.read_text().replace(LARGE, SMALL))
+        (jobs / file.name).write_text(file.read_text().replace(LARGE, SMALL) + SHORT)
     command = [sys.executable, "-m", "slackwater", "demo", str(jobs), "--json"]
     command += ["--run", str(tmp_path / "run"), "--models", str(tiny_model.parent)]
     command += ["--iterations", "3", "--alone", "2"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from slackwater.weights.delta.encode import coded, difference
+from benchmarks.weights.delta_coding import coded
+from slackwater.weights.delta.encode import difference
 from slackwater.weights.delta.frame import BLOCK, IndexEncoding
 from slackwater.weights.delta.places import block_places
 
@@ -43,7 +44,7 @@ def test_the_device_makes_and_takes_the_same_frames_as_the_host(item: Any, share
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_part_that_begins_between_two_vectors_is_coded_all_the_same() -> None:
-    from slackwater.weights.delta import cuda
+    from benchmarks.weights import delta_cuda as cuda
 
     torch.manual_seed(0)
     old = torch.randint(-30_000, 30_000, (300_004,), dtype=torch.int16, device="cuda")[4:]

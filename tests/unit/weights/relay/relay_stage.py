@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import Manifest, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.receiver import Receiver
-from slackwater.weights.relay.server import RelayServer, RelayTracker
+from slackwater.weights.relay.server import RelayServer
 
 SECRET = b"the fleet's secret"
 BUCKET = 1 << 16

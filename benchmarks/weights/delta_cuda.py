@@ -17,14 +17,15 @@ from cuda.bindings import driver, nvrtc
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.weights.delta_coding import coded
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.weights.delta.apply import frame_values
 from slackwater.weights.delta.checksum import CHUNK_BYTES, CHUNK_WORDS, KEYS, mix
-from slackwater.weights.delta.encode import coded, value_planes
+from slackwater.weights.delta.encode import value_planes
 from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, refused
 from slackwater.weights.delta.places import block_places
 
-_SOURCE = "device.cu"
+_SOURCE = "delta_cuda.cu"
 _SLOTS = 64  # changes of a tile that its first reading keeps: 3 % of bf16
 _WARPS = 8  # of a thread block; each reads one tile at a time
 _RESIDENT = 3  # thread blocks of a multiprocessor
@@ -35,7 +36,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 class DeviceCode:
-    """The kernels of `device.cu`; tensors are passed by address, numbers as 64 bits."""
+    """The kernels of `delta_cuda.cu`; tensors are passed by address, numbers as 64 bits."""
 
     def __init__(self, device: torch.device, constants: dict[str, int]) -> None:
         torch.zeros(1, device=device)  # makes the device's context current

@@ -1,4 +1,4 @@
-"""A relay process: `python -m slackwater.weights.relay --host ADDRESS --port PORT`.
+"""A relay process: `python -m benchmarks.weights.relay_process --memory-gb 2`.
 
 The fleet's secret comes in the environment. It prints its address as one JSON line and serves until
 its standard input ends.
@@ -9,9 +9,10 @@ import json
 import os
 import sys
 
+from harness.relay_tracker import RelayTracker
 from slackwater.model.errors import ConfigError
 from slackwater.weights.relay.bucket_store import BucketStore
-from slackwater.weights.relay.server import RelayServer, RelayTracker
+from slackwater.weights.relay.server import RelayServer
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
 
