@@ -14,6 +14,7 @@ from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
 
 _PATIENCE_S = 1800.0
+_WORKERS_S = 240.0  # a first start compiles
 
 Rows: TypeAlias = Sequence[dict[str, Any]]
 LOOK_S = 0.2
@@ -275,13 +276,13 @@ class DemoRun:
         return jobs
 
     def _wait_for_workers(self) -> None:
-        deadline_s = time.monotonic() + 120
+        deadline_s = time.monotonic() + _WORKERS_S
         while time.monotonic() < deadline_s:
             gauges = self._client.ask("GET", "/slackwater/status")["gauges"]
             if gauges["engines"] and gauges["trainers"]:
                 return
             time.sleep(LOOK_S)
-        raise UnavailableError("no engine and no trainer came up within 120 s")
+        raise UnavailableError(f"no engine and no trainer came up within {_WORKERS_S:.0f} s")
 
     def _shared(self) -> dict[str, Any] | None:
         """What the co-scheduler says, if the service has one."""
