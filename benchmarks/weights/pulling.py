@@ -30,7 +30,8 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.client import RelayClient
-from slackwater.weights.relay.publisher import RelayStocker, host_version
+from slackwater.weights.relay.host_copy import host_version
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.puller import VersionPuller
 from slackwater.worker.weight_lane import WeightLane, lora_meta
 

@@ -46,7 +46,7 @@ def get(
         return
     if force or not is_model(directory):
         from slackwater.zoo.gguf_file import write_gguf_model
-        from slackwater.zoo.sources import get_smollm2
+        from slackwater.zoo.smollm2 import get_smollm2
 
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(name, total=1.0)

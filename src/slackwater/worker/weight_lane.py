@@ -23,7 +23,7 @@ from slackwater.weights.plan.shard_map import ShardMap
 from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.client import Address
-from slackwater.weights.relay.publisher import torch_tensors
+from slackwater.weights.relay.host_copy import torch_tensors
 from slackwater.weights.relay.pull_process import PullProcess
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.worker.process import address_of, node_secret

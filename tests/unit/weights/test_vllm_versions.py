@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from slackwater.model.payload import Payload
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
+from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.publisher import RelayStocker, host_version
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.vllm.versions import VersionDirectories
 from slackwater.worker.weight_lane import WeightLane, lora_meta
 from slackwater.zoo.tiny import make_model

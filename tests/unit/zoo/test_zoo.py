@@ -16,7 +16,8 @@ from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.zoo.gguf_file import GgufModel
-from slackwater.zoo.sources import get_smollm2, is_model
+from slackwater.zoo.smollm2 import get_smollm2
+from slackwater.zoo.sources import is_model
 from slackwater.zoo.tiny import SPECIAL_TOKENS, byte_tokenizer, make_model
 
 TOKENIZER = byte_tokenizer()

@@ -21,10 +21,11 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay import peers
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import RelayClient
+from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.weights.relay.peers import RelayPeer
-from slackwater.weights.relay.publisher import RelayStocker, host_version
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.worker.weight_lane import WeightLane
 
 DEADLINE_S = 120.0

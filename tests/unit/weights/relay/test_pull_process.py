@@ -20,8 +20,9 @@ from torch import Tensor
 
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.payload import Payload
+from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.publisher import RelayStocker, host_version, torch_tensors
+from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.weights.relay.pull_process import PullProcess
 
 DEADLINE_S = 120.0

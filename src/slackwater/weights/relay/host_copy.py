@@ -1,0 +1,55 @@
+"""Versions between tensors and host memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slackwater.weights.relay.bucket import Bytes, TensorEntry
+from slackwater.weights.relay.publisher import HostVersion
+
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
+}  # fmt: skip
+# What NumPy has too.
+_PLAIN = {
+    "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4",
+    "F32": "f4", "I64": "i8", "F64": "f8",
+}  # fmt: skip
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def host_version(
+    version: str, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], *, own: bool = False
+) -> HostVersion:
+    """A host copy of the tensors, sorted by name; with `own`, host tensors are not copied."""
+    entries: list[TensorEntry] = []
+    arrays: list[Bytes] = []
+    for name in sorted(tensors):
+        tensor = tensors[name].detach()
+        entries.append(TensorEntry(name, _NAMES[tensor.dtype], tuple(tensor.shape)))
+        host = tensor.cpu() if own else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+        arrays.append(host.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return HostVersion(version, tuple(entries), tuple(arrays), dict(meta))
+
+
+def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
+    """The version's tensors; on the CPU they are the version's own memory, not to be changed."""
+    found: dict[str, Tensor] = {}
+    for entry, array in zip(held.tensors, held.arrays, strict=True):
+        tensor = _tensor(array, entry)
+        found[entry.name] = tensor if device == "cpu" else tensor.to(device)
+    return found
+
+
+def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
+    """Prefers a call that keeps the GIL: reacquiring it beside engine steps takes long."""
+    if not len(array):
+        return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+    if entry.dtype in _PLAIN:
+        return torch.from_numpy(array.view(_PLAIN[entry.dtype]).reshape(entry.shape))
+    return torch.from_numpy(array).view(_DTYPES[entry.dtype]).reshape(entry.shape)
