@@ -25,10 +25,9 @@ from benchmarks.serving.alone import Alone
 from benchmarks.serving.coserving_windows import SLO, Played, pooled
 from benchmarks.serving.simulated.serving_trace import Arrival, read_serving_trace, scaled
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.coserving.executor import CoservingExecutor
+from slackwater.engine.coserving.executor import CoservingExecutor, ServedTimes
 from slackwater.engine.coserving.staged_weights import StagedWeights
 from slackwater.engine.coserving.step_profile import measure_step_cost
-from slackwater.engine.coserving.token_times import ServedTimes
 from slackwater.engine.cuda.executor import CudaExecutor
 from slackwater.engine.cuda.pages import CudaPagePool
 from slackwater.engine.engine import Engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slackwater.engine.coserving.token_times import ServedTimes
+from slackwater.engine.coserving.executor import ServedTimes
 from slackwater.model.serving import ServingSlo
 
 SLO = ServingSlo(0.5, 0.15)

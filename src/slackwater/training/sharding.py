@@ -22,8 +22,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import net_config, net_shapes, whole_tensors
 from slackwater.nets.ranks import Ranks
-from slackwater.training.base_sum import joined_sum, tensor_sum
-from slackwater.training.parameters import FlatParameters
+from slackwater.training.parameters import FlatParameters, joined_sum, tensor_sum
 from slackwater.weights.plan.shard_map import ShardMap, TensorSplit, parameters_of
 
 

@@ -21,11 +21,10 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_shapes, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.nets.ranks import Ranks
-from slackwater.training.base_sum import base_sum
 from slackwater.training.datum import Datum, PassOutput, check_config, check_data
 from slackwater.training.losses import loss_named
 from slackwater.training.packed_pass import PackedPass
-from slackwater.training.parameters import FlatParameters
+from slackwater.training.parameters import FlatParameters, base_sum
 from slackwater.training.state_file import (
     TrainerMeta,
     TrainerState,

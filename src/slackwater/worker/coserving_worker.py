@@ -13,9 +13,8 @@ from pathlib import Path
 import torch
 
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep, ServedTimes
 from slackwater.engine.coserving.step_profile import measure_step_cost
-from slackwater.engine.coserving.token_times import ServedTimes
 from slackwater.engine.engine import Engine
 from slackwater.engine.pages import PagePool
 from slackwater.engine.request import GenerationRequest

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.data_files import read_rows
 from slackwater.rl.environments import DataTasks
-from slackwater.rl.environments.data_tasks import load_verifier
+from slackwater.rl.environments.data_tasks import load_verifier, read_rows
 from slackwater.rl.environments.episode import EnvironmentReply
 from slackwater.rl.recipe import load_recipe
 

@@ -14,9 +14,9 @@ from slackwater.nets.loading import load_net, save_net
 from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import write_tensors
 from slackwater.training import logprobs
-from slackwater.training.base_sum import base_sum
 from slackwater.training.datum import Datum
 from slackwater.training.packed_pass import MicroBatch
+from slackwater.training.parameters import base_sum
 from slackwater.training.state_file import read_state
 from slackwater.training.trainer import Trainer
 

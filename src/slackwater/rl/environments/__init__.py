@@ -2,10 +2,8 @@
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.actions import ActionThread
-from slackwater.rl.environments.arithmetic import Arithmetic
+from slackwater.rl.environments.arithmetic import Arithmetic, CopyDigits, CountingTask
 from slackwater.rl.environments.coding import Coding
-from slackwater.rl.environments.copy_digits import CopyDigits
-from slackwater.rl.environments.count_on import CountingTask
 from slackwater.rl.environments.data_tasks import DataTasks
 from slackwater.rl.environments.episode import EpisodeEnvironment
 from slackwater.rl.environments.frozen_lake import FrozenLake
