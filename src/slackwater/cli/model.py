@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from slackwater.cli.running_service import AsJson, Key, Url
 from slackwater.cli.up_options import DEFAULT_STATE
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -90,10 +91,8 @@ def export(
     base: Annotated[
         str | None, typer.Option(help="With --merge: the base model, if not on this machine.")
     ] = None,
-    url: Annotated[
-        str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="Its key.")] = None,
+    url: Url = None,
+    key: Key = None,
     state: Annotated[
         Path, typer.Option(help="Folder of a running service, without --url and --key.")
     ] = DEFAULT_STATE,
@@ -135,7 +134,7 @@ def untie(
 @app.command(name="list")
 def list_models(
     models: Models = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the models on this machine, the hub's cache included, and what fits its memory."""
     from slackwater.cli.model_fit import fit_lines, fit_table, machine_memory

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 State = Annotated[Path, typer.Option(help="The service's folder.")]
 Url = Annotated[str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")]
-Key = Annotated[str | None, typer.Option(envvar="TINKER_API_KEY", help="The key it printed.")]
+Key = Annotated[
+    str | None, typer.Option(envvar="TINKER_API_KEY", help="The key `slackwater up` printed.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 KEY_VARIABLE = "TINKER_API_KEY"

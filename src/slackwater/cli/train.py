@@ -2,26 +2,23 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+import shlex
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slackwater.cli.running_service import Key, Url
 from slackwater.cli.up_options import DEFAULT_STATE
-from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.errors import DISK_FAULTS, ConfigError, SlackwaterError, UnavailableError
 
 if TYPE_CHECKING:
     from slackwater.rl.actions import ActionThread
     from slackwater.rl.recipe import Recipe
-import shlex
-import sys
-import threading
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from slackwater.model.errors import DISK_FAULTS, SlackwaterError
 
 app = typer.Typer(add_completion=False)
 
@@ -58,12 +55,8 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over, deleting the run's folder.")
     ] = False,
-    url: Annotated[
-        str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(envvar="TINKER_API_KEY", help="The key `slackwater up` printed.")
-    ] = None,
+    url: Url = None,
+    key: Key = None,
     up: Annotated[
         bool, typer.Option("--up", help="Start a service for this run, and stop it after.")
     ] = False,
@@ -76,7 +69,6 @@ def train(
 ) -> None:
     """Run a recipe (GRPO, SFT or DPO); repeat the command to resume from the last checkpoint."""
     from slackwater.cli.atomic_file import unwind_on_terminate
-    from slackwater.cli.train import command_of, saying_how_to_resume
     from slackwater.model.config import plain
     from slackwater.rl.recipe import load_recipe, recipe_description, recipe_names
     from slackwater.rl.trackers import check_trackers

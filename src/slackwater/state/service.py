@@ -180,8 +180,6 @@ class StateServer:
                 manager.materialize(deployment, path, kinds)
             case says.SurvivorAsked(_, prefix, after, at_most):
                 return says.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
-            case says.HintStates(_, deployments):
-                manager.prefetch(deployments)
             case says.NoteState(_, deployment, what):
                 notes = {
                     "release": manager.release,

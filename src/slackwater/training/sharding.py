@@ -73,12 +73,6 @@ def _shard_over_data(net: CausalLM, ranks: Ranks) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def free_gathered(net: CausalLM) -> None:
-    """Drop what FSDP still holds gathered after a pass without gradients."""
-    if isinstance(net, FSDPModule):
-        net.reshard()
-
-
 def local_tensor(parameter: Tensor) -> Tensor:
     """What this rank holds of a parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -88,13 +88,6 @@ class SurvivorAsked(Message, frozen=True):
     at_most: int
 
 
-class HintStates(Message, frozen=True):
-    """What runs next, in order."""
-
-    ask: int
-    deployments: list[str]
-
-
 class StateMoveEnded(Message, frozen=True):
     """How a move that was ordered ended."""
 
@@ -161,7 +154,6 @@ FromHolder = (
     | EvictState
     | MaterializeState
     | NoteState
-    | HintStates
     | SurvivorAsked
     | StateMoveEnded
 )

@@ -96,11 +96,6 @@ class ResidentModels:
             if seq is not None:
                 self._states[model].seq = seq
 
-    def hint(self, models: list[str]) -> None:
-        """What runs next, in order."""
-        known = [self._deployments[model] for model in models if model in self._deployments]
-        self._client.prefetch(known)
-
     def drop(self, model: str) -> None:
         self._states.pop(model, None)
         deployment = self._deployments.pop(model, None)

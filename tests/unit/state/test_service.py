@@ -154,5 +154,5 @@ def test_two_workers_share_a_base_that_the_host_holds_beside_one_of_them(
 def test_a_process_without_the_secret_is_not_heard(server: StateServer) -> None:
     client = StateClient(str(server.path), "stranger", "guess")
     with pytest.raises(UnavailableError):
-        client.prefetch(["anything"])
+        client.forget("anything")
     client.close()
