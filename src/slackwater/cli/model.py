@@ -132,10 +132,7 @@ def untie(
 
 
 @app.command(name="list")
-def list_models(
-    models: Models = None,
-    as_json: AsJson = False,
-) -> None:
+def list_models(models: Models = None, as_json: AsJson = False) -> None:
     """List the models on this machine, the hub's cache included, and what fits its memory."""
     from slackwater.cli.model_fit import fit_lines, fit_table, machine_memory
     from slackwater.zoo.sources import models_directory, stored_models

@@ -8,13 +8,7 @@ HEAD = "lm_head"
 
 
 def adapter_config(
-    rank: int,
-    alpha: float,
-    *,
-    attn: bool,
-    mlp: bool,
-    unembed: bool,
-    base_model: str | None = None,
+    rank: int, alpha: float, *, attn: bool, mlp: bool, unembed: bool, base_model: str | None = None
 ) -> dict[str, Any]:
     """The fields that peft, the Tinker cookbook and vLLM read; the update is `alpha/r * B @ A`."""
     layers = (

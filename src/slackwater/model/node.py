@@ -82,9 +82,7 @@ class Pool:
         """The pool of all parts of so many devices."""
         share = devices / self.node_type.devices
         kind = replace(
-            self.node_type,
-            devices=devices,
-            host_memory_gb=self.node_type.host_memory_gb * share,
+            self.node_type, devices=devices, host_memory_gb=self.node_type.host_memory_gb * share
         )
         return replace(self, node_type=kind, max_nodes=round(self.max_nodes / share))
 

@@ -27,12 +27,7 @@ class OpKind(StrEnum):
     @property
     def changes_state(self) -> bool:
         """Whether bringing a model back must run it again."""
-        return self in (
-            OpKind.CREATE,
-            OpKind.FORWARD_BACKWARD,
-            OpKind.OPTIM_STEP,
-            OpKind.LOAD,
-        )
+        return self in (OpKind.CREATE, OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.LOAD)
 
 
 class OpStatus(StrEnum):

@@ -126,8 +126,6 @@ def _made() -> tuple[str, bytes]:
     )
     signed = builder.sign(key, hashes.SHA256())
     secret = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return signed.public_bytes(serialization.Encoding.PEM).decode(), secret

@@ -249,13 +249,7 @@ def new_engine(
 
 
 def new_ranked_engine(
-    model: Path,
-    ranks: Ranks,
-    *,
-    device: str,
-    kv_mb: int,
-    max_running: int,
-    base_version: str,
+    model: Path, ranks: Ranks, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> tuple[Engine, RankedExecutor]:
     """Rank 0's engine, and what it reaches the other ranks by."""
     net, config = _net_and_config(model, device, kv_mb, max_running, base_version, ranks)

@@ -77,9 +77,7 @@ def _gpu_device(node: NodeId, index: int, gpu: Gpu | None, name: str = "") -> De
         hardware = f"{socket.gethostname()}/gpu:{name}"
         return Device(node, index, CUDA, visible=name, hardware=hardware)
     return Device(
-        *(node, index, CUDA, gpu.memory_mb, gpu.domain),
-        visible=gpu.uuid,
-        hardware=gpu.uuid,
+        *(node, index, CUDA, gpu.memory_mb, gpu.domain), visible=gpu.uuid, hardware=gpu.uuid
     )
 
 
@@ -93,11 +91,7 @@ def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
     domains = _numa_nodes()
     return [
         Device(
-            node,
-            index,
-            memory_mb=memory_mb // slices,
-            domain=domains.get(mine[0], ""),
-            cores=mine,
+            node, index, memory_mb=memory_mb // slices, domain=domains.get(mine[0], ""), cores=mine
         )
         for index, mine in enumerate(core_slices(cores, slices))
     ]

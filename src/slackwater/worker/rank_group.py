@@ -60,11 +60,7 @@ class RankGroup:
             # Hazard: workers are killed when the *thread* that started them ends, so only the
             # main thread starts any.
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
             )
         self.processes.append(process)
 

@@ -10,12 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.cuda.adapter_rows import (
-    ROW_FIELDS,
-    TILE_FIELDS,
-    AdapterRows,
-    extent_of,
-)
+from slackwater.engine.cuda.adapter_rows import ROW_FIELDS, TILE_FIELDS, AdapterRows, extent_of
 from slackwater.engine.cuda.attention import (
     BLOCK_TOKENS,
     CudaPagedAttention,

@@ -19,16 +19,7 @@ def launch_sampling(logits: Tensor, temperature: Tensor, uniform: Tensor, answer
     tops, sums = torch.empty(2, rows, chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(rows, chunks, dtype=torch.int32, device=logits.device)
     chunk_kernel[(rows, chunks)](
-        logits,
-        temperature,
-        tops,
-        sums,
-        places,
-        stride,
-        vocab,
-        chunks,
-        BLOCK=_BLOCK,
-        num_warps=8,
+        logits, temperature, tops, sums, places, stride, vocab, chunks, BLOCK=_BLOCK, num_warps=8
     )
     sample_kernel[(rows,)](
         logits,

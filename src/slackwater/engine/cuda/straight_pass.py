@@ -113,10 +113,7 @@ class CudaStraightPass:
             site.put(adapter, first, units)
 
     def hidden(
-        self,
-        tokens: Tensor,
-        attention: CudaPagedAttention,
-        adapters: AdapterRows | None,
+        self, tokens: Tensor, attention: CudaPagedAttention, adapters: AdapterRows | None
     ) -> Tensor:
         """Rows to `[rows, hidden]` after the last norm; their keys and values go into the cache."""
         step = self._step(len(tokens), adapters)
@@ -238,12 +235,7 @@ class CudaStraightPass:
         return out
 
     def _rotated(
-        self,
-        number: int,
-        layer: _Layer,
-        qkv: Tensor,
-        attention: CudaPagedAttention,
-        step: _Step,
+        self, number: int, layer: _Layer, qkv: Tensor, attention: CudaPagedAttention, step: _Step
     ) -> Tensor:
         rows, (parts, length) = attention.rows, qkv.shape[:2]
         q = layer.norm.new_empty(length, self._heads, self._size)

@@ -6,12 +6,7 @@ import threading
 from contextlib import suppress
 from typing import Protocol, assert_never
 
-from slackwater.model.errors import (
-    NotFoundError,
-    RefusedError,
-    SlackwaterError,
-    UnavailableError,
-)
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket_store import BucketStore
