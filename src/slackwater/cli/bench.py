@@ -66,6 +66,7 @@ BENCHES: dict[str, str] = {
     "switch": "state.switch",
     "trl_coexec": "state.trl_coexec",
     "coexec": "coscheduling.coexec",
+    "slo_clock": "coscheduling.slo_clock",
 }
 
 _BY_NAME_ONLY = ("lending", "replay", "soak")  # one needs a trace, the others an hour

@@ -185,8 +185,9 @@ class JobPhases:
         return hold
 
     def end_cut(self, phase: Phase) -> None:
-        """Nothing was left of the phase that was cut."""
-        self.seen.setdefault(phase, []).append(self.cut_s)
+        """Nothing is left of the phase, which may have been cut."""
+        if self.cut_s:
+            self.seen.setdefault(phase, []).append(self.cut_s)
         self.cut_s = 0.0
 
     def cut(self, now_s: float) -> Hold:

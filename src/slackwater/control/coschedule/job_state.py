@@ -41,7 +41,8 @@ class JobState:
     spent_s: float = 0.0  # before that
     rests: bool = False
     iteration_began_s: float = 0.0  # on its clock
-    seen_s: float = 0.0  # what its phases so far would have taken alone
+    seen_s: float = 0.0  # what its phases so far, and its own time between them, take alone
+    iteration_seen_s: float = 0.0  # of that, before the running iteration
     recent_rollout: RecentLength = field(default_factory=RecentLength)
     recent_train: RecentLength = field(default_factory=RecentLength)
     planned: JobProfile | None = None  # after drift; else the declared one

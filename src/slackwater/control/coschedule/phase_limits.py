@@ -15,11 +15,12 @@ class PhaseLimits:
     whose phases are inferred it is the time in which none of its turns and operations ends that is
     so bounded. One that goes on for `share_after` times what is known of it (`least_s` in any case;
     while nothing is known, `unknown_s`) lets others in: a rollout if they wait, and training after
-    each step. A job that asks for nothing within `rest_s`, after a phase or in the middle of one,
-    keeps nobody waiting for its turn, and one that does not for `yield_s` nobody for a place. After
-    `strikes` phases that were given up the job has failed. A program that says that it lives, and
-    then does not for `lease_s`, keeps nobody from a place either. A job without driver and session
-    has stopped when nothing was heard of it for `gone_s`.
+    each step, where they wait without regard to `least_s`. A job that asks for nothing within
+    `rest_s`, after a phase or in the middle of one, keeps nobody waiting for its turn, and one that
+    does not for `yield_s` nobody for a place. After `strikes` phases that were given up the job has
+    failed. A program that says that it lives, and then does not for `lease_s`, keeps nobody from a
+    place either. A job without driver and session has stopped when nothing was heard of it for
+    `gone_s`.
     """
 
     lease_s: float = 60.0

@@ -37,10 +37,15 @@ class PhaseWatch:
         return self._limits.why_given_up(hold.phase, now_s - hold.since_s, known_s, silent_s)
 
     def goes_on(self, one: JobPhases, phase: Phase, now_s: float) -> bool:
-        """Whether it has been in such a phase, inferred, for much longer than is known of it."""
+        """Whether it has been in such a phase, inferred, for much longer than is known of it.
+        Training that another waits for may not take `least_s` where less is known.
+        """
         if one.hold is None or one.asks or one.hold.phase is not phase:
             return False
-        most_s = self._limits.lets_others_in_after_s(self._known_s(one, phase))
+        known_s = self._known_s(one, phase)
+        most_s = self._limits.lets_others_in_after_s(known_s)
+        if known_s is not None and phase is Phase.TRAIN and self.is_waited_for(one):
+            most_s = self._limits.share_after * known_s
         return one.cut_s + now_s - one.hold.since_s >= most_s
 
     def is_waited_for(self, one: JobPhases) -> bool:

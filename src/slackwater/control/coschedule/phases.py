@@ -90,12 +90,17 @@ class PhaseKeeper:
         return self._jobs.get(job)
 
     def slowdown(self, job: JobId, now_s: float) -> float | None:
-        """Its time on its SLO clock so far, over what its phases took of that without waiting."""
+        """Its time on its SLO clock so far, over what its phases and its own time between them
+        took of that.
+        """
         one, state = self._jobs.get(job), self.scheduler.find(job)
         if one is None or state is None:
             return None
-        running_s = 0.0 if one.hold is None else now_s - one.hold.since_s
-        alone_s = state.seen_s + running_s
+        alone_s = state.seen_s
+        if one.hold is not None:
+            alone_s += now_s - one.hold.since_s
+        elif one.is_idle and state.joined:
+            alone_s += now_s - state.free_s
         return max(state.elapsed_s(now_s) / alone_s, 1.0) if alone_s > 0 else None
 
     def jobs(self) -> list[JobPhases]:
@@ -372,9 +377,11 @@ class PhaseKeeper:
         wanted = one.wanted(expected)
         if one.epoch is None or wanted is None:
             return
-        if one.cut_s and wanted is not expected:  # the phase was over where it was cut
+        skips = expected is Phase.ROLLOUT and self.scheduler.is_guest(one.job)
+        if wanted is not expected and (one.cut_s or skips):
+            # The phase was over where it was cut, or it would wait for nodes that it has no use of.
             one.end_cut(expected)
-            self.scheduler.end_cut(one.job)
+            self.scheduler.skip_phase(one.job)
             expected = wanted
         if expected is Phase.ROLLOUT and one.trained_s is not None:
             one.seen.setdefault(Phase.SYNC, []).append(self._now_s - one.trained_s)
@@ -472,6 +479,7 @@ class PhaseKeeper:
         if one.iteration >= one.terms.iterations:
             return False
         first = 1 if self.limits.cycles > 1 else 0
+        one.trains_only = Phase.ROLLOUT not in one.seen  # then each step is an iteration
         rollouts = one.seen.get(Phase.ROLLOUT, trains)
         syncs = one.seen.get(Phase.SYNC, [0.0])
         lengths = (max(rollouts[first:] or rollouts), max(trains[first:]), min(syncs))

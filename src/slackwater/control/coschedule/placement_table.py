@@ -81,6 +81,7 @@ class PlacementTable:
         del self.placed[state.spec.job]
         state.placement = None
         state.spent_s, state.clock_s = state.elapsed_s(now_s), None
+        state.seen_s = state.iteration_seen_s  # the iteration that runs is made again
         return tuple(sorted(nodes))
 
     def _start(self, state: JobState, placement: Placement) -> StartJob:

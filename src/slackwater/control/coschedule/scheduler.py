@@ -158,8 +158,8 @@ class CoScheduler:
         permit = self._permits.held_by(job)
         return permit is not None and self._groups.waits_for(permit.nodes, job)
 
-    def end_cut(self, job: JobId) -> None:
-        """The phase of an unprofiled job that was cut goes on no more."""
+    def skip_phase(self, job: JobId) -> None:
+        """An unprofiled job has nothing to do in its next phase."""
         self._guests.finished(job, self._guests.next_phase(job))
 
     def waiting(self) -> list[WaitingPhase]:
@@ -330,6 +330,7 @@ class CoScheduler:
             return []
         assert state.placement is not None
         if state.joined:
+            state.seen_s += event.now_s - state.free_s  # its sync, and its own time: nobody's delay
             self._groups.request(state, event.phase, event.now_s)
         else:
             self._groups.join(state, event.now_s)
@@ -360,6 +361,7 @@ class CoScheduler:
         state.iterations_done += 1
         state.free_s += state.sync_s
         state.iteration_began_s = state.elapsed_s(event.now_s)
+        state.iteration_seen_s = state.seen_s - state.sync_s
         return self._after_iteration(state, event.now_s) + self._places.grant(
             permit.nodes, event.now_s
         )

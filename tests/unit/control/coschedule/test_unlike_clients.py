@@ -168,3 +168,37 @@ def test_a_job_that_rests_for_a_moment_keeps_its_place() -> None:
     assert stage.turn(rests) in stage.running
     stage.fire(f"{REST}{rests}", 600.0)
     assert stage.stage_of(waits) is JobStage.HELD
+
+
+def test_a_client_that_was_profiled_as_only_training_lets_others_in_after_each_step() -> None:
+    stage = PhaseStage()
+    a, b = stage.submit("a", profile=None), stage.submit("b")
+    for _ in range(2):
+        turn, steps = stage.turn(b), [(stage.op(a, kind), kind) for kind in STEP]
+        assert ("a", "train") in stage.permits()  # it waits for no rollout node
+        stage.end_turn(turn, 10.0)
+        passed = stage.op(b, OpKind.OPTIM_STEP)
+        for request, kind in steps:
+            stage.end_op(a, request, kind, 1.0)
+        stage.end_op(b, passed, OpKind.OPTIM_STEP, 10.0)
+        stage.end_op(b, stage.op(b, OpKind.PUBLISH), OpKind.PUBLISH)
+    assert stage.stage_of(a) is JobStage.PLACED
+    steps = [(stage.op(a, kind), kind) for kind in (*STEP, *STEP)]
+    stage.fire(f"{REST}{b}", 3.0)
+    assert ("a", "train") in stage.permits()
+    stage.end_turn(stage.turn(b), 1.0)
+    stage.op(b, OpKind.OPTIM_STEP)
+    assert ("b", "train") not in stage.permits()
+    for request, kind in steps[: len(STEP)]:
+        stage.end_op(a, request, kind, 1.0)
+    assert ("b", "train") in stage.permits()
+
+
+def test_a_client_s_own_time_between_its_phases_is_not_its_slowdown() -> None:
+    stage = PhaseStage()
+    a = stage.submit("a")
+    for _ in range(3):
+        stage.end_turn(stage.turn(a), 10.0)
+        stage.train(a, 10.0)
+        stage.now_s += 1.5
+        assert stage.keeper.slowdown(a, stage.now_s) == 1.0
