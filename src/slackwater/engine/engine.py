@@ -234,12 +234,7 @@ class Engine:
         return self._blocks.forget_unused(before_s)
 
     def release_unused(self, now_s: float, before_s: float) -> None:
-        """Forget prefixes unused since `before_s`, and return memory that then holds nothing to the
-        system.
-
-        Without it the cache fills all of `kv_bytes` in time: prefixes of versions that are no more,
-        and of prompts that never come again, stay until somebody wants their memory.
-        """
+        """Forget prefixes unused since `before_s`, and return their memory to the system."""
         self.forget_prefixes(now_s, before_s)
         self._executor.arena.release_idle()
 

@@ -1,7 +1,4 @@
-"""The port to a device: run rows through a model over the paged cache, and sample.
-
-`cpu/` and `cuda/` implement it; the scheduler and the block pool know nothing of devices.
-"""
+"""The port to a device: run rows through a model over the paged cache, and sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Running a plan: rows to logits, logits to tokens and to the scores of prompts.
 
-Each row is computed by itself, so that batch mates change nothing. Works on any device's tensors;
-requests that ask for none of this never come here.
+Penalties, biases and masks are functions of a request's own tokens, row by row, so that batch mates
+change nothing.
 """
 
 from collections.abc import Sequence as ListLike

@@ -1,4 +1,7 @@
-"""Running requests by column: one slot each, so that a step touches arrays and not objects."""
+"""Running requests by column: one slot each, so that a step touches arrays and not objects.
+
+Uniform numbers are addressed by (seed, position), without state: any engine can go on at any point.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

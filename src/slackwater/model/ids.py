@@ -1,7 +1,7 @@
 """Identifiers. Distinct types, so that a node is never passed for a job.
 
-Neither name has an `@`, so two tenants never share an id. Who owns something is stored with it, and
-checked there.
+What a tenant names is `NAME@TENANT`, snapshots go by a digest. Neither name has an `@`, so two
+tenants never share an id; who owns something is stored with it, and checked there.
 """
 
 import hashlib

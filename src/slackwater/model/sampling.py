@@ -1,7 +1,7 @@
 """How tokens are drawn: the parameters on the wire, in control and in the engine.
 
-Drawn from counters that a rerun repeats (the weights' lineage, the request's number in its sampling
-session, the sample's number), never from random ids or the clock.
+Seeds of requests that bring none come from counters that a rerun repeats (the weights' lineage, the
+numbers of request and sample), never from random ids or the clock.
 """
 
 import hashlib

@@ -302,10 +302,7 @@ def policy_data(
     tokens: int | None = None,
     distances: Sequence[Floats] | None = None,
 ) -> list[tinker.Datum]:
-    """Every trajectory with its token advantages, normalized by `tokens` (default: all here).
-
-    `distances` to a reference model are penalized by the recipe's `kl`.
-    """
+    """Trajectories with token advantages over `tokens` (default: all), less `kl` * `distances`."""
     grpo = recipe.grpo
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     advantages = np.concatenate(

@@ -1,9 +1,8 @@
-"""A run's files: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json`, and what its
-trackers write, `tensorboard/` unless others were asked for.
+"""A run's files: `recipe.json`, `metrics.jsonl`, `prompts.jsonl`, `checkpoint.json`, trackers.
 
-The JSON lines are written after each step. A checkpoint names its last step; resuming truncates
-later lines, since those steps are repeated: every step and use of a prompt is recorded once.
-The whole state is the number of prompts used, which a checkpoint stores.
+The JSON lines are written after each step. A checkpoint names its last step and how many prompts
+were used; resuming truncates later lines, since those steps are repeated: every step and use of a
+prompt is recorded once.
 """
 
 import json

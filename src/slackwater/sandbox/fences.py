@@ -1,9 +1,8 @@
 """Fences confine an action's processes: cores, memory, number of processes.
 
-Chosen once at start: control groups v2, v1, or (if neither is writable) pinning and rlimits.
-Without control groups, an own user or a pid namespace nothing else tells whose a process is: a
-daemon leaves its parent and session, but not the nearest subreaper. When the supervisor dies, the
-reaper kills everything below it.
+Chosen once at start: control groups v2, v1, or (if neither is writable) pinning and rlimits. Where
+nothing else tells whose a process is, a reaper is the action's nearest subreaper, which a daemon
+cannot leave; it kills everything below it when the supervisor dies.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """A worker's part of the device tier: binds owners to device memory and moves their bytes.
 
 Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another
-comes, beside the running operation.
-The controller decides what is there and keeps the budget; unused blocks are freed before they would
-exceed it.
+comes, beside the running operation. Blocks are reused, so that a switch waits for no allocator; the
+controller keeps the budget.
 """
 
 import contextlib

@@ -1,10 +1,8 @@
 """A safetensors file with a checksum per tensor, written whole or not at all.
 
-A reader sees the old file or the new one, never a part; a file whose bytes changed since is
-refused.
-The sum of two strings laid end to end follows from their sums and the length of the second: the
-first sum, as a polynomial over two elements, times x to the power of that many bits, modulo
-CRC-32's own polynomial, plus the second sum.
+A reader sees the old file or the new one, never a part; a file whose bytes changed is refused.
+CRC-32 is summed in pieces, by any thread: the sum of two strings end to end is the first sum, as a
+polynomial, times x to the power of the second's bits, plus the second sum.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""A run as Chrome trace events for Perfetto (ui.perfetto.dev) or chrome://tracing.
-
-One process per pool, one thread per node; phases and switches are slices, cost per hour a counter.
-"""
+"""A run as Chrome trace events for Perfetto: a process per pool, a thread per node."""
 
 import json
 from collections.abc import Iterable, Iterator

@@ -1,5 +1,4 @@
-"""One pass over data of many lengths: packed micro-batches, each forward and, with gradients on,
-backward.
+"""One pass over data of many lengths: packed micro-batches, each forward and perhaps backward.
 
 Sequences are packed end to end without padding, in the order given, so that samples of one prompt
 stay neighbours and share its rows. The plan depends on the costs and the budget only: a replayed

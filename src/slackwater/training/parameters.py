@@ -1,11 +1,9 @@
 """The trainable parameters of a net as one flat vector, with its gradient and its two Adam moments.
 
-The net's own parameters become views of the vector, so that clipping, stepping, snapshots and
-clearing are a few operations on long vectors however many tensors the net has. Below fp32 the net
-computes in its own dtype and the vector is its fp32 master copy.
-The weights count as they are in bfloat16, so that the same base loaded in fp32 and in bf16 has the
-same sum, and a state may move from one to the other. The arithmetic is on integers modulo 2^64: the
-same on every device.
+The net's parameters become views of the vector, so that clipping, stepping and snapshots are a few
+operations on long vectors. Below fp32 the vector is the fp32 master copy. A frozen base is told
+from others by a sum over its weights as bfloat16, in integers modulo 2^64: the same for fp32 and
+bf16, on every device.
 """
 
 from collections.abc import Iterable, Mapping

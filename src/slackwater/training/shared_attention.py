@@ -1,9 +1,8 @@
 """Causal attention over sequences that share the rows of their common prefixes.
 
-Each sequence asks for its own rows and looks at all of its rows. Sequences of about one size go
-together, padded; a padded key comes after every query that is kept, so the causal rule hides it.
-In a causal net a position's state depends on what is before it only, so the samples of one prompt
-need the prompt once.
+A position's state depends on what is before it only, so the samples of one prompt need its rows
+once. Sequences of about one size go together, padded; a padded key comes after every query that is
+kept, so the causal rule hides it.
 """
 
 from collections.abc import Sequence

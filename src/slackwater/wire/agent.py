@@ -171,10 +171,7 @@ class WorkerNotStarted(Message, frozen=True):
 
 
 class WorkerEnded(Message, frozen=True):
-    """A worker's process has ended; a negative status is the signal that ended it.
-
-    `said` is the last line of its log, if it ended badly.
-    """
+    """A worker's process ended: a signal if `status` is below 0; `said` is its log's last line."""
 
     worker: str
     status: int

@@ -1,9 +1,8 @@
-"""A node's reward process: stages models and scores texts as the broker commands.
+"""A node's reward process: stages models in host memory and scores texts as the broker commands.
 
 Each device has a thread that works in order; the main thread only reads messages. A running score
-completes; a queued one can be stopped.
-Eviction frees device memory only; the host copy is complete. A score is one prefill on one device,
-so services have degree 1.
+completes; a queued one can be stopped. Eviction frees device memory only. A score is one prefill on
+one device, so services have degree 1 (ARL-Tangram 5.3).
 """
 
 import json

@@ -1,6 +1,7 @@
 """The trainer process: runs one operation at a time for any of its models.
 
-The manager decides which models are resident; the least recently used make room.
+Where the node has a state manager, it decides which models are resident; the least recently used
+make room.
 """
 
 import contextlib

@@ -23,11 +23,7 @@ def measure_step_cost(
     batches: Sequence[int] = (1, 4, 16, 64),
     seed: int = 0,
 ) -> StepCost:
-    """Run prompts of several lengths, batches of several sizes and one long context through an idle
-    engine.
-
-    It keeps nothing of them.
-    """
+    """Run prompts, batches and one long context of several sizes through an idle engine."""
     rng = np.random.default_rng(seed)
     config, longest = engine.config, engine.max_context - _DECODES - 2
     sizes = sorted({min(size, longest, config.max_step_tokens) for size in prompts})

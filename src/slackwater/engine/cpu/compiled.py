@@ -1,7 +1,4 @@
-"""How this package compiles its loops: fused multiply-add, no other freedom with the arithmetic.
-
-Without reassociation the order of every sum is the one written, whatever the batch.
-"""
+"""How this package compiles its loops: fused multiply-add, and every sum in the order written."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -91,11 +91,7 @@ def _tile(
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
 def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: int) -> None:
-    """The columns of panels `first` to `last` of `out = x @ weight.T`, or `out += ...` where `adds`
-    is 1.
-
-    The rows of `x` and of `out` are contiguous, each within itself.
-    """
+    """Panels `first` to `last` of `out = x @ weight.T`, `+=` where `adds`; rows are contiguous."""
     rows, depth = x.shape
     width = out.shape[1]
     x_stride, out_stride = x.strides[0] // 4, out.strides[0] // 4

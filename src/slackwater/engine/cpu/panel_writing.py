@@ -135,11 +135,7 @@ def _write_all(jobs: Any) -> None:
 
 
 class PanelWriter:
-    """Weights to be written, in the order in which they were added, in one call that leaves the
-    interpreter to others.
-
-    Adding is on the steps' time as well, so it asks Torch alone, for what costs nothing.
-    """
+    """Weights to be written in one call, in the order added, without the interpreter's lock."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[int, int, int, int, int]] = []

@@ -1,7 +1,7 @@
-"""Which rows of a step go through which adapter, as the kernels read it.
+"""Which rows of a step go through which adapter, as the kernels read it, and where adapters lie.
 
-An adapter of rank 24 takes two units of 16 side by side. The lowest place that fits is taken, so
-that a batch reads no further than it must.
+An adapter of rank 24 takes two units of 16 side by side, in the lowest place that fits, so that a
+batch reads no further than it must.
 """
 
 from collections.abc import Sequence
@@ -55,11 +55,7 @@ class RankPool:
         self._taken += [False] * (units - len(self._taken))
 
     def wanted(self, count: int) -> int:
-        """To how many units to grow so that `count` neighbours are free: twice as many, or four
-        times the first wish.
-
-        Always a multiple of 4, in which batch-invariant products go.
-        """
+        """To how many units to grow for `count` free neighbours: doubled, a multiple of 4."""
         free_at_end = 0
         while free_at_end < self.units and not self._taken[-1 - free_at_end]:
             free_at_end += 1

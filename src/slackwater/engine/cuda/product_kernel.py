@@ -60,12 +60,7 @@ def product_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, PIECES: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`out[part, row, column]`, the sum over this part of the depth; the bias goes to the first
-    part.
-
-    The first pieces of the weight are on their way before the wait, since only the places in x
-    depend on it.
-    """
+    """`out[part, row, column]`: the sum over this part of the depth, the bias in the first part."""
     if EARLY:
         let_successor_start()
     part = tl.program_id(1)
@@ -95,12 +90,7 @@ def product_kernel(
 
 
 def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
-    """How to share a product out: one program on each of so many multiprocessors, with all of its
-    shared memory.
-
-    None where that cannot be, or would leave many of them idle: a product of several rounds is as
-    well left to the library.
-    """
+    """One program per multiprocessor with all its shared memory; None where many would idle."""
     for tile in _TILES:
         tiles = triton.cdiv(columns, tile.columns)
         cuts = [

@@ -347,10 +347,7 @@ def sample_kernel(
     logits, temperature, uniform, tops, sums, places, tokens, logprobs, row_stride, vocab, chunks,
     BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One token of one row by the inverse of its distribution, or the likeliest at temperature 0.
-
-    The chunks' sums say in which of them the token lies; only that one is read again.
-    """
+    """One token of a row by the inverse of its distribution, or the likeliest at temperature 0."""
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS)
     there = c < chunks

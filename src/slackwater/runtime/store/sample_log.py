@@ -1,6 +1,7 @@
 """The durable log of sampling sessions and sample requests: functions of a connection.
 
-A cursor is a moment in microseconds, made unique: it stays good over a restart of the service.
+Clients poll a session's finished requests by a cursor, a moment in microseconds, made unique: it
+stays good over a restart of the service.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """A layer's small arithmetic for training on CUDA: one kernel forward and one backward each.
 
-Their gradients of the input meet inside the products instead of in passes of their own over memory,
-and the gradient of a weight is added where it is gathered.
+Linear layers of one input are one node of the backward pass, each with its low-rank update:
+gradients of the input meet inside the products, and a weight's gradient is added where it is
+gathered.
 """
 
 from collections.abc import Sequence

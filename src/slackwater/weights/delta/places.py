@@ -25,10 +25,7 @@ _ONE = np.uint64(1)
 
 @compiled
 def best_k(numbers: Any, count: Any) -> Any:
-    """A near-optimal Rice parameter and the bits of its unary part.
-
-    Tries the bit length of the mean and the two below it; ties take the smallest.
-    """
+    """A near-optimal Rice parameter, the smallest of equals, and the bits of its unary part."""
     total = np.int64(0)
     for i in range(count):
         total += numbers[i]
