@@ -1,6 +1,4 @@
-"""Which deployment will be on which device of this machine: what the allocator decides when the
-agents join, decided beforehand.
-"""
+"""Which deployment will be on which device here: the allocator's decision, made beforehand."""
 
 from pathlib import Path
 

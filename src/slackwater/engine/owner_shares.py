@@ -68,9 +68,7 @@ class StepLaw:
             self._last_long = tokens
 
     def most_tokens(self, least: int, longer: float, floor: int, wanted: int) -> int:
-        """How many of those wanted may be in a step that takes `1 + longer` times as long as one of
-        `least`; never fewer than `floor`.
-        """
+        """How many tokens, at least `floor`, make a step `1 + longer` times as long as `least`."""
         self._floor = floor
         short, long = self._short, self._long
         if not short.tokens or self._since_short >= self._short_every:

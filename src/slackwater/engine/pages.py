@@ -73,9 +73,7 @@ class PagePool(Protocol):
         ...
 
     def set_aside(self, count: int) -> bool:
-        """Leave the memory of so many pages to something else from now on, 0 to have it back;
-        False, and none is left, if fewer are free.
-        """
+        """Leave so many pages' memory to something else (0: have it back); False if not free."""
         ...
 
 

@@ -113,9 +113,7 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One run: when it comes, how many iterations it makes, and the slowdown it tolerates, in each
-    iteration or over its life.
-    """
+    """One run: when it comes, its iterations, and the slowdown it tolerates, in each or over all."""
 
     job: JobId
     arrival_s: float

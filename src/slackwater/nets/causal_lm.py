@@ -84,9 +84,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one pass through the layers shares: rotation of every row, attention, arithmetic, and
-    the ranks that each hold a part of every layer.
-    """
+    """What the layers of one pass share: rotation, attention, arithmetic, and the ranks."""
 
     rotation: Rotation
     attention: Attention

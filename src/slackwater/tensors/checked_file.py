@@ -143,9 +143,7 @@ def _sums_of(piece: Sequence[_Part]) -> list[int]:
 def _onto_device(
     path: Path, header: TensorHeader, device: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The tensors side by side in one allocation, as in the file, and their sums: many small ones
-    come as fast as a large one.
-    """
+    """The tensors side by side in one allocation, as in the file, and their sums."""
     sizes = {
         name: math.prod(shape) * _DTYPES[header.dtypes[name]].itemsize
         for name, shape in header.shapes.items()

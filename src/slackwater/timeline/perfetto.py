@@ -24,9 +24,7 @@ def trace_json(timeline: Timeline) -> Iterator[bytes]:
 
 
 def lanes_json(timeline: LaneTimeline, now_s: float) -> Iterator[bytes]:
-    """The lanes of a service as a trace: a process per pool, a thread per device or worker; of a
-    long run each lane's newest spans.
-    """
+    """A service's lanes as a trace, newest spans: a process per pool, a thread per device."""
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     separator = b""
     for event in _lane_events(timeline, now_s):

@@ -19,9 +19,7 @@ _SCRATCH = ("live", "live_gradient")
 
 
 class ManagedState:
-    """The body of one deployment: binds the trainer's vectors and its frozen base. `seq` is the
-    last operation whose effect it has.
-    """
+    """Binds a trainer's vectors and frozen base; `seq` is the last operation it has."""
 
     def __init__(self, trainer: Trainer, job: str, model: str, seq: int = -1) -> None:
         self.trainer = trainer

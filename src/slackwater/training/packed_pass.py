@@ -150,9 +150,7 @@ class MicroBatch:
         return pack(*self.costs(sequences), self.tokens)
 
     def costs(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]]:
-        """Of each sequence alone, and behind the one before it: what counts is the rows that it
-        adds, and the keys it looks at.
-        """
+        """Of each sequence alone and behind the one before: rows that it adds, keys it looks at."""
         keys = [-(-len(sequence) // self.keys_per_token) for sequence in sequences]
         alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
         shared = common_with_previous(sequences)
@@ -234,9 +232,7 @@ class PackedPass:
         return found
 
     def _own_share(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[list[int]], int]:
-        """This rank's micro-batches, and how many fewer they are than the most of any rank: in each
-        the data ranks gather parameters together.
-        """
+        """This rank's micro-batches, and how many fewer they are than the most of any rank."""
         if self._ranks is None or self._ranks.layout.dp == 1:
             return self._micro_batch.plan(sequences), 0
         shares = share_out(*self._micro_batch.costs(sequences), self._ranks.layout.dp)

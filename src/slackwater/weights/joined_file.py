@@ -1,6 +1,4 @@
-"""One plain safetensors file out of the parts that several ranks wrote: without a tensor library,
-and without holding a tensor in memory.
-"""
+"""One safetensors file out of the parts that ranks wrote, without loading a tensor."""
 
 import json
 import struct

@@ -93,9 +93,7 @@ class PayloadFailed(Message, frozen=True):
 
 
 class PrefetchStates(Message, frozen=True):
-    """These models' states are needed on the node's devices next, in order; those of `holding` now,
-    by a job in its train phase.
-    """
+    """States needed next on the node's devices, in order; those of `holding` are needed now."""
 
     models: list[str]
     holding: list[str] = msgspec.field(default_factory=list)

@@ -314,9 +314,7 @@ class VersionStocked(Message, frozen=True):
 
 
 class OpDone(Message, frozen=True):
-    """An operation succeeded; `result` is a `PassResult`, metrics, or empty. `reached`: the last
-    operation in a state that was found.
-    """
+    """Success with a `PassResult`, metrics or nothing; `reached`: the last operation found."""
 
     op: int
     elapsed_s: float

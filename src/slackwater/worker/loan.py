@@ -159,9 +159,7 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 
 
 class Activation:
-    """Brings a rollout's weights onto the device in a thread, while the service continues: to the
-    host first, and on when there is room for them.
-    """
+    """Brings a rollout's weights to the host, then onto the device, beside the service's steps."""
 
     def __init__(self, wanted: lending.LendTo, stage: Callable[[], StagedWeights]) -> None:
         self.wanted = wanted

@@ -138,9 +138,7 @@ def _proc_gpus() -> list[Gpu]:
 
 
 def link_domains(matrix: str) -> dict[int, str]:
-    """`nvidia-smi topo -m` as the domain of each GPU: those joined by NVLink, or, on a machine
-    without, those that need not cross sockets (SYS).
-    """
+    """Each GPU's domain by `nvidia-smi topo -m`: joined by NVLink, or within one socket."""
     rows = [line.split() for line in matrix.splitlines() if line.startswith("GPU")]
     links = [row[1 : 1 + len(rows)] for row in rows]
     has_nvlink = any(link.startswith("NV") for row in links for link in row)

@@ -168,9 +168,7 @@ class CoservingExecutor:
         self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
 
     def leave_room(self, size_bytes: int) -> None:
-        """A loan begins: so much of the pool's memory is for the rollout's weights until it ends.
-        Raises if the service needs it.
-        """
+        """A loan begins: keep so much of the pool for the rollout's weights, or raise."""
         pages, arbiter = -(-size_bytes // self._page_bytes), self.arbiter
         arbiter.loan_weights = pages
         fits = not pages or arbiter.may_lend(self.serving_pages)
@@ -198,9 +196,7 @@ class CoservingExecutor:
         self._bound()
 
     def take_back(self) -> tuple[int, ...]:
-        """The rollout leaves: its pages and the memory of its weights are the service's again, its
-        requests the caller's to report.
-        """
+        """The rollout leaves: its memory is the service's again, its requests the caller's."""
         rollout = self.rollout
         self.rollout = None
         self.arbiter.loan_ended()

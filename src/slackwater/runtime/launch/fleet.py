@@ -51,9 +51,7 @@ logger = logging.getLogger(__name__)
 
 
 class LaunchedFleet:
-    """Nodes and their workers. `hub` is where everybody dials in; nodes without our disk get the
-    `models`' files from a depot.
-    """
+    """Nodes and their workers, who dial in at `hub`; `models` reach other disks by a depot."""
 
     def __init__(
         self,

@@ -106,9 +106,7 @@ class FleetNode:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """An existing Ray cluster: every node of it that has the resources gets an agent, with so many
-    `gpus`; by default all that the node has.
-    """
+    """An existing Ray cluster: nodes with the resources get an agent with `gpus` (default: all)."""
 
     address: str = "auto"
     namespace: str = "slackwater"

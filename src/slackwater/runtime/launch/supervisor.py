@@ -19,9 +19,7 @@ Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """A worker that has not come up: how often in a row it ended before it joined, and what it said
-    last. Without a device it was never started.
-    """
+    """How often in a row a worker ended before it joined, and its last words."""
 
     name: str
     deaths: int

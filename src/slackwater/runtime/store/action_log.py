@@ -191,8 +191,7 @@ def end_actions(
 def _execute(
     connection: Connection, statement: sa.TextClause, rows: Sequence[Mapping[str, Any]]
 ) -> int:
-    """How many rows it changed. SQLite is asked directly: for a statement as small as these,
-    SQLAlchemy takes longer than the database."""
+    """How many rows it changed; SQLite is asked directly, since SQLAlchemy takes longer."""
     if connection.dialect.name != "sqlite":
         return connection.execute(statement, rows).rowcount
     driver: Any = connection.connection.driver_connection
@@ -221,9 +220,7 @@ def open_actions(connection: Connection) -> list[tuple[TenantId, ActionRequest, 
 def add_environment(
     connection: Connection, tenant: TenantId, request: EnvironmentRequest, now_s: float
 ) -> bool:
-    """Whether it is new. A different request under the same name is refused, as is a name that
-    belongs to a different tenant.
-    """
+    """Whether it is new; another request or another tenant under its name is refused."""
     name, payload = request.spec.environment, encode(request)
     row = {"environment": name, "tenant": tenant, "payload": payload, "created_s": now_s}
     if _execute(connection, _ADD_ENVIRONMENT, [row]):
