@@ -15,9 +15,11 @@ from slackwater.control.rollout.events import (
     InstanceFaulted,
     InstanceJoined,
     InstanceLost,
+    JobGated,
     VersionOffered,
 )
 from slackwater.control.rollout.facts import InstanceReleased
+from slackwater.control.rollout.gates import TurnGate
 from slackwater.control.weights import commands as do
 from slackwater.control.weights import events as on
 from slackwater.control.weights.director_state import DirectorState, Out
@@ -47,6 +49,8 @@ class WeightDirector:
                 self._retired(version, out)
             case on.VersionNeeded():
                 self._need(event, out)
+            case JobGated(_, job, gate):
+                self._gated(job, gate, out)
             case InstanceJoined(_, spec):
                 self._books.holders[spec.instance] = holder = VersionHolder(spec)
                 self._pulls.welcome(holder, out)
@@ -81,6 +85,16 @@ class WeightDirector:
                 routes.broke(node, Payload(version, base), source, out)
             case _:
                 assert_never(event)
+
+    def _gated(self, job: JobId, gate: TurnGate | None, out: Out) -> None:
+        """Its turns run elsewhere from now on: what they need goes there."""
+        books = self._books
+        if gate is None:
+            books.gates.pop(job, None)
+        elif gate.nodes and books.gates.get(job) != (place := TurnGate(gate.nodes)):
+            books.gates[job] = place
+            for record in [one for one in books.needed.values() if one.job == job]:
+                self._pulls.spread(record, out)
 
     # ---- versions ----
     def _published(self, event: on.WeightsPublished, out: Out) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from slackwater.control.rollout.gates import TurnGate
 from slackwater.control.weights.commands import WeightCommand
 from slackwater.control.weights.holder_versions import VersionHolder, VersionRecord, limit_of
 from slackwater.model.ids import InstanceId, JobId
@@ -29,12 +30,15 @@ class Totals:
 
 @dataclass(slots=True)
 class DirectorState:
-    """The director's state: `needed` by turns, `newest` of each model."""
+    """The director's state: `needed` by turns, `newest` of each model, `gates` of jobs that share
+    nodes, as they were last open.
+    """
 
     versions: dict[str, VersionRecord] = field(default_factory=dict)
     holders: dict[InstanceId, VersionHolder] = field(default_factory=dict)
     needed: dict[str, VersionRecord] = field(default_factory=dict)
     newest: dict[Line, str] = field(default_factory=dict)
+    gates: dict[JobId, TurnGate] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     clock: int = 0
     now_s: float = 0.0  # of the event that is being handled
@@ -68,8 +72,12 @@ class DirectorState:
             holder.pulled_before.discard(record.version)
 
     def able(self, record: VersionRecord) -> list[VersionHolder]:
-        """Instances that may hold the version."""
-        return [holder for holder in self.holders.values() if holder.may_hold(record)]
+        """Instances that may hold the version: those where its job's turns may run, if any."""
+        found = [holder for holder in self.holders.values() if holder.may_hold(record)]
+        gate = None if record.job is None else self.gates.get(record.job)
+        if gate is None:
+            return found
+        return [holder for holder in found if gate.admits(holder.spec)] or found
 
     def having(self, record: VersionRecord) -> list[VersionHolder]:
         """Those of them that have it, or are pulling it."""

@@ -1,7 +1,7 @@
 """What can happen to weight versions. Plain data, so that a record of it can be replayed."""
 
 from slackwater.control.message import TimedMessage
-from slackwater.control.rollout.events import InstanceJoined, InstanceLost
+from slackwater.control.rollout.events import InstanceJoined, InstanceLost, JobGated
 from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.model.ids import InstanceId, JobId, NodeId
 
@@ -101,7 +101,7 @@ class VersionFreed(TimedMessage, frozen=True):
 
 RelayEvent = RelayJoined | RelayLeft | PayloadsStocked | PayloadArrived | PayloadFailed
 HolderEvent = InstanceJoined | InstanceLost | InstanceReleased | InstanceReady | PullFailed
-VersionEvent = WeightsPublished | WeightsRetired | VersionNeeded | VersionFreed
+VersionEvent = WeightsPublished | WeightsRetired | VersionNeeded | VersionFreed | JobGated
 WeightEvent = VersionEvent | HolderEvent | RelayEvent
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

@@ -49,7 +49,8 @@ class PullScheduler:
                 continue
             able = books.able(record)
             having = sum(other.has(record.version) for other in able)
-            if not holder.has(record.version) and having < holders_wanted(record.turns, len(able)):
+            lacks = not holder.has(record.version) and any(other is holder for other in able)
+            if lacks and having < holders_wanted(record.turns, len(able)):
                 self.pull(holder, record, out)
 
     @staticmethod

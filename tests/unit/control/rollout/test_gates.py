@@ -1,10 +1,12 @@
 """A job that takes part in sharing runs where its permit says, and on what no permit is for."""
 
 import pytest
-from fleet_driver import FleetDriver, dispatches
+from fleet_driver import FleetDriver, dispatches, only
 
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.rollout.gates import TurnGate
+from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.instance import InstanceKind
 
@@ -37,3 +39,15 @@ def test_other_instances_without_a_place_and_those_of_other_nodes_take_none() ->
     driver.join("spot", kind=InstanceKind.SPOT, place=NodeId("rollout-1"))
     driver.happen(JobGated(0.0, JOB, OPEN))
     assert not dispatches(driver.submit("t"))
+
+
+def test_the_weights_of_a_job_go_where_its_permit_lets_it_run() -> None:
+    driver = FleetDriver()
+    for name in ("a", "b"):
+        driver.join(name, version="base", kind=InstanceKind.DEDICATED, place=NodeId(name))
+    driver.happen(WeightsPublished(0.0, JOB, "v2"))
+    driver.happen(JobGated(0.0, JOB, TurnGate((NodeId("b"),))))
+    pull = only(PullWeights, driver.submit("t", version="v2"))
+    assert pull.instance == "b", "the turns may not run on the first by name"
+    moved = driver.happen(JobGated(1.0, JOB, TurnGate((NodeId("a"),))))
+    assert only(PullWeights, moved).instance == "a"
