@@ -23,9 +23,9 @@ from benchmarks.serving.lending_case import (
     most_density,
     outcome_of,
 )
-from benchmarks.serving.simulated.serving_trace import median_window, read_serving_trace
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES
+from slackwater.sim.serving.serving_trace import median_window, read_serving_trace
 
 TRACES = {
     "conv": "serving/azure2023_conv_dev.csv.gz",

@@ -23,7 +23,6 @@ import torch
 from benchmarks.engine.shapes import LLAMA_8B, QWEN3_8B
 from benchmarks.serving.alone import Alone
 from benchmarks.serving.coserving_windows import SLO, Played, pooled
-from benchmarks.serving.simulated.serving_trace import Arrival, read_serving_trace, scaled
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.coserving.executor import CoservingExecutor, ServedTimes
 from slackwater.engine.coserving.staged_weights import StagedWeights
@@ -40,6 +39,7 @@ from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
 from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.step_cost import StepCost
+from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace, scaled
 
 _PAGE = 16 << 20  # of the pool: what a page costs to map is the same for all sizes
 _KV_BYTES = 72 << 30

@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
-from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
-from benchmarks.serving.simulated.device_cost import SharedDevice
-from benchmarks.serving.simulated.game_sessions import drawn_games
-from benchmarks.serving.simulated.role import ServingRole
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
-from benchmarks.serving.simulated.serving_trace import Arrival, scaled
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES, LendingMode
 from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.sim.rollout.agent_run import AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
+from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.role import ServingRole
+from slackwater.sim.serving.serving_trace import Arrival, scaled
 
 AUTOSCALE = (
     "autoscale"  # a peer's way, which is a cluster of another kind rather than a mode of a device

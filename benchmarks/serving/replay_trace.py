@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.serving.simulated.serving_trace import TracedRequest
 from slackwater.model.errors import ConfigError
 from slackwater.sim.inputs.csv_rows import dict_rows, read_rows
+from slackwater.sim.serving.serving_trace import TracedRequest
 
 _BLOCK = 512
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 1200, 180  # medians of drawn requests

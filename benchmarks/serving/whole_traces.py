@@ -20,8 +20,8 @@ from benchmarks.serving.lending_case import (
     most_density,
     outcome_of,
 )
-from benchmarks.serving.simulated.serving_trace import read_serving_trace
 from slackwater.model.serving import ServingSlo
+from slackwater.sim.serving.serving_trace import read_serving_trace
 
 LOADS = (1.0, 0.8, 0.5)
 _MODES = ("none", "dual", "ours")

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
-from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
-from benchmarks.serving.simulated.device_cost import SharedDevice
-from benchmarks.serving.simulated.game_sessions import drawn_games
-from benchmarks.serving.simulated.node import ServingNode
-from benchmarks.serving.simulated.role import ServingRole
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
-from benchmarks.serving.simulated.serving_trace import Arrival, drawn_arrivals, scaled
 from benchmarks.serving.simulated.storm import run_storm
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.agent_run import AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
+from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.node import ServingNode
+from slackwater.sim.serving.role import ServingRole
+from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, scaled
 
 SLO = ServingSlo(0.5, 0.15)
 ENGINE = EngineCost(QWEN3_8B, H800, 1)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
-from benchmarks.serving.simulated.serving_trace import Arrival
 from slackwater.model.ids import JobId, NodeId
 from slackwater.sim.rollout.body import SimulatedBody
+from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.serving.serving_trace import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class AutoscaledCluster(ServingCluster):
         self._changing: set[NodeId] = set()
         self._needed_s = dict.fromkeys(self.nodes, 0.0)
 
-    def start(self, period_s: float) -> None:
+    def start(self, period_s: float = 600.0) -> None:
         self._come(0, 0.0, period_s)
         self._scale()
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.serving.simulated.cluster import ClusterPlan, ServingCluster
-from benchmarks.serving.simulated.serving_trace import Arrival
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.weights.events import WeightsPublished
@@ -20,6 +18,8 @@ from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.serving.serving_trace import Arrival
 
 _END_S = 86_400.0
 

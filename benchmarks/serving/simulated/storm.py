@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.serving.simulated.cluster import ClusterPlan
-from benchmarks.serving.simulated.device_cost import SharedDevice
-from benchmarks.serving.simulated.game_sessions import drawn_games
-from benchmarks.serving.simulated.role import ServingRole
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
-from benchmarks.serving.simulated.serving_trace import drawn_arrivals
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import LenderSettings
 from slackwater.model.ids import InstanceId, ServiceName
@@ -21,6 +16,11 @@ from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
+from slackwater.sim.serving.cluster import ClusterPlan
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.role import ServingRole
+from slackwater.sim.serving.serving_trace import drawn_arrivals
 
 _ROLES = (
     (ServingRole.MIXED,) * 3,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slackwater.model.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -20,9 +22,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def plan(
     fleet: Annotated[
-        Path, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools.")
-    ],
-    jobs: Annotated[Path, typer.Option(metavar="FILE", help="jobs.csv: one row per job.")],
+        Path | None, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools.")
+    ] = None,
+    jobs: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="jobs.csv: one row per job.")
+    ] = None,
+    slacks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Instead: a fleet with five kinds of slack."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="With --slacks: seeds.")] = 3,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
@@ -40,7 +49,10 @@ def plan(
         Path | None, typer.Option(metavar="FILE", help="Write the plan for `up --config FILE`.")
     ] = None,
 ) -> None:
-    """Plan which jobs share which nodes, their slowdowns, and the savings."""
+    """Plan which jobs share which nodes, their slowdowns, and the savings.
+
+    With --slacks: what each kind of slack saves.
+    """
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
@@ -53,6 +65,21 @@ def plan(
     from slackwater.sim.planning.sharing_plan import plan_sharing
 
     unwind_on_terminate()
+    if slacks is not None:
+        from slackwater.cli.slack_plan import check_alone, plan_slacks
+
+        check_alone(fleet, jobs)
+        plan_slacks(
+            *(slacks, sets or []),
+            seeds=seeds,
+            dry_run=dry_run,
+            as_json=as_json,
+            plot=plot,
+            output=output,
+        )
+        return
+    if fleet is None or jobs is None:
+        raise ConfigError("--fleet and --jobs: both are needed, or --slacks FILE instead")
     entry = read_fleet(fleet, sets or [])
     specs = read_jobs(jobs)
     fmt = plot_format(plot)

@@ -134,6 +134,24 @@ def comparison_image(title: str, timelines: Sequence[Timeline], fmt: str) -> byt
     return _rendered(figure, fmt)
 
 
+def contribution_image(kinds: Mapping[str, Mapping[str, Mapping[str, float]]], fmt: str) -> bytes:
+    """What each kind of slack saves in cost and in time, with the spread over the seeds."""
+    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    names = list(kinds)[::-1]
+    measures = (("cost", r"saved (\$)"), ("completed_s", "saved (s)"))
+    for axes, (measure, label) in zip(figure.subplots(1, 2), measures, strict=True):
+        rows = [kinds[name][measure] for name in names]
+        saved = [-row["mean"] for row in rows]
+        low = [row["most"] - row["mean"] for row in rows]
+        high = [row["mean"] - row["least"] for row in rows]
+        axes.barh(names, saved, xerr=[low, high], color=_COLOURS[0], capsize=3)
+        axes.axvline(0.0, color="black", linewidth=0.8)
+        axes.set_xlabel(label)
+        _bare(axes)
+    figure.suptitle("What each kind of slack brings", x=0.01, ha="left", fontsize=12)
+    return _rendered(figure, fmt)
+
+
 def job_colours(jobs: Sequence[JobId]) -> dict[JobId, str]:
     """A colour for each job, in order of first appearance."""
     seen = dict.fromkeys(jobs)

@@ -19,6 +19,7 @@ from slackwater.control.driver import Driver
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.lending.lender import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.timer import TimerFired
 from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
@@ -93,14 +94,19 @@ class SimulatedFleet:
             self._execute,
             clock=lambda: self.queue.now_s,
             schedule=self.queue.push_soon,
+            deliver=self._timer_due,
             handled=self._checked if check else None,
         )
         self.devices = SimulatedDevices(self)
-        self.engines = SimulatedEngines(self)
         self.trainers = SimulatedTrainers(self)
+        self._open(serving_nodes)
+        self._start()
+
+    def _open(self, serving_nodes: int) -> None:
+        """What executes the rest."""
+        self.engines = SimulatedEngines(self)
         self.clients = SimulatedClients(self)
         self.serving = SimulatedServing(self, serving_nodes)
-        self._start()
 
     def _start(self) -> None:
         self.tell(WeightsPublished(0.0, None, "base", BASE_MODEL))
@@ -151,6 +157,9 @@ class SimulatedFleet:
         """Something happened; several events are one thing that happened."""
         with explained(self.driver, self.queue):
             self.driver.feed(*events)
+
+    def _timer_due(self, event: TimerFired) -> None:
+        self.driver.feed(event)
 
     def _execute(self, command: FleetCommand) -> None:
         self._note(command)

@@ -27,7 +27,7 @@ from slackwater.control.steps.commands import RestEngine
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import PullWeights
 from slackwater.control.weights.events import InstanceReady
-from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
+from slackwater.model.ids import InstanceId, JobId, NodeId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason
 from slackwater.sim.core.queue import EventQueue
@@ -46,6 +46,7 @@ class BodySettings:
     pull_gb_per_s: float = 5.0
     sender_gb_per_s: float = 20.0
     max_context_tokens: int = 40_960
+    max_versions: int = 1
 
 
 @dataclass(slots=True)
@@ -60,8 +61,8 @@ class _Place:
 
 
 class SimulatedBody:
-    """Drives one controller. `tokens_of(turn)` says how many tokens a turn will have (its hidden
-    length).
+    """Drives one controller, or executes the commands of one that `feed` leads to.
+    `tokens_of(turn)` says how many tokens a turn will have (its hidden length).
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class SimulatedBody:
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
         settings: BodySettings | None = None,
+        feed: Callable[..., None] | None = None,
     ) -> None:
         self.controller = controller
         self.manager = controller.rollout
@@ -83,14 +85,16 @@ class SimulatedBody:
         self._settings = settings or BodySettings()
         self._pulls = 0
         self._weight_gb = 0.0
-        self._driver = Driver(
-            controller,
-            self._do,
-            clock=lambda: queue.now_s,
-            schedule=self.at,
-            deliver=self._timer_due,
+        self.tell = (
+            feed
+            or Driver(
+                controller,
+                self.execute,
+                clock=lambda: queue.now_s,
+                schedule=self.at,
+                deliver=self._timer_due,
+            ).feed
         )
-        self.tell = self._driver.feed
 
     @property
     def now_s(self) -> float:
@@ -141,6 +145,7 @@ class SimulatedBody:
         job: JobId | None = None,
         base_model: str = "",
         kv_tokens: int | None = None,
+        place: NodeId | None = None,
     ) -> InstanceSpec:
         """What an instance with these costs says of itself."""
         return InstanceSpec(
@@ -149,9 +154,10 @@ class SimulatedBody:
             max_running,
             self._settings.max_context_tokens,
             cost.kv_tokens if kv_tokens is None else max(kv_tokens, 1),
-            max_versions=1,
+            max_versions=self._settings.max_versions,
             job=job,
             base_model=base_model,
+            place=place,
         )
 
     def join_as(
@@ -233,7 +239,7 @@ class SimulatedBody:
             self._advance(place)
             self._stream(place)
 
-    def _do(self, command: FleetCommand) -> None:
+    def execute(self, command: FleetCommand) -> None:
         match command:
             case Dispatch():
                 self._dispatch(command)
@@ -282,9 +288,7 @@ class SimulatedBody:
             return
         self._pulls += 1
         share = self._settings.sender_gb_per_s / self._pulls
-        took_s = self._weight_gb / min(self._settings.pull_gb_per_s, share)
-        if place.holds == version:
-            took_s = 0.0
+        took_s = self.pull_gb(place.spec, version) / min(self._settings.pull_gb_per_s, share)
 
         def ready() -> None:
             self._pulls -= 1
@@ -293,6 +297,10 @@ class SimulatedBody:
                 self.tell(InstanceReady(self.now_s, instance, version))
 
         self.at(self.now_s + took_s, ready)
+
+    def pull_gb(self, spec: InstanceSpec, version: str) -> float:
+        """How much an instance must pull to have a version."""
+        return 0.0 if self.places[spec.instance].holds == version else self._weight_gb
 
     def _timer_due(self, event: TimerFired) -> None:
         self.stream_all()

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from slackwater.control.rollout.events import InstanceNotice
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
 from slackwater.sim.rollout.body import SimulatedBody
@@ -58,11 +59,14 @@ class LentServing:
 
 @dataclass(frozen=True, slots=True)
 class SpotCapacity:
-    """Instances of a spot trace; each needs `start_s` to come up, then pulls its weights."""
+    """Instances of a spot trace; each needs `start_s` to come up, then pulls its weights, and hears
+    `notice_s` before that it leaves.
+    """
 
     trace: Sequence[SpotEvent]
     turns: int = 16
     start_s: float = 30.0
+    notice_s: float = 0.0
 
     def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
         gone: set[str] = set()
@@ -70,6 +74,12 @@ class SpotCapacity:
         def join(name: str) -> None:
             if name not in gone:
                 body.join(InstanceId(name), InstanceKind.SPOT, engine, max_running=self.turns)
+
+        def warn(name: str) -> None:
+            if (instance := InstanceId(name)) in body.places:
+                body.stream_all()
+                leaves_at_s = body.now_s + self.notice_s
+                body.tell(InstanceNotice(body.now_s, instance, leaves_at_s))
 
         def leave(name: str) -> None:
             gone.add(name)
@@ -79,6 +89,8 @@ class SpotCapacity:
             if row.event == "add":
                 body.at(row.t_s + self.start_s, partial(join, row.instance_id))
             else:
+                if self.notice_s:
+                    body.at(row.t_s - self.notice_s, partial(warn, row.instance_id))
                 body.at(row.t_s, partial(leave, row.instance_id))
 
 

@@ -2,12 +2,16 @@
 little thinking.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from slackwater.sim.rollout.agent_trace import AgentTurn, Session
 
 
-def drawn_games(count: int, seed: int, *, max_context_tokens: int = 32_768) -> list[Session]:
+def drawn_games(
+    count: int, seed: int | Sequence[int], *, max_context_tokens: int = 32_768
+) -> list[Session]:
     """`count` trajectories: about three quarters of their tokens are prompts and observations
     (ROSE: 77 %), turns follow each other within seconds (ROSE 4.1), and a few games last far longer
     than most.

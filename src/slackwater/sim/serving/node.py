@@ -7,10 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.serving.simulated.device_cost import SharedDevice, step_cost_of
-from benchmarks.serving.simulated.role import ServingRole
-from benchmarks.serving.simulated.rollout_share import RolloutShare
-from benchmarks.serving.simulated.service_share import ServedRequest, ServiceShare
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import RolloutGrant
@@ -18,6 +14,10 @@ from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
 from slackwater.sim.rollout.simulated_engine import Request
+from slackwater.sim.serving.device_cost import SharedDevice, step_cost_of
+from slackwater.sim.serving.role import ServingRole
+from slackwater.sim.serving.rollout_share import RolloutShare
+from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 
 _IDLE = RolloutState()
 _DRAWN_AT_ONCE = 256

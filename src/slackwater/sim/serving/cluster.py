@@ -2,16 +2,10 @@
 lender.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.serving.simulated.device_cost import SharedDevice
-from benchmarks.serving.simulated.node import ServingNode
-from benchmarks.serving.simulated.role import ServingRole
-from benchmarks.serving.simulated.rollout_share import RolloutShare
-from benchmarks.serving.simulated.service_share import ServedRequest
-from benchmarks.serving.simulated.serving_trace import Arrival
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import Lender, LenderSettings
@@ -22,6 +16,12 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.simulated_engine import Request
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.node import ServingNode
+from slackwater.sim.serving.role import ServingRole
+from slackwater.sim.serving.rollout_share import RolloutShare
+from slackwater.sim.serving.service_share import ServedRequest
+from slackwater.sim.serving.serving_trace import Arrival
 
 _SERVICE = ServiceName("service")
 _REPORT_S = 1.0
@@ -30,7 +30,9 @@ _FULL = "the service needs the memory"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Devices by role, what they promise, and how they lend."""
+    """Devices by role, what they promise, and how they lend; a borrower comes with version `holds`
+    of its weights, if any.
+    """
 
     device: SharedDevice
     slo: ServingSlo
@@ -40,17 +42,28 @@ class ClusterPlan:
     turns_per_node: int = 16
     lender: LenderSettings = field(default_factory=LenderSettings)
     seed: int = 0
+    holds: str | None = "v0"
 
 
 class ServingCluster:
-    """Lives on the same event queue as the rollout's body."""
+    """Lives on the same event queue as the rollout's body. It has a lender of its own, or that of a
+    fleet whose events `tell` takes.
+    """
 
-    def __init__(self, plan: ClusterPlan, body: SimulatedBody, arrivals: Sequence[Arrival]) -> None:
+    def __init__(
+        self,
+        plan: ClusterPlan,
+        body: SimulatedBody,
+        arrivals: Sequence[Arrival],
+        lender: Lender | None = None,
+        tell: Callable[[on.LendingEvent], None] | None = None,
+    ) -> None:
         self.plan, self.body = plan, body
+        self._feed = tell
         self.requests: list[ServedRequest] = []
         self.closed = False  # no request comes any more
         self._answered = 0
-        self.lender = Lender(plan.lender)
+        self.lender = lender or Lender(plan.lender)
         self._borrowed: dict[NodeId, InstanceId] = {}
         self._loans = 0
         self._arrivals = arrivals
@@ -72,11 +85,11 @@ class ServingCluster:
             node.on_turns_ended = partial(self._turns_ended, node.name)
             node.on_given_back = partial(self._given_back, node.name)
 
-    def start(self, period_s: float) -> None:
+    def start(self, period_s: float = 600.0) -> None:
         """Requests come from now on, the trace over and over; nodes report to the lender."""
-        self._tell(on.ServiceOpened(self.body.now_s, _SERVICE, self.plan.most_nodes))
         for name in self.nodes:
             self._tell(on.ServingNodeJoined(self.body.now_s, name, _SERVICE))
+        self._tell(on.ServiceOpened(self.body.now_s, _SERVICE, self.plan.most_nodes))
         self._report()
         self._come(0, 0.0, period_s)
 
@@ -106,6 +119,12 @@ class ServingCluster:
     def unanswered(self) -> int:
         """How many requests are not done."""
         return len(self.requests) - self._answered
+
+    def attainment(self, until_s: float) -> float:
+        """The share of the requests that came until then that were answered within the SLO."""
+        slo = self.plan.slo
+        met = [slo.met(r.ttft_s, r.tpot_s) for r in self.requests if r.arrival_s <= until_s]
+        return sum(met) / len(met) if met else 1.0
 
     # ---- requests ----
     def _done(self, request: ServedRequest) -> None:
@@ -171,24 +190,30 @@ class ServingCluster:
         self.body.at(self.body.now_s + _REPORT_S, self._report)
 
     def _tell(self, event: on.LendingEvent) -> None:
+        if self._feed is not None:
+            self._feed(event)
+            return
         for command in self.lender.handle(event):
-            match command:
-                case do.LendNode(node, job):
-                    if not self.nodes[node].make_room():
-                        failed = partial(self._tell, on.LoanFailed(self.body.now_s, node, _FULL))
-                        self.body.at(self.body.now_s, failed)
-                        continue
-                    self.body.at(
-                        self.body.now_s + self.plan.device.activation_s,
-                        partial(self._activate, node, job),
-                    )
-                case do.TakeBack(node):
-                    self._take_back(node)
-                case do.BeginStep(node):
-                    self._begin_step(node)
-                case SetTimer(name, at_s):
-                    fired = partial(self._fire, name)
-                    self.body.at(at_s, fired)
+            self.execute(command)
+
+    def execute(self, command: do.LendingCommand) -> None:
+        """Do what the lender decided."""
+        match command:
+            case do.LendNode(node, job):
+                if not self.nodes[node].make_room():
+                    failed = partial(self._tell, on.LoanFailed(self.body.now_s, node, _FULL))
+                    self.body.at(self.body.now_s, failed)
+                    return
+                self.body.at(
+                    self.body.now_s + self.plan.device.activation_s,
+                    partial(self._activate, node, job),
+                )
+            case do.TakeBack(node):
+                self._take_back(node)
+            case do.BeginStep(node):
+                self._begin_step(node)
+            case SetTimer(name, at_s):
+                self.body.at(at_s, partial(self._fire, name))
 
     def _fire(self, name: str) -> None:
         self._tell(TimerFired(self.body.now_s, name))
@@ -218,7 +243,7 @@ class ServingCluster:
             cost,
             max_running=turns,
             job=job,
-            holds="v0",
+            holds=self.plan.holds,
             engine=rollout,
         )
 

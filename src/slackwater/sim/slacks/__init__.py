@@ -1,0 +1,1 @@
+"""One simulated fleet with all five kinds of slack, and what each of them brings."""

@@ -1,0 +1,104 @@
+"""Clients whose trajectories are agents': turns, tool calls between them, and a reward."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from slackwater.control.rollout import commands as do
+from slackwater.control.rollout import events as on
+from slackwater.model.ids import JobId, TrajectoryId, TurnId
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import TurnSpec
+from slackwater.sim.fleet.clients import SimulatedClients
+from slackwater.sim.fleet.engines import BASE_MODEL
+from slackwater.sim.fleet.job import SimulatedJob
+from slackwater.sim.rollout.agent_trace import Session
+
+if TYPE_CHECKING:
+    from slackwater.sim.slacks.fleet import FiveSlackFleet
+
+
+class SimulatedAgents(SimulatedClients):
+    """Trains as every client does; an iteration is over when every trajectory has its reward."""
+
+    def __init__(self, fleet: "FiveSlackFleet") -> None:
+        super().__init__(fleet)
+        self._slacks = fleet
+        self._of: dict[TurnId, tuple[TrajectoryId, int, Session, int]] = {}
+        self._left: dict[tuple[JobId, int, int], int] = {}
+        self.ended_s: dict[JobId, float] = {}
+
+    def _end(self, job: SimulatedJob) -> None:
+        self.ended_s.setdefault(job.job, self._fleet.now_s)
+        super()._end(job)
+
+    def _roll_out(self, job: SimulatedJob) -> None:
+        sessions = self._slacks.sessions(job)
+        self._left[job.job, job.life, job.iteration] = len(sessions)
+        for number, session in enumerate(sessions):
+            name = TrajectoryId(f"{job.job}.{job.iteration}.{number}")
+            self._slacks.cores.begin(partial(self._go_on, job, job.life, name, session, 0))
+
+    def _go_on(
+        self, job: SimulatedJob, life: int, name: TrajectoryId, session: Session, index: int
+    ) -> None:
+        fleet = self._slacks
+        if not job.alive or job.life != life:
+            fleet.cores.end()  # its driver is gone
+            return
+        wanted = session[index]
+        job.asked_turns += 1
+        turn = TurnId(f"{name}.{job.asked_turns}")
+        self._of[turn] = (name, life, session, index)
+        self.hidden[turn] = wanted.output_tokens
+        self._version[turn], self._job_of[turn] = job.version, job
+        fleet.engines.trajectory_of[turn] = name
+        job.open_turns.add(turn)
+        prompt, sampling = range(wanted.prompt_tokens), Sampling(wanted.output_tokens)
+        spec = TurnSpec(turn, name, job.job, prompt, sampling, job.version, base_model=BASE_MODEL)
+        fleet.tell(on.TurnSubmitted(fleet.now_s, spec))
+
+    def _turn_completed(self, command: do.CompleteTurn) -> None:
+        turn, fleet = command.turn, self._slacks
+        job, found = self._job_of.get(turn), self._of.pop(turn, None)
+        if job is None or found is None:
+            return  # its driver is gone
+        name, life, session, index = found
+        made, version = len(command.tokens), self._version[turn]
+        assert made == self.hidden[turn], f"{turn}: {made} tokens of {self.hidden[turn]}"
+        assert command.version == version, f"{turn} made with {command.version}, not {version}"
+        self.completed += 1
+        fleet.count(name, made)
+        self._forget_turn(job, turn)
+        if index + 1 < len(session):
+            go_on = partial(self._go_on, job, life, name, session, index + 1)
+            fleet.cores.act(turn, job.job, session[index].pause_s, go_on)
+        else:
+            done = partial(self._rewarded, job, life)
+            fleet.cores.act(f"{turn}.reward", job.job, fleet.reward_s(job.job), done)
+
+    def _rewarded(self, job: SimulatedJob, life: int) -> None:
+        self._slacks.cores.end()
+        if not job.alive or job.life != life:
+            return
+        key = (job.job, life, job.iteration)
+        self._left[key] -= 1
+        if not self._left[key]:
+            del self._left[key]
+            self._fleet.after(self._fleet.costs.handover_s, partial(self._train, job, life))
+
+    def _turn_failed(self, turn: TurnId, error: str) -> None:
+        """Asked again: an iteration needs all its responses."""
+        job, found = self._job_of.get(turn), self._of.pop(turn, None)
+        if job is None or found is None:
+            return
+        assert "deadline" not in error, f"{turn} failed: {error}"
+        self.failed += 1
+        self._forget_turn(job, turn)
+        name, life, session, index = found
+        self._go_on(job, life, name, session, index)
+
+    def _forget_turn(self, job: SimulatedJob, turn: TurnId) -> None:
+        super()._forget_turn(job, turn)
+        if self._of.pop(turn, None) is not None:  # its driver is gone
+            self._slacks.cores.end()
+        self._slacks.engines.trajectory_of.pop(turn, None)

@@ -1,0 +1,113 @@
+"""Cores for tool calls and rewards: one for each action while it runs, granted by the action
+broker, or one reserved for each trajectory's whole life.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from slackwater.control.actions import commands as do
+from slackwater.control.actions import events as on
+from slackwater.control.actions.broker import ActionBroker
+from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.driver import Driver
+from slackwater.model.action import ActionSpec, OutcomeKind, WorkerCapacity
+from slackwater.model.amounts import CORES, Amounts, Need
+from slackwater.model.ids import ActionId, JobId, NodeId
+
+if TYPE_CHECKING:
+    from slackwater.sim.fleet.fleet import SimulatedFleet
+
+_NODE = NodeId("cores")
+_ONE_CORE = (Need(CORES, Amounts.exactly(1)),)
+
+
+class SimulatedCores:
+    """`granted` counts the actions that the broker granted a core."""
+
+    def __init__(self, fleet: "SimulatedFleet", cores: int, *, pooled: bool) -> None:
+        self._fleet, self._cores, self._pooled, self._free = fleet, cores, pooled, cores
+        self.broker = ActionBroker(BrokerSettings())
+        self._driver: Driver[on.Event, do.Command] = Driver(
+            self.broker,
+            self._execute,
+            clock=lambda: fleet.now_s,
+            schedule=fleet.queue.push_soon,
+        )
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._open: dict[ActionId, tuple[float, Callable[[], None]]] = {}
+        self._running: dict[ActionId, int] = {}
+        self.granted = 0
+        self._join()
+
+    def _join(self) -> None:
+        capacity = WorkerCapacity((tuple(range(self._cores)),), 1 << 20)
+        self._driver.feed(on.WorkerJoined(self._fleet.now_s, _NODE, capacity))
+
+    def begin(self, then: Callable[[], None]) -> None:
+        """A trajectory begins; one that must reserve a core waits for it."""
+        if self._pooled:
+            then()
+        elif self._free:
+            self._free -= 1
+            then()
+        else:
+            self._waiting.append(then)
+
+    def end(self) -> None:
+        """A trajectory is over."""
+        if self._pooled:
+            return
+        if self._waiting:
+            self._waiting.popleft()()
+        else:
+            self._free += 1
+
+    def act(self, name: str, job: JobId, seconds: float, then: Callable[[], None]) -> None:
+        """Run an action, and go on."""
+        if not self._pooled:
+            self._fleet.after(seconds, then)
+            return
+        spec = ActionSpec(ActionId(name), job, "tool", _ONE_CORE)
+        self._open[spec.action] = (seconds, then)
+        self._driver.feed(on.ActionSubmitted(self._fleet.now_s, spec))
+
+    def _execute(self, command: do.Command) -> None:
+        match command:
+            case do.StartAction(spec, attempt):
+                self.granted += 1
+                self._running[spec.action] = attempt
+                seconds = self._open[spec.action][0]
+                self._fleet.after(seconds, partial(self._done, spec.action, attempt, seconds))
+            case do.EndAction(action, outcome):
+                seconds, then = self._open.pop(action)
+                self._running.pop(action, None)
+                if outcome.kind is OutcomeKind.DONE:
+                    self._fleet.after(0.0, then)
+                else:  # its worker was lost: the client asks again
+                    again = (f"{action}+", self._job_of(action), seconds, then)
+                    self._fleet.after(1.0, partial(self.act, *again))
+            case _:
+                pass
+
+    def _job_of(self, action: ActionId) -> JobId:
+        return JobId(action.split(".", 1)[0])
+
+    def _done(self, action: ActionId, attempt: int, ran_s: float) -> None:
+        if self._running.get(action) == attempt:
+            now_s = self._fleet.now_s
+            ended = on.ActionFinished(now_s, action, attempt, OutcomeKind.DONE, ran_s)
+            self._driver.feed(ended)
+
+    def lose_worker(self) -> None:
+        """All that runs there is lost; another worker comes up at once."""
+        self._running.clear()
+        self._driver.feed(on.WorkerLost(self._fleet.now_s, _NODE, "killed"))
+        self._join()
+
+    def check_integrity(self) -> None:
+        """No core is granted twice."""
+        self.broker.check_integrity()
+        used = len(self._running)
+        assert used <= self._cores, f"{used} actions on {self._cores} cores"
