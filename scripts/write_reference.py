@@ -52,7 +52,8 @@ _MEANINGS: dict[str, str] = {
     "instances.name": "Name of the instance.",
     "instances.kind": "`dedicated`, `spot` or `borrowed`.",
     "instances.model": "Base model; required where the service has several.",
-    "instances.vllm_url": "A vLLM server to join. Without it, an engine of this machine.",
+    "instances.engine": "`embedded`, `vllm` or `sglang`.",
+    "instances.url": "A vLLM or SGLang server to join; without it, one is started.",
     "rewards.services": "Reward models: `NAME = DIRECTORY`.",
     "rewards.devices": "Devices of one reward worker, 1 to 8.",
     "rewards.kv_mb": "KV cache of each device, in MiB.",
@@ -114,6 +115,16 @@ _MEANINGS: dict[str, str] = {
     "fleet.kubernetes.site": "Nodes of one site share a fast network.",
     "fleet.kubernetes.namespace": "Namespace of its Job and Secret.",
     "fleet.kubernetes.queue": "Local queue of Kueue, which admits the Job; unset: none.",
+    "fleet.providers": "Providers that rent nodes.",
+    "fleet.providers.pool": "The pool of its nodes, which cost the pool's `price_per_h`.",
+    "fleet.providers.rent": (
+        "Command that starts a machine and prints its id in the last line. `{token_file}` holds "
+        "the join token, `{node}` is the node's name."
+    ),
+    "fleet.providers.release": "Command that ends the machine `{id}`, also one that is gone.",
+    "fleet.providers.budget": "The most that its nodes may cost in all.",
+    "fleet.providers.nodes": "The most nodes at once.",
+    "fleet.providers.idle_s": "Release nodes after so long without a job that can use them.",
     "fleet.slurm": "Pools whose nodes Slurm brings, with `slackwater launch slurm`.",
     "fleet.slurm.pool": "Name of the pool.",
     "fleet.slurm.nodes": "Nodes, each an element of one job array.",

@@ -156,7 +156,7 @@ class LiveRun:
         for pid in self._engine_pids()[:1]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        body = {"count": 1, "model": _MODEL, "kind": "spot", "engine": "embedded", "vllm_url": None}
+        body = {"count": 1, "model": _MODEL, "kind": "spot", "engine": "embedded"}
         self._http.post("/slackwater/instances", json=body).raise_for_status()
 
     # ---- records ----

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from harness.direct_worker import offer_models, spawn_directly
+from harness.local_processes import LocalProcesses
 from harness.rollout_floor import Before, RolloutFloor
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.commands import CompleteTurn
@@ -19,7 +20,6 @@ from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceState
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.launch.children import Children
-from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceNoticed,
     ProviderEvent,

@@ -99,7 +99,7 @@ def test_wrong_wishes_are_refused_and_change_nothing(elastic: ServiceProcess) ->
     assert elastic.post(path, {"count": 0}).status_code == 422
     assert elastic.post(path, {"kind": "local"}).status_code == 422
     assert elastic.post(path, {"model": "nobody"}).status_code == 404
-    assert elastic.post(path, {"vllm_url": "http://127.0.0.1:1"}).status_code == 422
+    assert elastic.post(path, {"url": "http://127.0.0.1:1"}).status_code == 422
     assert elastic.post(f"{path}/nobody/kill", {}).status_code == 404
     assert elastic.post(f"{path}/replay", {"trace": "a,b\n1,2"}).status_code == 422
     guest = elastic.key_of("guest")
@@ -108,7 +108,7 @@ def test_wrong_wishes_are_refused_and_change_nothing(elastic: ServiceProcess) ->
 
 
 def test_a_vllm_server_that_is_not_there_is_reported(elastic: ServiceProcess) -> None:
-    wish = {"engine": "vllm", "vllm_url": "ftp://nowhere"}
+    wish = {"engine": "vllm", "url": "ftp://nowhere"}
     assert elastic.post("/slackwater/instances", wish).status_code == 422
     missing = {"engine": "vllm"}
     answer = elastic.post("/slackwater/instances", missing)

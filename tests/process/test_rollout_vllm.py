@@ -3,9 +3,8 @@ up).
 """
 
 import asyncio
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,17 +12,16 @@ import aiohttp
 import psutil
 import pytest
 
-from harness.direct_worker import offer_models, spawn_directly
-from harness.live_fleet import BASE, BASE_VERSION, JOB
+from harness.live_fleet import BASE, BASE_VERSION
 from harness.rollout_floor import RolloutFloor
+from harness.server_bench import PROMPT, ServerBench, turn, until
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.model.errors import UnavailableError
-from slackwater.model.ids import InstanceId, TrajectoryId, TurnId, WorkerId
+from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.sampling import Sampling
-from slackwater.model.turn import FinishReason, TurnSpec
-from slackwater.runtime.launch.port import WorkerPlan
-from slackwater.worker.vllm.api import VllmApi
+from slackwater.model.turn import FinishReason
+from slackwater.worker.engine_server.vllm import VllmServer
 from slackwater.zoo.tiny import make_model
 
 VLLM = os.environ.get("SLACKWATER_VLLM")
@@ -37,78 +35,6 @@ pytestmark = [
 ]
 UPDATES = 10
 TURNS_EACH = 4
-PROMPT = (72, 101, 108, 108, 111)
-
-
-def turn(
-    name: str, sampling: Sampling, prompt: tuple[int, ...] = PROMPT, version: str = BASE_VERSION
-) -> TurnSpec:
-    of = (TurnId(name), TrajectoryId(name), JOB)
-    return TurnSpec(*of, prompt, sampling, version, base_model=BASE)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll; the caller sets the deadline."""
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-
-
-class Bench:
-    """A floor, the processes on it, and a model with two weight versions."""
-
-    def __init__(self, floor: RolloutFloor, folder: Path) -> None:
-        self.floor = floor
-        self.folder = folder
-        self.model = folder / "model"
-        self.processes: list[asyncio.subprocess.Process] = []
-
-    async def start(self, name: str, module: str, *arguments: str) -> asyncio.subprocess.Process:
-        offer_models(self.folder, {BASE: self.model})
-        common: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}")
-        common += ("--base", BASE, "--base-version", BASE_VERSION)
-        plan = WorkerPlan(name, f"slackwater.worker.{module}", common + arguments)
-        process = await spawn_directly(
-            plan, WorkerId(name), self.floor.connect, self.floor.secret, self.folder
-        )
-        self.processes.append(process)
-        return process
-
-    def publish_other(self, version: str) -> Path:
-        """Another random model of the same shape, as a published version and as a directory."""
-        from slackwater.nets.loading import load_net, net_tensors
-        from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.weight_lane import lora_meta
-
-        other = self.folder / version
-        make_model("tiny", other, seed=99)
-        store = DirectoryWeightStore(self.folder / "weights")
-        store.publish(version, net_tensors(load_net(other)), lora_meta(None))
-        return other
-
-    def publish_adapter(self, version: str, seed: int) -> Path:
-        """A random adapter as a published version, and as a directory in peft's format."""
-        import torch
-        from safetensors.torch import save_file
-
-        from slackwater.nets.loading import load_net
-        from slackwater.nets.lora import LoraAdapter, LoraSpec
-        from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.weight_lane import lora_meta
-
-        spec = LoraSpec(8, seed=seed)
-        tensors = LoraAdapter.create(spec, load_net(self.model).config).tensors
-        draw = torch.Generator().manual_seed(seed)
-        for name, tensor in tensors.items():
-            if "lora_B" in name:
-                tensor.copy_(torch.randn(tensor.shape, generator=draw) * 0.2)
-        DirectoryWeightStore(self.folder / "weights").publish(version, tensors, lora_meta(spec))
-        folder = self.folder / f"adapter-{version}"
-        folder.mkdir()
-        save_file(tensors, folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text(json.dumps(spec.peft_config()))
-        return folder
 
 
 def model_logprobs(
@@ -136,50 +62,48 @@ async def scored(
 def test_a_vllm_server_is_an_instance(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with asyncio.timeout(1150), RolloutFloor() as floor:
-            bench = Bench(floor, tmp_path)
+            bench = ServerBench(floor, tmp_path)
             try:
                 await run_all(bench)
             finally:
-                for process in bench.processes:
-                    if process.returncode is None:
-                        process.kill()
-                        await process.wait()
+                await bench.stop()
 
     make_model("tiny", tmp_path / "model", seed=0)
     model_logprobs(tmp_path / "model", PROMPT, [1], 1.0)  # imports, before anything waits for us
     asyncio.run(scenario())
 
 
-async def run_all(bench: Bench) -> None:
-    options = "--enforce-eager --max-model-len 512"
-    adapter = await bench.start("v", "vllm.adapter", "--vllm", str(VLLM), "--vllm-options", options)
+async def run_all(bench: ServerBench) -> None:
+    server = ["--engine", "vllm", "--program", str(VLLM)]
+    server += ["--server-options", "--enforce-eager --max-model-len 512"]
+    adapter = await bench.start("v", "engine_server.adapter", *server)
     joined = asyncio.create_task(bench.floor.until_joined(1))
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
     assert joined.done(), (bench.folder / "v.log").read_text()[-3000:]
     bench.floor.rollout.published(BASE_VERSION, BASE)
-    server = psutil.Process(adapter.pid).children()[0]
+    process = psutil.Process(adapter.pid).children()[0]
 
     says_what_it_cannot_do(bench)
     await tokens_and_logprobs_are_the_models(bench)
     await asked_extras_come(bench)
     await versions_are_never_mixed(bench)
-    await adapters_are_updated_under_load(bench, server)
+    await adapters_are_updated_under_load(bench, process)
     await a_prompt_over_the_context_fails_alone(bench)
     await a_cancelled_turn_leaves_the_server(bench)
     await turns_go_on_elsewhere_when_the_adapter_is_killed(bench, adapter)
-    _, alive = await asyncio.to_thread(psutil.wait_procs, [server], 30)
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [process], 30)
     assert not alive, "the server outlived its adapter"
 
 
-def says_what_it_cannot_do(bench: Bench) -> None:
+def says_what_it_cannot_do(bench: ServerBench) -> None:
     spec = bench.floor.manager.books.instances.records[InstanceId("v")].spec
     assert not spec.exact_continuation
     assert spec.max_context_tokens == 512
     assert spec.kv_tokens > 512
 
 
-async def tokens_and_logprobs_are_the_models(bench: Bench) -> None:
+async def tokens_and_logprobs_are_the_models(bench: ServerBench) -> None:
     turns = [
         turn(f"t{seed}", Sampling(24, temperature=temperature, seed=seed))
         for seed, temperature in enumerate((1.0, 1.0, 1.0, 0.7, 0.7, 0.7))
@@ -192,7 +116,7 @@ async def tokens_and_logprobs_are_the_models(bench: Bench) -> None:
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
 
 
-async def asked_extras_come(bench: Bench) -> None:
+async def asked_extras_come(bench: ServerBench) -> None:
     asked = Sampling(8, seed=5, topk_logprobs=3, prompt_logprobs=True, topk_prompt_logprobs=2)
     result = await bench.floor.generate(turn("extras", asked))
     assert [len(row) for row in result.topk] == [3] * 8
@@ -209,7 +133,7 @@ async def asked_extras_come(bench: Bench) -> None:
     assert list(stopped.tokens) == list(result.tokens)[: list(result.tokens).index(stop) + 1]
 
 
-async def versions_are_never_mixed(bench: Bench) -> None:
+async def versions_are_never_mixed(bench: ServerBench) -> None:
     other = bench.publish_other("v2")
     turns = [
         turn(f"mixed-{n}", Sampling(16, seed=n), version=BASE_VERSION if n % 2 else "v2")
@@ -228,7 +152,7 @@ def server_url(server: psutil.Process) -> str:
     return f"http://127.0.0.1:{line[line.index('--port') + 1]}"
 
 
-async def adapters_are_updated_under_load(bench: Bench, server: psutil.Process) -> None:
+async def adapters_are_updated_under_load(bench: ServerBench, server: psutil.Process) -> None:
     """Two adapters, each updated five times while turns of all versions run."""
     versions = [f"job-{job}-step-{step}" for step in range(UPDATES // 2) for job in range(2)]
     folders = {name: bench.publish_adapter(name, seed) for seed, name in enumerate(versions)}
@@ -248,7 +172,7 @@ async def adapters_are_updated_under_load(bench: Bench, server: psutil.Process) 
     log = (bench.folder / "v.log").read_text()
     assert "adapter merged into the base" not in log
     async with aiohttp.ClientSession() as session:
-        api = VllmApi(session, server_url(server))
+        api = VllmServer(session, server_url(server))
         await api.learn()
         for version in versions:
             await api.load_adapter(f"alone-{version}", folders[version])
@@ -271,7 +195,7 @@ async def adapters_are_updated_under_load(bench: Bench, server: psutil.Process) 
     assert list(alone_on_base[0].logprobs) == pytest.approx(wanted, abs=2e-3)
 
 
-async def a_prompt_over_the_context_fails_alone(bench: Bench) -> None:
+async def a_prompt_over_the_context_fails_alone(bench: ServerBench) -> None:
     long, short = turn("long", Sampling(4), (7,) * 600), turn("short", Sampling(4))
     answers = await asyncio.gather(
         bench.floor.generate(long), bench.floor.generate(short), return_exceptions=True
@@ -284,7 +208,7 @@ async def a_prompt_over_the_context_fails_alone(bench: Bench) -> None:
         await bench.floor.generate(foreign)
 
 
-async def a_cancelled_turn_leaves_the_server(bench: Bench) -> None:
+async def a_cancelled_turn_leaves_the_server(bench: ServerBench) -> None:
     record = bench.floor.manager.books.instances.records[InstanceId("v")]
     running = asyncio.create_task(bench.floor.generate(turn("endless", Sampling(500, seed=1))))
     live = bench.floor.manager.books.turns
@@ -300,7 +224,7 @@ def fewest_tokens(books: ManagerState) -> int:
 
 
 async def turns_go_on_elsewhere_when_the_adapter_is_killed(
-    bench: Bench, adapter: asyncio.subprocess.Process
+    bench: ServerBench, adapter: asyncio.subprocess.Process
 ) -> None:
     await bench.start("own", "engine_worker", "--kv-mb", "32")
     await bench.floor.until_joined(2)

@@ -1,36 +1,18 @@
 """`slackwater agent`: join this machine to a fleet."""
 
-import base64
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from slackwater.model.errors import ConfigError
+from slackwater.wire.join_token import read_token
 
 app = typer.Typer(add_completion=False)
 
 _TOKEN_VARIABLE = "SLACKWATER_JOIN"
-
-_FIELDS = ("hub", "depot", "node", "key", "pool", "pin")
-
-
-def write_token(join: dict[str, Any]) -> str:
-    """A node's join token. It holds the node's key: keep it secret."""
-    return base64.urlsafe_b64encode(json.dumps(join).encode()).decode()
-
-
-def read_token(token: str) -> dict[str, Any]:
-    """What `write_token` wrote."""
-    try:
-        join = json.loads(base64.urlsafe_b64decode(token))
-        return {field: join[field] for field in _FIELDS}
-    except (ValueError, KeyError, TypeError):
-        fix = "is not a token; make one with `slackwater node token NODE` where the service runs"
-        raise ConfigError.of("--join-file", f"{token[:8]}...", fix) from None
 
 
 def _given_token(join: str | None, file: Path | None) -> str:

@@ -52,6 +52,7 @@ BENCHES: dict[str, str] = {
     "rollout_kills": "rollout.kills",
     "migrate": "rollout.migrate",
     "agreement": "rollout.agreement",
+    "vllm_sync": "rollout.vllm_sync",
     "delta": "weights.delta",
     "sync": "weights.sync",
     "links": "weights.links",
@@ -69,7 +70,7 @@ BENCHES: dict[str, str] = {
     "slo_clock": "coscheduling.slo_clock",
 }
 
-_BY_NAME_ONLY = ("lending", "replay", "soak")  # one needs a trace, the others an hour
+_BY_NAME_ONLY = ("lending", "replay", "soak", "vllm_sync")  # a trace, an hour, a vLLM
 
 app = typer.Typer(add_completion=False)
 
@@ -123,7 +124,7 @@ def bench(
         Path, typer.Option(help="Replay: folder of the service here.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Run benchmark NAME and print its figures; `all` runs all but lending, replay and soak."""
+    """Run benchmark NAME, print its figures; `all`: all but lending, replay, soak and vllm_sync."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service

@@ -15,8 +15,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 Instance = Annotated[str, typer.Argument(help="Its name in `slackwater instance list`.")]
 Model = Annotated[str | None, typer.Option(help="The model; required if there are several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
-Vllm = Annotated[bool, typer.Option("--vllm", help="A vLLM server, not an embedded engine.")]
-VllmUrl = Annotated[str | None, typer.Option(help="The vLLM server; default: start one.")]
+Engine = Annotated[str, typer.Option(help="embedded, vllm or sglang.")]
+Url = Annotated[str | None, typer.Option(help="The vLLM or SGLang server; default: start one.")]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
 _TITLES = {"tokens_per_s": "tok/s"}
@@ -53,13 +53,13 @@ def add(
     count: Annotated[int, typer.Option(help="How many.")] = 1,
     model: Model = None,
     kind: Kind = "spot",
-    vllm: Vllm = False,
-    vllm_url: VllmUrl = None,
+    engine: Engine = "embedded",
+    url: Url = None,
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
     """Start more instances; they take turns once they are up, even in the middle of a step."""
-    body = {"count": count, "model": model, "kind": kind, **_engine(vllm, vllm_url)}
+    body = {"count": count, "model": model, "kind": kind, "engine": engine, "url": url}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
 
@@ -90,8 +90,8 @@ def replay(
     speed: Annotated[float, typer.Option(help="Speed-up factor of the trace.")] = 1.0,
     notice_s: Annotated[float, typer.Option(help="Notice before a removal; 0: none.")] = 0.0,
     model: Model = None,
-    vllm: Vllm = False,
-    vllm_url: VllmUrl = None,
+    engine: Engine = "embedded",
+    url: Url = None,
     state: State = DEFAULT_STATE,
 ) -> None:
     """Replay a spot trace: add and remove instances from now on."""
@@ -99,7 +99,7 @@ def replay(
 
     lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
     body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}
-    body |= {"speed": speed, "notice_s": notice_s, "model": model, **_engine(vllm, vllm_url)}
+    body |= {"speed": speed, "notice_s": notice_s, "model": model, "engine": engine, "url": url}
     found = _ask(state, "POST", "/replay", body)
     print(f"replaying {found['events']} events")
 
@@ -137,10 +137,6 @@ def verify(
         print(f"recorded: {divergence.recorded}")
         print(f"replayed: {divergence.replayed}")
     return 0 if divergence is None else 1
-
-
-def _engine(vllm: bool, url: str | None) -> dict[str, Any]:
-    return {"engine": "vllm" if vllm or url else "embedded", "vllm_url": url}
 
 
 def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.agent import write_token
 from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
@@ -58,6 +57,7 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
     from slackwater.runtime.launch.fleet_file import check_name
     from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory
+    from slackwater.wire.join_token import write_token
 
     check_name("node", node)
     folder = StateDirectory(state)

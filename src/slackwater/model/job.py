@@ -113,7 +113,7 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One run: when it comes, its iterations, and the slowdown it tolerates, in each or over all."""
+    """One run: when it comes, its iterations, and the slowdown it bears, in each or over all."""
 
     job: JobId
     arrival_s: float

@@ -10,6 +10,7 @@ from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.instance import InstanceKind
 from slackwater.model.operation import Operation
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.executors.actions import ActionExecutor
@@ -45,6 +46,7 @@ from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
 from slackwater.runtime.services.phases import PhaseService, coscheduled_places, places_of
 from slackwater.runtime.services.publications import Publications
+from slackwater.runtime.services.rentals import RentalHooks, RentalService
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.slo_tracker import SloTracker
@@ -109,6 +111,7 @@ class ControlPlane:
         self._open_sampling()
         self._open_training()
         self._open_actions()
+        self._open_rentals()
         self.outcomes = RequestOutcomes(self.store, self.board)
         self.workers = Workers(
             self.fleet,
@@ -116,6 +119,7 @@ class ControlPlane:
             self.training,
             self._action_body,
             self.instances,
+            self.rentals.joined,
             self._node_lost,
         )
         self._breakdowns = Breakdowns(
@@ -291,6 +295,26 @@ class ControlPlane:
             names,
         )
 
+    def _open_rentals(self) -> None:
+        """Nodes that providers rent; last, since these commands were others' to ignore."""
+
+        def others(rented: tuple[NodeId, ...]) -> int:
+            specs = (record.spec for record in self.controller.rollout.books.instances)
+            remote = [spec for spec in specs if spec.kind is not InstanceKind.LOCAL]
+            return sum(spec.node not in rented for spec in remote)
+
+        self.rentals = RentalService(
+            self.settings.whole_fleet,
+            self.state.root / "rentals",
+            RentalHooks(
+                lambda node, pool: self.join_address().token(node, pool),
+                lambda node, in_s: self.workers.node_leaving(node, in_s),
+                others,
+            ),
+            self.runtime,
+            places_of(self._places),
+        )
+
     def _key_of_job(self, job: JobId) -> str:
         tenant, _, name = job.partition("/")
         return self.tenants.job_key(TenantId(tenant), name)
@@ -333,6 +357,7 @@ class ControlPlane:
         self.background.spawn(self.housekeeping.run())
         self.state.write_models(self._model_folders)
         await self.fleet.start(self._certificate)
+        self.rentals.start()
         models = [base.name for base in self.bases]
         listed = self.settings.instances
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
@@ -361,6 +386,7 @@ class ControlPlane:
 
     def _node_lost(self, node: NodeId) -> None:
         """Its agent is gone: the co-scheduler has one place less in each pool that it was in."""
+        self.rentals.lost(node)
         if self.phases is None:
             return
         for pool in ("rollout", "train"):
@@ -393,6 +419,7 @@ class ControlPlane:
         self.housekeeping.stop()
         await self.hub.close()
         await self.instances.close()
+        await self.rentals.close()
         await self.fleet.close()
         await self.background.drain(5.0)
         self.fair_work.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.cli.agent import write_token
+from slackwater.wire.join_token import write_token
 
 WITHIN_S = 120
 KEY = "0123456789abcdef-the-key-of-the-node"

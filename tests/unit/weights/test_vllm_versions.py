@@ -14,7 +14,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.publisher import RelayStocker
-from slackwater.worker.vllm.versions import VersionDirectories
+from slackwater.worker.engine_server.versions import VersionDirectories
 from slackwater.worker.weight_lane import WeightLane, lora_meta
 from slackwater.zoo.tiny import make_model
 

@@ -20,6 +20,7 @@ from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
 from slackwater.runtime.priority import come_first, give_way
 from slackwater.wire.agent import PARENT
+from slackwater.wire.join_token import write_token
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ class JoinAddress:
         """The part that stands on no command line."""
         pinned = {} if self.pin is None else {PIN_VARIABLE: self.pin}
         return {SECRET_VARIABLE: self.key_of(node, pool)} | pinned | dict(self.budgets)
+
+    def token(self, node: NodeId, pool: str) -> str:
+        """The node's join token, which holds its key."""
+        own = {"node": node, "pool": pool, "key": self.key_of(node, pool)}
+        return write_token({"hub": self.hub, "depot": self.depot, "pin": self.pin} | own)
 
 
 @dataclass(frozen=True, slots=True)

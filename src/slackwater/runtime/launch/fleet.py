@@ -114,7 +114,7 @@ class LaunchedFleet:
     def needs_depot(self) -> bool:
         """Whether any node is without our disk."""
         apart = any(node.directory is not None for node in self.file.nodes)
-        return apart or self.file.launcher != "local"
+        return apart or bool(self.file.providers) or self.file.launcher != "local"
 
     def join_address(self, certificate: Certificate | None) -> JoinAddress:
         """What an agent must know."""

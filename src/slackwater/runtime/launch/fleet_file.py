@@ -30,6 +30,7 @@ from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.kubernetes import KubernetesPool
+from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.launch.slurm import SlurmPool
 from slackwater.runtime.net.listening import LOOPBACK
 
@@ -128,6 +129,7 @@ class FleetFile:
     ray: RayCluster = RayCluster()
     slurm: tuple[SlurmPool, ...] = ()
     kubernetes: tuple[KubernetesPool, ...] = ()
+    providers: tuple[RentalProvider, ...] = ()
 
     def __post_init__(self) -> None:
         for field, names in (("pools", self.pools), ("nodes", self.nodes)):
@@ -136,6 +138,9 @@ class FleetFile:
             self.pool(node.pool, f"nodes: {node.name}: pool")
         self._check_cluster("slurm", [entry.pool for entry in self.slurm])
         self._check_cluster("kubernetes", [entry.pool for entry in self.kubernetes])
+        _named_once("providers", [entry.pool for entry in self.providers])
+        for provider in self.providers:
+            self.pool(provider.pool, "providers: pool")
         self.address()
         if self.pools and self.launcher == "local" and not self.nodes:
             raise ConfigError.of("nodes", "none", 'must list at least one with launcher = "local"')

@@ -1,7 +1,9 @@
 """A file that lists a service's instances, for `slackwater up --instances FILE`:
 
-[[instances]] name = "gpu-a" vllm_url = "http://10.0.0.7:8000"      # a vLLM server that runs there;
-without it an engine of this machine
+[[instances]]
+name = "gpu-a"
+engine = "vllm"                        # or sglang; else an engine of this machine
+url = "http://10.0.0.7:8000"           # a server that runs there; without it one is started
 
 [[instances]]
 name = "spare"
@@ -23,39 +25,47 @@ from slackwater.model.instance import InstanceKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-VLLM_VARIABLE = "SLACKWATER_VLLM"
+EngineName = Literal["embedded", "vllm", "sglang"]
+PROGRAM_VARIABLES = {"vllm": "SLACKWATER_VLLM", "sglang": "SLACKWATER_SGLANG"}
+_ADAPTER = "slackwater.worker.engine_server.adapter"
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRequest:
-    """What to start: an embedded engine of a model, or the adapter of a vLLM server.
+    """What to start: an embedded engine of a model, or the adapter of a vLLM or SGLang server.
 
-    That is the server at `vllm_url`, or one of its own that it starts with the program
-    `SLACKWATER_VLLM`.
+    That is the server at `url`, or one of its own that it starts with the program that
+    SLACKWATER_VLLM or SLACKWATER_SGLANG names.
     """
 
     model: str
     kind: InstanceKind = InstanceKind.SPOT
-    engine: Literal["embedded", "vllm"] = "embedded"
-    vllm_url: str | None = None
+    engine: EngineName = "embedded"
+    url: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.engine == "embedded":
+            raise ConfigError.of("url", self.url, "needs engine: vllm or sglang")
 
     @property
     def layout(self) -> str | None:
         """Of its deployment; a server elsewhere needs none of our devices."""
-        return "" if self.vllm_url is None else None
+        return "" if self.url is None else None
 
     def worker(self) -> tuple[str, tuple[str, ...]]:
         """The worker's module and what it is told beside its model."""
-        arguments = ("--kind", self.kind.value)
+        arguments: tuple[str, ...] = ("--kind", self.kind.value)
         if self.engine == "embedded":
             return "slackwater.worker.engine_worker", arguments
-        if self.vllm_url is not None:
-            return "slackwater.worker.vllm.adapter", (*arguments, "--url", self.vllm_url)
-        program = os.environ.get(VLLM_VARIABLE)
+        arguments += ("--engine", self.engine)
+        if self.url is not None:
+            return _ADAPTER, (*arguments, "--url", self.url)
+        variable = PROGRAM_VARIABLES[self.engine]
+        program = os.environ.get(variable)
         if program is None:
-            fix = f"must be given, or `slackwater up` be started with {VLLM_VARIABLE} set"
-            raise ConfigError.of("vllm_url", None, fix)
-        return "slackwater.worker.vllm.adapter", (*arguments, "--vllm", program)
+            fix = f"must be given, or `slackwater up` be started with {variable} set"
+            raise ConfigError.of("url", None, fix)
+        return _ADAPTER, (*arguments, "--program", program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,8 @@ class ListedInstance:
     name: str
     kind: InstanceKind = InstanceKind.DEDICATED
     model: str | None = None
-    vllm_url: str | None = None
+    engine: EngineName = "embedded"
+    url: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -74,9 +85,9 @@ class ListedInstance:
         if self.kind is InstanceKind.LOCAL:
             fix = "must be dedicated, spot or borrowed; local ones are training nodes"
             raise ConfigError.of(f"instances: {self.name}: kind", self.kind.value, fix)
-        if self.vllm_url is not None and not self.vllm_url.startswith(("http://", "https://")):
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
             fix = "must begin with http:// or https://"
-            raise ConfigError.of(f"instances: {self.name}: vllm_url", self.vllm_url, fix)
+            raise ConfigError.of(f"instances: {self.name}: url", self.url, fix)
 
     def wish(self, models: Sequence[str]) -> InstanceRequest:
         """What to start for it in a service that has these models."""
@@ -84,9 +95,7 @@ class ListedInstance:
         if model is None or model not in models:
             fix = f"must be one of: {', '.join(models)}"
             raise ConfigError.of(f"instances: {self.name}: model", self.model, fix)
-        if self.vllm_url is None:
-            return InstanceRequest(model, self.kind)
-        return InstanceRequest(model, self.kind, "vllm", self.vllm_url)
+        return InstanceRequest(model, self.kind, self.engine, self.url)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,4 +120,7 @@ def read_instance_list(file: Path) -> InstanceList:
         raise ConfigError.of("--instances", str(file), fix) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError.of("--instances", str(file), f"is not TOML: {error}") from None
+    for entry in table.get("instances", ()):
+        if isinstance(entry, dict) and "vllm_url" in entry:  # an older name of these two
+            entry |= {"engine": "vllm", "url": entry.pop("vllm_url")}
     return decode(InstanceList, table)

@@ -26,7 +26,7 @@ _COSERVING = "slackwater.worker.coserving_worker"
 _ROLES = {
     "slackwater.worker.engine_worker": "engine",
     _COSERVING: "engine",
-    "slackwater.worker.vllm.adapter": "engine",
+    "slackwater.worker.engine_server.adapter": "engine",
     "slackwater.worker.trainer_worker": "trainer",
     "slackwater.worker.sandbox_worker": "sandbox",
     "slackwater.worker.reward_worker": "rewards",

@@ -1,10 +1,4 @@
-"""The port between the control plane and whoever has instances to give, and what a worker's process
-is.
-
-Commands go in (`start`, `notice`, `release`, `kill`); what became of them comes out as events, to
-one callback on the event loop. A provider decides nothing: it does not choose which instance goes,
-nor when.
-"""
+"""What a worker's process is, and what became of an instance's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,31 +77,3 @@ class StartFailed:
 
 ProviderEvent = InstanceUp | InstanceNoticed | InstanceEnded | StartFailed
 Tell = Callable[[ProviderEvent], None]
-
-
-class Provider(Protocol):
-    """Gives and takes instances. Commands on an instance that is gone do nothing."""
-
-    def start(self, count: int) -> tuple[InstanceId, ...]:
-        """Begin to bring up to `count` more instances; returns their names at once."""
-        ...
-
-    def notice(self, instance: InstanceId, grace_s: float) -> None:
-        """Say that it will be taken away; it is killed when the grace ends, if still there."""
-        ...
-
-    def release(self, instance: InstanceId) -> None:
-        """Nothing runs on it any more: ask it to leave, then make it."""
-        ...
-
-    def kill(self, instance: InstanceId) -> None:
-        """End it now, without a word."""
-        ...
-
-    def instances(self) -> tuple[InstanceId, ...]:
-        """Those started and not yet gone, by name."""
-        ...
-
-    async def close(self) -> None:
-        """Release everything and wait until it is gone."""
-        ...

@@ -1,4 +1,4 @@
-"""Replays a spot trace on another provider: adds start instances, removes take them away."""
+"""Replays a spot trace: its adds start instances, its removes take them away."""
 
 import asyncio
 import gzip
@@ -8,7 +8,7 @@ from pathlib import Path
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
 from slackwater.model.spot_trace import SpotEvent, spot_events
-from slackwater.runtime.launch.local_processes import LocalProcesses
+from slackwater.runtime.launch.children import Children
 
 
 def read_spot_trace(file: Path) -> tuple[SpotEvent, ...]:
@@ -32,7 +32,7 @@ class SpotReplay:
     def __init__(
         self,
         events: Sequence[SpotEvent],
-        onto: LocalProcesses,
+        onto: Children,
         *,
         speed: float = 1.0,
         notice_s: float = 0.0,
@@ -53,7 +53,7 @@ class SpotReplay:
         for event in self._events:
             await asyncio.sleep(began_s + event.t_s / self._speed - loop.time())
             if event.event == "add":
-                self._onto.start_named(InstanceId(event.instance_id))
+                self._onto.start(InstanceId(event.instance_id))
             else:
                 self._take(InstanceId(event.instance_id))
 

@@ -19,9 +19,7 @@ from slackwater.model.instance import InstanceState
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.launch.children import Children
-from slackwater.runtime.launch.fixed_list import FixedList
 from slackwater.runtime.launch.instance_list import InstanceRequest
-from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceEnded,
     InstanceNoticed,
@@ -65,7 +63,7 @@ class InstanceService:
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
         self.drained: set[InstanceId] = set()  # on request: their end is no fault
-        self._list = FixedList(self._children, ())
+        self._listed: set[InstanceId] = set()
         self._again: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
 
@@ -74,8 +72,12 @@ class InstanceService:
         for wish in listed.values():
             self._check(wish)
         self._wishes |= listed
-        self._list = FixedList(self._children, tuple(listed))
-        self._list.start(len(listed))
+        self._listed = set(listed)
+        self._start_listed()
+
+    def _start_listed(self) -> None:
+        for name in sorted(self._listed):
+            self._children.start(name)
 
     # ---- what an operator says ----
     def add(self, wish: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
@@ -95,7 +97,7 @@ class InstanceService:
         self._known(instance)
         self.drained.add(instance)
         self._supervisor.retire(WorkerId(instance))
-        self._list.retire(instance)
+        self._listed.discard(instance)
         if instance in self._fleet.records:
             self._rollout.drain(instance, move_turns)
         else:
@@ -114,8 +116,7 @@ class InstanceService:
         self._check(wish)
         for event in events:
             self._wishes[InstanceId(event.instance_id)] = wish
-        onto = LocalProcesses(self._children, "spot", MOST_INSTANCES)
-        played = SpotReplay(events, onto, speed=speed, notice_s=notice_s)
+        played = SpotReplay(events, self._children, speed=speed, notice_s=notice_s)
         task = asyncio.get_running_loop().create_task(played.run())
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)
@@ -123,7 +124,7 @@ class InstanceService:
     def starting(self, model: str) -> bool:
         """Whether an added or listed instance of a model may still come up."""
         named = self._wishes if self._replays else self._children.names()
-        coming = {*named, *(name for name in self._wishes if name in self._list)}
+        coming = {*named, *(name for name in self._wishes if name in self._listed)}
         return any(self._wishes[name].model == model for name in coming)
 
     def had(self, model: str) -> bool:
@@ -168,7 +169,7 @@ class InstanceService:
     async def close(self) -> None:
         for timer in self._again:
             timer.cancel()
-        self._list = FixedList(self._children, ())
+        self._listed.clear()
         for task in self._replays:
             task.cancel()
         await asyncio.gather(*self._replays, return_exceptions=True)
@@ -188,13 +189,13 @@ class InstanceService:
         elif isinstance(event, StartFailed):
             log = self._logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")
-        elif isinstance(event, InstanceEnded) and event.instance in self._list:
+        elif isinstance(event, InstanceEnded) and event.instance in self._listed:
             self._start_again()
 
     def _start_again(self) -> None:
         def start() -> None:
             self._again.discard(timer)
-            self._list.start(MOST_INSTANCES)
+            self._start_listed()
 
         timer = asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, start)
         self._again.add(timer)

@@ -27,10 +27,12 @@ class Workers:
         training: TrainerExecutor,
         actions: ActionExecutor,
         instances: InstanceService,
+        node_joined: Callable[[NodeId], None],
         node_lost: Callable[[NodeId], None],
     ) -> None:
         self._fleet, self._rollout, self._training = fleet, rollout, training
-        self._actions, self._instances, self._node_lost = actions, instances, node_lost
+        self._actions, self._instances = actions, instances
+        self._node_joined, self._node_lost = node_joined, node_lost
         self.stopping = False
         self._roles: dict[WorkerId, str] = {}
         self._memory: dict[WorkerId, float] = {}
@@ -43,6 +45,7 @@ class Workers:
             self._fleet.agent_joined(hello.node)
             self._rollout.relays.joined(hello.node)
             self._training.agent_joined(hello.node)
+            self._node_joined(NodeId(hello.node.node))
         self._roles[worker] = hello.role
         self._fleet.supervisor.joined(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
@@ -79,11 +82,11 @@ class Workers:
         elif isinstance(message, StateSent):
             self._training.state_sent(message)
         elif isinstance(message, NodeLeaving):
-            self._node_leaving(node, message.leaves_in_s)
+            self.node_leaving(node, message.leaves_in_s)
         else:
             self._fleet.agent_said(node, message)
 
-    def _node_leaving(self, node: NodeId, leaves_in_s: float) -> None:
+    def node_leaving(self, node: NodeId, leaves_in_s: float) -> None:
         """Move the turns off its engines; it may go when they have."""
         logger.warning("node leaves node=%s in_s=%.1f", node, leaves_in_s)
         workers = self._fleet.agent_leaving(node)

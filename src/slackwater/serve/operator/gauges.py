@@ -43,6 +43,7 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
         "sampling_sessions": len(plane.sampling.sessions()),
         **plane.actions.gauges(),
         **plane.controller.gauges(),
+        **plane.rentals.gauges(),
         **_serving_gauges(plane),
     }
 

@@ -10,7 +10,7 @@ from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import spot_events
 from slackwater.runtime.launch.fleet_file import check_name
-from slackwater.runtime.launch.instance_list import InstanceRequest
+from slackwater.runtime.launch.instance_list import EngineName, InstanceRequest
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import Caller, require_operator
@@ -27,8 +27,8 @@ class InstanceRequestBody(RequestBody):
 
     model: str | None = None
     kind: Kind = "spot"
-    engine: Literal["embedded", "vllm"] = "embedded"
-    vllm_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    engine: EngineName = "embedded"
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
 
 
 class AddBody(InstanceRequestBody):
@@ -50,9 +50,7 @@ def _wish(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
     model = body.model or names[0]
     if body.model is None and len(names) > 1:
         raise ConfigError.of("model", None, f"must be one of: {', '.join(names)}")
-    if body.vllm_url is not None and body.engine != "vllm":
-        raise ConfigError.of("vllm_url", body.vllm_url, "needs engine: vllm")
-    return InstanceRequest(model, InstanceKind(body.kind), body.engine, body.vllm_url)
+    return InstanceRequest(model, InstanceKind(body.kind), body.engine, body.url)
 
 
 def instance_routes(plane: ControlPlane) -> APIRouter:

@@ -5,7 +5,17 @@ while held.
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from slackwater.model.ids import InstanceId
+from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
+from slackwater.control.rental import (
+    InstancesLimited,
+    NodeOffered,
+    NodeWithdrawn,
+    RentalController,
+    RentalEvent,
+    RentalTerms,
+)
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
@@ -13,7 +23,7 @@ from slackwater.sim.rollout.spot_trace import SpotEvent
 
 
 class SpotProvider:
-    """Holds as many of the available instances as `limit()` allows, oldest first."""
+    """Offers the available instances to the rental controller, which takes the oldest first."""
 
     def __init__(
         self,
@@ -21,7 +31,7 @@ class SpotProvider:
         engine: EngineCost,
         *,
         max_running: int,
-        limit: Callable[[], int | None],
+        terms: RentalTerms,
         start_s: float = 20.0,
         slowdown_of: Callable[[int], float] = lambda number: 1.0,
     ) -> None:
@@ -31,11 +41,11 @@ class SpotProvider:
         self._body = body
         self._engine = engine
         self._max_running = max_running
-        self._limit = limit
+        self._controller = RentalController({"": terms})
         self._start_s = start_s
-        self._available: dict[InstanceId, None] = {}
         self._held: dict[InstanceId, float] = {}
         self._held_seconds = 0.0
+        self._due_s = 0.0
         self._slowdown_of = slowdown_of
         self._numbers: dict[InstanceId, int] = {}
 
@@ -48,25 +58,38 @@ class SpotProvider:
         """Instance-seconds paid for so far."""
         return self._held_seconds + sum(now_s - since_s for since_s in self._held.values())
 
-    def review(self) -> None:
-        """Take more instances if the limit and the offer allow it; those held are kept."""
-        limit = self._limit()
-        for instance in list(self._available):
-            if instance in self._held:
-                continue
-            if limit is None or len(self._held) < limit:
-                self._take(instance)
+    def limit(self, job: JobId, most: int) -> None:
+        """A job can use so many instances."""
+        self._feed(InstancesLimited(self._body.now_s, job, most))
 
     def _happen(self, row: SpotEvent) -> None:
-        instance = InstanceId(row.instance_id)
+        node = NodeId(row.instance_id)
         if row.event == "add":
-            self._available[instance] = None
-        else:
-            self._available.pop(instance, None)
-            if instance in self._held:
-                self._drop(instance)
-                self._body.lose(instance)
-        self.review()
+            self._feed(NodeOffered(row.t_s, node))
+            return
+        instance = InstanceId(node)
+        if instance in self._held:
+            self._drop(instance)
+            self._body.lose(instance)
+        self._feed(NodeWithdrawn(row.t_s, node))
+
+    def _feed(self, event: RentalEvent) -> None:
+        for command in self._controller.handle(event):
+            match command:
+                case RentNodes(nodes):
+                    for node in nodes:
+                        self._take(InstanceId(node))
+                case ReturnNodes(nodes):
+                    for node in nodes:
+                        self._drop(InstanceId(node))
+                        self._body.lose(InstanceId(node))
+                case SetTimer(name, at_s):
+                    self._due_s = at_s
+                    self._body.at(at_s, partial(self._due, name, at_s))
+
+    def _due(self, name: str, at_s: float) -> None:
+        if at_s == self._due_s:  # else a later one has replaced it
+            self._feed(TimerFired(at_s, name))
 
     def _take(self, instance: InstanceId) -> None:
         since_s = self._body.now_s

@@ -2,12 +2,14 @@
 section 6).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slackwater.control.fleet.controller import FleetController
+from slackwater.control.rental import RentalTerms
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
 from slackwater.sim.core.queue import EventQueue
@@ -37,7 +39,8 @@ _ENGINE_DEVICES = 2
 class SpotSetup:
     """The training cluster, the model and the responses; prices and links of RLBoost Table 2.
 
-    Every second spot instance takes `slowdown` times as long for everything.
+    Every second spot instance takes `slowdown` times as long for everything. Spot instances may
+    cost `spot_budget` dollars in all.
     """
 
     model: ModelShape
@@ -46,6 +49,7 @@ class SpotSetup:
     plan: TrainingStepPlan = field(default_factory=TrainingStepPlan)
     max_running: int = 256
     slowdown: float = 1.0
+    spot_budget: float = math.inf
 
     @property
     def engine(self) -> EngineCost:
@@ -139,15 +143,14 @@ def run_spot(
         lengths=setup.draw_lengths(seed),
     )
     trainer.length_of = length_of
-    trainer.most_remote = 0  # until the manager says how many are worth having
     provider = SpotProvider(
         body,
         setup.engine,
         max_running=setup.max_running,
-        limit=lambda: trainer.most_remote,
+        terms=RentalTerms(SPOT_INSTANCE_PER_H, setup.spot_budget),
         slowdown_of=lambda number: setup.slowdown if number % 2 else 1.0,
     )
-    trainer.on_limit = provider.review
+    trainer.on_limit = provider.limit
     provider.replay(trace)
     body.at(0.0, trainer.begin_step)
     body.run_until(

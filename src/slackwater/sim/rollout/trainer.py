@@ -78,8 +78,7 @@ class RolloutTrainer:
     ) -> None:
         self.job = JobId("job")
         self.reports: list[StepReport] = []
-        self.most_remote: int | None = None
-        self.on_limit: Callable[[], None] = lambda: None
+        self.on_limit: Callable[[JobId, int], None] = lambda job, most: None
         self._body = body
         self._plan = plan
         self._cost = cost
@@ -162,9 +161,8 @@ class RolloutTrainer:
                 self._start(command)
             case GrantDevices():
                 self._train()
-            case LimitInstances(_, most):
-                self.most_remote = most
-                self.on_limit()
+            case LimitInstances(job, most):
+                self.on_limit(job, most)
             case _:
                 pass
 

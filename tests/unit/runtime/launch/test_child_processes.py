@@ -9,18 +9,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from harness.local_processes import LocalProcesses
 from slackwater.control.operations.restarts import RestartPolicy
-from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
 from slackwater.model.spot_trace import spot_events
 from slackwater.runtime.launch.children import Children
-from slackwater.runtime.launch.fixed_list import FixedList
-from slackwater.runtime.launch.local_processes import LocalProcesses
 from slackwater.runtime.launch.port import (
     InstanceEnded,
     InstanceNoticed,
     InstanceUp,
-    Provider,
     ProviderEvent,
     StartFailed,
 )
@@ -86,7 +83,7 @@ def test_started_instances_have_their_own_processes_and_leave_when_released() ->
     async def body() -> None:
         told = Told()
         family = children(told, *LEAVES_ON_TERM)
-        provider: Provider = LocalProcesses(family, "spot")
+        provider = LocalProcesses(family, "spot")
         names = provider.start(2)
         assert names == ("spot-1", "spot-2")
         await told.until(lambda t: len(t.of(InstanceUp)) == 2)
@@ -161,43 +158,11 @@ def test_a_start_that_fails_is_reported_backed_off_and_given_up(command: tuple[s
     run(body)
 
 
-def test_a_fixed_list_starts_what_is_down_and_nothing_beyond_the_list() -> None:
-    async def body() -> None:
-        told = Told()
-        provider = FixedList(children(told, *LEAVES_ON_TERM), ["a", "b"])
-        assert provider.start(1) == ("a",)
-        assert provider.start(5) == ("b",)
-        assert provider.start(1) == ()
-        await told.until(lambda t: len(t.of(InstanceUp)) == 2)
-        provider.kill(InstanceId("a"))
-        await told.until(lambda t: bool(t.of(InstanceEnded)))
-        assert provider.start(2) == ("a",)
-        provider.retire(InstanceId("b"))
-        provider.kill(InstanceId("b"))
-        await told.until(lambda t: len(t.of(InstanceEnded)) == 2)
-        assert provider.start(2) == ()
-        await provider.close()
-
-    run(body)
-    with pytest.raises(ConfigError, match="once each"):
-        FixedList(children(Told(), *LEAVES_ON_TERM), ["a", "a"])
-
-
-def test_local_processes_stop_at_their_limit() -> None:
-    async def body() -> None:
-        provider = LocalProcesses(children(Told(), *LEAVES_ON_TERM), "x", most=2)
-        assert len(provider.start(5)) == 2
-        assert provider.start(1) == ()
-        await provider.close()
-
-    run(body)
-
-
 @pytest.mark.parametrize("notice_s", [0.0, 0.05])
 def test_a_spot_trace_is_replayed_in_scaled_time(notice_s: float) -> None:
     async def body() -> None:
         told = Told()
-        provider = LocalProcesses(children(told, *LEAVES_ON_TERM), "spot")
+        provider = children(told, *LEAVES_ON_TERM)
         trace = spot_events(["t_s,event,instance_id", "0,add,i1", "10,add,i2", "40,remove,i1"])
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -205,7 +170,7 @@ def test_a_spot_trace_is_replayed_in_scaled_time(notice_s: float) -> None:
         assert loop.time() - began_s >= 0.4
         await told.until(lambda t: bool(t.of(InstanceEnded)))
         assert bool(told.of(InstanceNoticed)) == (notice_s > 0)
-        assert provider.instances() == (InstanceId("i2"),)
+        assert provider.names() == (InstanceId("i2"),)
         await provider.close()
 
     run(body)

@@ -34,7 +34,7 @@ def test_a_list_names_engines_of_this_machine_and_servers_elsewhere(tmp_path: Pa
     server, engine = read_instance_list(file).instances
     found = server.wish(["tiny"])
     assert (found.model, found.engine, found.kind) == ("tiny", "vllm", InstanceKind.DEDICATED)
-    assert found.vllm_url == "http://10.0.0.7:8000"
+    assert found.url == "http://10.0.0.7:8000"
     assert engine.wish(["tiny"]).engine == "embedded"
     assert engine.wish(["tiny"]).kind is InstanceKind.SPOT
 
@@ -45,7 +45,7 @@ def test_a_list_names_engines_of_this_machine_and_servers_elsewhere(tmp_path: Pa
         ("[[instances]]\nnam = 'a'", "unknown key"),
         ("[[instances]]\nname = 'a/b'", "instances: name: 'a/b'"),
         ("[[instances]]\nname = 'a'\nkind = 'local'", "training nodes"),
-        ("[[instances]]\nname = 'a'\nvllm_url = 'ftp://x'", "http://"),
+        ("[[instances]]\nname = 'a'\nengine = 'vllm'\nurl = 'ftp://x'", "http://"),
         ("[[instances]]\nname = 'a'\n[[instances]]\nname = 'a'", "once each"),
         ("instances = [", "is not TOML"),
     ],

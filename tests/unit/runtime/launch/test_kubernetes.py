@@ -1,6 +1,7 @@
 """The manifests of a pool and of the service: what Kubernetes accepts, and where secrets are."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,55 @@ def test_a_pool_that_kubernetes_would_refuse_is_refused_here(
     with pytest.raises(ConfigError) as error:
         KubernetesPool(**{"pool": "p", "image": "i", **wrong})
     assert said in str(error.value)
+
+
+# ---- against the schema of an API server: `make test-kubernetes OPENAPI=FOLDER` ----
+OPENAPI = os.environ.get("SLACKWATER_KUBERNETES_OPENAPI")
+GROUPS = {"v1": "api__v1", "batch/v1": "apis__batch__v1", "apps/v1": "apis__apps__v1"}
+
+
+def strict(schema: Any) -> Any:
+    """The schema with every field refused that it does not list, as `fieldValidation=Strict`."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(value) for key, value in schema.items() if key != "default"}
+    if "properties" in found and isinstance(found["properties"], dict):
+        found.setdefault("additionalProperties", False)
+    match schema.get("allOf"):
+        case [{"$ref": _} as only] if "properties" not in schema:
+            return strict(only)  # beside a description
+    if schema.get("format") == "int-or-string":
+        return {"type": ["integer", "string"]}
+    return found
+
+
+def kind_schema(folder: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    version, kind = manifest["apiVersion"], manifest["kind"]
+    document = json.loads((folder / f"{GROUPS[version]}_openapi.json").read_text())
+    group, _, number = version.rpartition("/")
+    wanted = {"group": group, "version": number, "kind": kind}
+    (name,) = [
+        name
+        for name, schema in document["components"]["schemas"].items()
+        if wanted in schema.get("x-kubernetes-group-version-kind", [])
+    ]
+    reference = {"$ref": f"#/components/schemas/{name}"}
+    return reference | {"components": strict(document["components"])}
+
+
+@pytest.mark.skipif(OPENAPI is None, reason="make test-kubernetes names a server's OpenAPI files")
+@pytest.mark.parametrize("queue", ["", "rollouts"])
+def test_an_api_server_of_a_release_knows_every_field(queue: str) -> None:
+    pool = KubernetesPool("rollout", "registry/slackwater:1", nodes=2, gpus=1, queue=queue)
+    manifests = pool_manifests([pool], token_of)["items"]
+    manifests += service_manifests(
+        "launcher = 'join'\n", image="image", namespace="rl", storage_gb=5, options=[]
+    )["items"]
+    assert len({manifest["kind"] for manifest in manifests}) >= 5
+    for manifest in manifests:
+        schema = kind_schema(Path(str(OPENAPI)), manifest)
+        jsonschema.validate(manifest, schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(manifest | {"unheardOf": 1}, schema)

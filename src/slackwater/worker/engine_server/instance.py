@@ -1,4 +1,4 @@
-"""Turns on a vLLM server, which holds one set of weights and several adapters.
+"""Turns on an engine server, which holds one set of weights and several adapters.
 
 Turns of the base and of adapters run side by side, each adapter under the name of its version, so
 that no turn ever sees another version's weights. Turns of whole versions run version by version.
@@ -22,8 +22,8 @@ from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
 from slackwater.wire.tokens import TokenColumns, encode_tokens
 from slackwater.worker.connection import Connection
-from slackwater.worker.vllm.api import VllmApi, VllmTokens
-from slackwater.worker.vllm.versions import VersionDirectories
+from slackwater.worker.engine_server.server import EngineServer, ServerTokens
+from slackwater.worker.engine_server.versions import VersionDirectories
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Outbox:
         self._endings: list[messages.TurnFinished] = []
         self._due = False
 
-    def add(self, request: int, sampled: VllmTokens) -> None:
+    def add(self, request: int, sampled: ServerTokens) -> None:
         """New tokens."""
         self._requests += [request] * len(sampled.tokens)
         self._tokens += sampled.tokens
@@ -81,13 +81,13 @@ class Outbox:
             self._send(*frames)
 
 
-class VllmInstance:
+class ServerInstance:
     """Runs on one event loop; `apply` takes what the control plane says."""
 
     def __init__(
         self,
         connection: Connection,
-        api: VllmApi,
+        server: EngineServer,
         versions: VersionDirectories,
         loaded: str,
         *,
@@ -95,10 +95,10 @@ class VllmInstance:
     ) -> None:
         """`neutral` is the adapter that turns of whole versions use, if they must use one."""
         self._connection = connection
-        self._api = api
+        self._server = server
         self._versions = versions
         self._base = loaded
-        self._loaded = loaded
+        self._loaded: str | None = loaded
         self._adapters: dict[str, str] = {}  # versions that the server has -> their names there
         self._neutral = neutral
         self._outbox = Outbox(connection.send)
@@ -164,11 +164,11 @@ class VllmInstance:
         if directory is None or version in self._adapters:
             return
         try:
-            if not self._api.takes_adapters:
+            if not self._server.takes_adapters:
                 raise RefusedError("it was started without runtime LoRA")
             # A server may outlive its adapter process: names must not repeat.
             name = f"{self._connection.name}-{version}"
-            await self._api.load_adapter(name, directory)
+            await self._server.load_adapter(name, directory)
             self._adapters[version] = name
         except SlackwaterError as error:
             logger.warning("adapter merged into the base version=%s error=%s", version, error)
@@ -179,7 +179,7 @@ class VllmInstance:
             return
         if (name := self._adapters.pop(version, None)) is not None:
             with contextlib.suppress(SlackwaterError):  # it goes with the server
-                await self._api.unload_adapter(name)
+                await self._server.unload_adapter(name)
         self._versions.drop(version)
 
     def _weights_of(self, version: str) -> str:
@@ -205,8 +205,9 @@ class VllmInstance:
 
     async def _switch(self, version: str) -> None:
         """Load another version; turns of one that cannot be loaded are given back."""
+        self._loaded = None  # a load that fails may leave anything
         try:
-            await self._api.load_weights(self._versions.directory(version))
+            await self._server.load_weights(self._versions.directory(version), version)
             self._loaded = version
         except SlackwaterError as error:
             logger.warning("version not loaded version=%s error=%s", version, error)
@@ -223,11 +224,11 @@ class VllmInstance:
         try:
             await self._generate(message)
         except asyncio.CancelledError:
-            await self._api.abort(_name(self._connection, request))
+            await self._server.abort(_name(self._connection, request))
         except SlackwaterError as error:
             self._refuse(request, error)
         except (LookupError, TypeError, ValueError) as error:
-            said = UnavailableError(f"vLLM's answer cannot be read: {error!r}")
+            said = UnavailableError(f"{self._server.title}: its answer cannot be read: {error!r}")
             self._refuse(request, said)
         finally:
             del self._running[request], self._contexts[request]
@@ -238,17 +239,18 @@ class VllmInstance:
         prompt = np.frombuffer(message.prompt, "<u4").tolist()
         before = np.frombuffer(message.generated, "<u4").tolist()
         if sampling.target_prompt_tokens or sampling.prompt_alternatives:
-            raise RefusedError("target_prompt_tokens and prompt_alternatives cannot be had of vLLM")
+            extras = "target_prompt_tokens and prompt_alternatives"
+            raise RefusedError(f"{extras} cannot be had of {self._server.title}")
         adapter = self._adapter_of(message.version)
         if message.score_prompt:
-            logprobs, top = await self._api.score(
+            logprobs, top = await self._server.score(
                 prompt, sampling.topk_prompt_logprobs, adapter=adapter
             )
             self._connection.send(messages.encode(messages.PromptScores(request, logprobs, top)))
         made = len(before)
         self._prefilled_tokens += len(prompt) + made
         name = _name(self._connection, request)
-        stream = self._api.stream(name, prompt + before, sampling, made, adapter=adapter)
+        stream = self._server.stream(name, prompt + before, sampling, made, adapter=adapter)
         async for sampled in stream:
             made += len(sampled.tokens)
             self._produced_tokens += len(sampled.tokens)
@@ -257,7 +259,7 @@ class VllmInstance:
             if sampled.finish_reason is not None:
                 self._finish(message, sampled.finish_reason, made)
                 return
-        raise ConfigError("vLLM ended the stream without a reason")
+        raise ConfigError(f"{self._server.title} ended the stream without a reason")
 
     def _adapter_of(self, version: str) -> str | None:
         """The adapter to sample with; a version that was dropped meanwhile must not be the base."""
@@ -269,11 +271,9 @@ class VllmInstance:
 
     def _finish(self, message: messages.Generate, reason: str, made: int) -> None:
         if reason not in ("stop", "length"):
-            self._connection.send(
-                messages.encode(
-                    messages.GenerateRefused(message.request, f"vLLM ended it: {reason}", False)
-                )
-            )
+            said = f"{self._server.title} ended it: {reason}"
+            refused = messages.GenerateRefused(message.request, said, False)
+            self._connection.send(messages.encode(refused))
             return
         known: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
         self._outbox.end(message.request, known, made, message.version)

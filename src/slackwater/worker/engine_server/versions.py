@@ -1,4 +1,4 @@
-"""Weight versions as directories that vLLM loads: whole weights, or an adapter.
+"""Weight versions as directories that a server loads: whole weights, or an adapter.
 
 An adapter that the server refuses, for its rank or its layers, is merged into the base.
 

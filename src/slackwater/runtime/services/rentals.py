@@ -1,0 +1,287 @@
+"""Rented nodes: what the rental controller decides is done by the providers' commands.
+
+What is rented is on disk, so that a control plane after a crash knows what it must release.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
+from slackwater.control.rental import (
+    InstancesLimited,
+    NodeOffered,
+    NodesNeeded,
+    NodeWithdrawn,
+    RentalAdopted,
+    RentalCommand,
+    RentalController,
+    RentalTerms,
+)
+from slackwater.control.rollout.commands import LimitInstances
+from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.ids import NodeId
+from slackwater.runtime.launch.fleet_file import FleetFile
+from slackwater.runtime.launch.rental_provider import RentalProvider
+from slackwater.runtime.live_driver import FleetDriver, live_driver, loop_time
+from slackwater.runtime.store.state_directory import write_whole
+
+logger = logging.getLogger(__name__)
+
+_AGAIN_S = 60.0  # until a node is offered again that could not be had
+_JOINS_WITHIN_S = 900.0
+_REJOINS_WITHIN_S = 60.0
+_LEAVES_WITHIN_S = 30.0
+
+
+class _KeptRental(msgspec.Struct):
+    node: str
+    machine: str
+    since_unix_s: float
+
+
+class _KeptRentals(msgspec.Struct):
+    rentals: list[_KeptRental] = []
+    spent: dict[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RentalHooks:
+    """`token_of(node, pool)` is a join token, `leave(node, in_s)` moves the turns off a node and
+    ends its agent, `others` counts remote engines on nodes that are not these.
+    """
+
+    token_of: Callable[[NodeId, str], str]
+    leave: Callable[[NodeId, float], None]
+    others: Callable[[tuple[NodeId, ...]], int]
+
+
+@dataclass(slots=True)
+class _Rental:
+    provider: RentalProvider
+    since_unix_s: float
+    machine: str | None = None
+    here: bool = False
+    returned: bool = False
+    again_s: float = 0.0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class RentalService:
+    """All rented nodes of a fleet."""
+
+    def __init__(
+        self,
+        file: FleetFile,
+        folder: Path,
+        hooks: RentalHooks,
+        fleet: FleetDriver,
+        places: Mapping[NodeId, str],
+    ) -> None:
+        """`places` are the fleet's nodes behind those of the co-scheduler."""
+        self._providers = {provider.pool: provider for provider in file.providers}
+        self._folder, self._hooks, self._places = folder, hooks, places
+        kept = self._read()
+        self._kept = {NodeId(each.node): each for each in kept.rentals}
+        terms = {
+            name: RentalTerms(
+                file.pool(name).price_per_h,
+                provider.budget,
+                file.pool(name).engines or 1,
+                provider.idle_s,
+            )
+            for name, provider in self._providers.items()
+        }
+        self._listed = [
+            (NodeId(node.name), node.pool) for node in file.nodes if node.pool in self._providers
+        ]
+        self._controller = RentalController(terms, kept.spent)
+        self._driver = live_driver(self._controller)
+        self._driver.register(self._execute, (RentNodes, ReturnNodes))
+        self._rentals: dict[NodeId, _Rental] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._needed: set[NodeId] = set()
+        self._closed = False
+        if self._providers:
+            fleet.register(self._limited, (LimitInstances,))
+            fleet.register(self._placed, (RentNodes, ReturnNodes))
+
+    def start(self) -> None:
+        """Offer every node, and take over what was rented before."""
+        offered = list(self._listed)
+        for pool, provider in self._providers.items():
+            offered += [(node, pool) for node in provider.node_names]
+        for node, pool in offered:
+            self._driver.feed(NodeOffered(loop_time(), node, pool))
+            if (kept := self._kept.pop(node, None)) is not None:
+                rental = _Rental(self._providers[pool], kept.since_unix_s, kept.machine)
+                self._rentals[node] = rental
+                since_s = loop_time() - (time.time() - kept.since_unix_s)
+                self._driver.feed(RentalAdopted(loop_time(), node, since_s))
+                self._watch(node, rental, _JOINS_WITHIN_S)
+
+    def gauges(self) -> dict[str, float]:
+        """How many nodes are rented, and what all have cost."""
+        if not self._providers:
+            return {}
+        now_s = loop_time()
+        cost = sum(self._controller.spent(pool, now_s) for pool in self._providers)
+        return {"rented_nodes": len(self._controller.rented), "rental_cost": cost}
+
+    # ---- what happens ----
+    def joined(self, node: NodeId) -> None:
+        if (rental := self._rentals.get(node)) is not None:
+            rental.here = True
+
+    def lost(self, node: NodeId) -> None:
+        """Its agent has gone; one that comes back soon was never away."""
+        if (rental := self._rentals.get(node)) is not None:
+            rental.here = False
+            rental.gone.set()
+            self._watch(node, rental, _REJOINS_WITHIN_S)
+
+    def _watch(self, node: NodeId, rental: _Rental, within_s: float) -> None:
+        asyncio.get_running_loop().call_later(within_s, self._give_up, node, rental)
+
+    def _give_up(self, node: NodeId, rental: _Rental) -> None:
+        if self._rentals.get(node) is rental and not rental.here and not rental.returned:
+            logger.warning("rented node is not here node=%s machine=%s", node, rental.machine)
+            self._begin_release(node, _AGAIN_S)
+
+    def _limited(self, command: LimitInstances) -> None:
+        others = self._hooks.others(self._controller.rented)
+        self._driver.feed(InstancesLimited(loop_time(), command.job, command.most, others))
+
+    def _placed(self, command: RentNodes | ReturnNodes) -> None:
+        """The co-scheduler places jobs on nodes, or no longer."""
+        nodes = {NodeId(self._places.get(place, place)) for place in command.nodes}
+        if isinstance(command, RentNodes):
+            self._needed |= nodes
+        else:
+            self._needed -= nodes
+        self._driver.feed(NodesNeeded(loop_time(), tuple(sorted(self._needed))))
+
+    # ---- what is done ----
+    def _execute(self, command: RentalCommand) -> None:
+        if self._closed:
+            return
+        match command:
+            case RentNodes(nodes):
+                for node in nodes:
+                    self._spawn(self._rent(node))
+            case ReturnNodes(nodes):
+                for node in nodes:
+                    self._begin_release(node)
+            case _:
+                raise AssertionError(command)
+
+    async def _rent(self, node: NodeId) -> None:
+        pool = next((pool for name, pool in self._listed if name == node), None)
+        provider = self._providers[pool or str(node).rpartition("-rented-")[0]]
+        rental = self._rentals[node] = _Rental(provider, time.time())
+        token_file = self._folder / f"{node}.token"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(token_file, self._hooks.token_of(node, provider.pool) + "\n")
+            rental.machine = await provider.rent_node(node, token_file)
+        except (SlackwaterError, OSError) as error:
+            logger.warning("node not rented node=%s error=%s", node, error)
+            self._driver.feed(NodeWithdrawn(loop_time(), node))
+            self._forget(node, rental, _AGAIN_S)
+            return
+        logger.info("node rented node=%s machine=%s", node, rental.machine)
+        self._save()
+        self._watch(node, rental, _JOINS_WITHIN_S)
+        if rental.returned:  # while the command ran
+            self._spawn(self._release(node, rental))
+
+    def _begin_release(self, node: NodeId, again_s: float = 0.0) -> None:
+        """Release a node, which can be rented again `again_s` after its machine has ended."""
+        if (rental := self._rentals.get(node)) is None or rental.returned:
+            return
+        rental.returned, rental.again_s = True, again_s
+        self._driver.feed(NodeWithdrawn(loop_time(), node))
+        if rental.machine is not None:
+            self._spawn(self._release(node, rental))
+
+    async def _release(self, node: NodeId, rental: _Rental) -> None:
+        """Move its turns away, end its agent, end the machine."""
+        assert rental.machine is not None
+        if rental.here:
+            rental.gone.clear()
+            self._hooks.leave(node, _LEAVES_WITHIN_S)
+            try:
+                async with asyncio.timeout(_LEAVES_WITHIN_S + 10):
+                    await rental.gone.wait()
+            except TimeoutError:
+                logger.warning("node stayed node=%s", node)
+        await self._end(node, rental)
+
+    async def _end(self, node: NodeId, rental: _Rental) -> None:
+        machine = rental.machine
+        if machine is None:
+            return
+        try:
+            await rental.provider.release_node(node, machine)
+            logger.info("node released node=%s machine=%s", node, machine)
+        except SlackwaterError as error:
+            # It may cost on: an operator must look.
+            logger.error("node not released node=%s machine=%s error=%s", node, machine, error)
+        self._forget(node, rental, rental.again_s)
+        self._save()
+
+    def _forget(self, node: NodeId, rental: _Rental, again_s: float) -> None:
+        del self._rentals[node]
+
+        def offer() -> None:
+            if not self._closed:
+                self._driver.feed(NodeOffered(loop_time(), node, rental.provider.pool))
+
+        asyncio.get_running_loop().call_later(again_s, offer)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Release everything: agents end with the service."""
+        self._closed = True
+        self._driver.close()
+        for node, rental in self._rentals.items():
+            rental.gone.set()
+            self._driver.feed(NodeWithdrawn(loop_time(), node))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await asyncio.gather(*(self._end(*each) for each in list(self._rentals.items())))
+
+    # ---- on disk ----
+    def _save(self) -> None:
+        if not self._providers:
+            return
+        rentals = [
+            _KeptRental(str(node), rental.machine, rental.since_unix_s)
+            for node, rental in self._rentals.items()
+            if rental.machine is not None
+        ]
+        kept = _KeptRentals(rentals, self._controller.ended_cost)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_whole(self._file, msgspec.json.encode(kept).decode())
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "rentals.json"
+
+    def _read(self) -> _KeptRentals:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=_KeptRentals)
+        except FileNotFoundError:
+            return _KeptRentals()
+        except (OSError, msgspec.DecodeError) as error:
+            fix = f"cannot be read ({error}); release its machines, then remove it"
+            raise ConfigError.of("rentals", str(self._file), fix) from None

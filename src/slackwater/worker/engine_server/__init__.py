@@ -1,0 +1,1 @@
+"""A vLLM or SGLang server as a rollout instance."""

@@ -1,0 +1,228 @@
+"""SGLang's native HTTP API (0.5.23).
+
+Every part of a stream carries the server's `weight_version`, which must be the one that we loaded.
+"""
+
+import argparse
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
+from slackwater.model.sampling import Grammar, Sampling
+from slackwater.worker.engine_server.server import (
+    MAX_ADAPTERS,
+    MAX_LORA_RANK,
+    EngineServer,
+    PromptLogprobs,
+    ServerTokens,
+    likeliest,
+)
+
+_SEED_MASK = (1 << 63) - 1
+_ALL = 1 << 30  # a top_k that limits nothing
+
+# Log-prob, token and text of a token, as the server lists them.
+Scored = tuple[float | None, int, str | None]
+
+
+class SglangServer(EngineServer):
+    """A server of `sglang.launch_server`."""
+
+    title = "SGLang"
+    reloads_tied_head = True
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(session, url)
+        self._incremental = False
+        self._phased = False
+        self._version: str | None = None
+
+    @staticmethod
+    def command(
+        program: str, model: Path, port: int, folder: Path, options: argparse.Namespace
+    ) -> tuple[list[str], Mapping[str, str]]:
+        command = [program, "-m", "sglang.launch_server", "--model-path", str(model)]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--incremental-streaming-output"]
+        command += ["--enable-deterministic-inference"]
+        command += ["--enable-lora", "--max-loras-per-batch", str(MAX_ADAPTERS + 1)]
+        command += ["--max-lora-rank", str(MAX_LORA_RANK), "--lora-target-modules", "all"]
+        return [*command, *shlex.split(options.server_options)], {}
+
+    async def learn(self) -> None:
+        info = msgspec.json.decode(await self._ask("/model_info"))
+        self.root, self._version = str(info["model_path"]), info["weight_version"]
+        server = await self._server()
+        self.takes_adapters = bool(server["enable_lora"])
+        self._incremental = bool(server.get("incremental_streaming_output"))
+        models = msgspec.json.decode(await self._ask("/v1/models"))
+        self.max_context_tokens = int(models["data"][0]["max_model_len"])
+        self._phased = "/begin_weight_update" in await self._routes()
+
+    async def _server(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.json.decode(await self._ask("/server_info"))
+        return found
+
+    async def cache_tokens(self) -> int | None:
+        return (await self._server()).get("max_total_num_tokens")
+
+    async def stream(
+        self,
+        name: str,
+        tokens: list[int],
+        sampling: Sampling,
+        sampled_before: int,
+        *,
+        adapter: str | None = None,
+    ) -> AsyncIterator[ServerTokens]:
+        self._check_shape(sampling, sampled_before)
+        room = self._room(tokens, sampling, sampled_before)
+        topk = sampling.topk_logprobs
+        body = {
+            "rid": _rid(name),
+            "input_ids": tokens,
+            "sampling_params": _params(sampling, room),
+            "return_logprob": True,
+            "top_logprobs_num": topk,
+            "stream": True,
+        }
+        if adapter is not None:
+            body["lora_path"] = adapter
+        seen = 0
+        async for answer in self._events("/generate", body):
+            part = self._sampled(answer, seen, topk)
+            seen += 0 if self._incremental else len(part.tokens)
+            yield part
+
+    def _sampled(self, answer: dict[str, Any], seen: int, topk: int) -> ServerTokens:
+        """The tokens of one answer after the first `seen`."""
+        if "meta_info" not in answer:
+            raise UnavailableError(f"SGLang broke off: {str(answer)[:500]}")
+        meta, tokens = answer["meta_info"], answer["output_ids"][seen:]
+        if (version := meta["weight_version"]) != self._version:
+            raise UnavailableError(
+                f"SGLang sampled from weight version {version!r}, not {self._version!r}"
+            )
+        scored: list[Scored] = meta["output_token_logprobs"][seen:]
+        if [token for _, token, *_ in scored] != tokens:
+            raise UnavailableError(f"SGLang sent {len(tokens)} tokens, {len(scored)} log-probs")
+        logprobs = [float(logprob or 0.0) for logprob, *_ in scored]
+        top: list[list[tuple[int, float]]] = [[] for _ in tokens]
+        if topk:
+            top = [_top(row, topk) for row in meta["output_top_logprobs"][seen:]]
+        return ServerTokens(tokens, logprobs, top, _reason(meta["finish_reason"]))
+
+    async def score(
+        self, tokens: list[int], topk: int, *, adapter: str | None = None
+    ) -> PromptLogprobs:
+        body = {
+            "input_ids": tokens,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "top_logprobs_num": topk,
+        }
+        if adapter is not None:
+            body["lora_path"] = adapter
+        meta = msgspec.json.decode(await self._ask("/generate", body))["meta_info"]
+        scored: list[Scored] = meta["input_token_logprobs"]
+        if [token for _, token, *_ in scored] != tokens:
+            raise UnavailableError(f"SGLang scored {len(scored)} of {len(tokens)} prompt tokens")
+        logprobs = [None, *(logprob for logprob, *_ in scored[1:])]
+        if not topk:
+            return logprobs, []
+        return logprobs, [None, *(_top(row, topk) for row in meta["input_top_logprobs"][1:])]
+
+    async def abort(self, name: str) -> None:
+        await self._ask("/abort_request", {"rid": _rid(name)})
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        await self._change("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)})
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._change("/unload_lora_adapter", {"lora_name": name})
+
+    async def load_weights(self, directory: Path, version: str) -> None:
+        # Nothing of ours runs. Other clients' requests end: a sequence of two versions is none.
+        await self._ask("/pause_generation", {"mode": "abort"})
+        try:
+            if self._phased:
+                await self._ask("/begin_weight_update", {})
+            try:
+                body = {"model_path": str(directory), "weight_version": version}
+                await self._change("/update_weights_from_disk", body)
+            finally:
+                if self._phased:
+                    await self._ask("/end_weight_update", {})
+        finally:
+            await self._ask("/continue_generation", {})
+        self._version = version
+
+    async def _change(self, path: str, body: dict[str, Any]) -> None:
+        answer = msgspec.json.decode(await self._ask(path, body))
+        if not answer["success"]:
+            raise RefusedError(f"SGLang refused: {str(answer)[:500]}")
+
+
+def _rid(name: str) -> str:
+    # The server aborts every request whose name begins with the given one: "w-1" is not "w-10".
+    return f"{name}."
+
+
+def _params(sampling: Sampling, room: int) -> dict[str, Any]:
+    if sampling.allowed_token_ids:
+        raise RefusedError("allowed_token_ids cannot be had of SGLang")
+    params: dict[str, Any] = {
+        "max_new_tokens": room,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or _ALL,
+        "min_p": sampling.min_p,
+        "min_new_tokens": sampling.min_tokens,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        # It draws by seed and position, so a continued turn keeps its seed.
+        "sampling_seed": sampling.seed & _SEED_MASK,
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop_strings),
+        "no_stop_trim": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.grammar is not None:
+        params |= _structured(sampling.grammar)
+    return params
+
+
+def _structured(grammar: Grammar) -> dict[str, str]:
+    match grammar.kind:
+        case "json_schema":
+            return {"json_schema": grammar.source}
+        case "json_object":
+            return {"json_schema": '{"type": "object"}'}
+        case "regex":
+            return {"regex": grammar.source}
+        case "choice":
+            quoted = [msgspec.json.encode(c).decode() for c in msgspec.json.decode(grammar.source)]
+            return {"ebnf": "root ::= " + " | ".join(quoted)}
+        case "lark":
+            raise RefusedError("grammar: SGLang does not take Lark's notation")
+
+
+def _top(row: list[Scored], topk: int) -> list[tuple[int, float]]:
+    return likeliest([(token, float(logprob or 0.0)) for logprob, token, *_ in row], topk)
+
+
+def _reason(found: dict[str, Any] | None) -> str | None:
+    if found is None:
+        return None
+    if found["type"] == "abort" and found.get("status_code") in (400, 422):
+        raise ConfigError(f"SGLang refused: {found.get('message')}")
+    return str(found["type"])

@@ -1,0 +1,252 @@
+"""vLLM's HTTP API (0.32)."""
+
+import argparse
+import asyncio
+import os
+import re
+import shlex
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.sampling import Grammar, Sampling
+from slackwater.worker.engine_server.server import (
+    MAX_ADAPTERS,
+    MAX_LORA_RANK,
+    EngineServer,
+    PromptLogprobs,
+    ServerTokens,
+    likeliest,
+)
+
+_BACKEND = "slackwater_file"  # as `vllm_plugin.py` names it
+_SEED_MASK = (1 << 63) - 1
+_CACHE_TOKENS = re.compile(r'vllm:cache_config_info\{[^}]*kv_cache_size_tokens="(\d+)"')
+_BLOCKS = re.compile(r'vllm:cache_config_info\{[^}]*num_gpu_blocks="(\d+)"')
+_BLOCK_SIZE = re.compile(r'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
+
+
+class VllmServer(EngineServer):
+    """A server that runs with VLLM_SERVER_DEV_MODE=1."""
+
+    title = "vLLM"
+    reloads_tied_head = False
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(session, url)
+        self._model = ""
+        self._phased = False
+
+    @staticmethod
+    def command(
+        program: str, model: Path, port: int, folder: Path, options: argparse.Namespace
+    ) -> tuple[list[str], Mapping[str, str]]:
+        on_cpu = options.device == "cpu"
+        dtype = "float32" if on_cpu else "auto"
+        command = [program, "serve", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--dtype", dtype, "--logprobs-mode", "processed_logprobs"]
+        command += ["--served-model-name", "policy"]
+        command += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS + 1)]
+        command += ["--max-lora-rank", str(MAX_LORA_RANK)]
+        command += ["--weight-transfer-config", f'{{"backend": "{_BACKEND}"}}']
+        command += shlex.split(options.server_options)
+        variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+        if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(options.kv_mb // 1024, 1))
+        return command, variables | _with_plugin(folder)
+
+    async def learn(self) -> None:
+        model = msgspec.json.decode(await self._ask("/v1/models"))["data"][0]
+        self._model, self.root = model["id"], str(model["root"])
+        self.max_context_tokens = int(model["max_model_len"])
+        self.takes_adapters = "/v1/load_lora_adapter" in await self._routes()
+        try:
+            init = {"init_info": {"file_format": "safetensors"}}
+            await self._ask("/init_weight_transfer_engine", init)
+            self._phased = True
+        except SlackwaterError:
+            self._phased = False  # a server without our backend reloads
+
+    async def cache_tokens(self) -> int | None:
+        text = (await self._ask("/metrics")).decode()
+        if (tokens := _CACHE_TOKENS.search(text)) is not None:
+            return int(tokens.group(1))
+        blocks, size = _BLOCKS.search(text), _BLOCK_SIZE.search(text)
+        return None if blocks is None or size is None else int(blocks[1]) * int(size[1])
+
+    async def stream(
+        self,
+        name: str,
+        tokens: list[int],
+        sampling: Sampling,
+        sampled_before: int,
+        *,
+        adapter: str | None = None,
+    ) -> AsyncIterator[ServerTokens]:
+        self._check_shape(sampling, sampled_before)
+        body = _body(tokens, sampling, sampled_before) | {
+            "model": adapter or self._model,
+            "stream": True,
+            "max_tokens": self._room(tokens, sampling, sampled_before),
+        }
+        headers = {"X-Request-Id": name}
+        async for answer in self._events("/v1/completions", body, headers):
+            yield _sampled(answer, sampling.topk_logprobs)
+
+    async def score(
+        self, tokens: list[int], topk: int, *, adapter: str | None = None
+    ) -> PromptLogprobs:
+        body = {
+            "model": adapter or self._model,
+            "prompt": tokens,
+            "max_tokens": 1,
+            "prompt_logprobs": max(topk, 1),
+        }
+        answer = msgspec.json.decode(await self._ask("/v1/completions", body))
+        rows = answer["choices"][0]["prompt_logprobs"]
+        logprobs: list[float | None] = [None]
+        top: list[list[tuple[int, float]] | None] = [None]
+        for token, row in zip(tokens[1:], rows[1:], strict=True):
+            logprobs.append(row[str(token)]["logprob"])
+            best = sorted(row.items(), key=lambda item: item[1]["rank"])[:topk]
+            top.append([(int(name), entry["logprob"]) for name, entry in best])
+        return logprobs, top if topk else []
+
+    async def abort(self, name: str) -> None:
+        # The server names a request's only sample so; under the plain name it would abort nothing.
+        await self._ask("/abort_requests", {"request_ids": [f"cmpl-{name}-0"]})
+
+    async def load_adapter(self, name: str, directory: Path) -> None:
+        # Never `load_inplace`: it changes the weights under the turns that the name has.
+        body = {"lora_name": name, "lora_path": str(directory)}
+        await self._ask("/v1/load_lora_adapter", body)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._ask("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def load_weights(self, directory: Path, version: str) -> None:
+        if not self._phased:
+            await self.reload_weights(directory)
+            return
+        await self._ask("/pause?mode=abort", {})  # which forgets the prefix cache, too
+        try:
+            await self._ask("/start_weight_update", {})
+            for file in await asyncio.to_thread(_weight_files, directory):
+                await self._ask("/update_weights", {"update_info": {"path": str(file)}})
+            await self._ask("/finish_weight_update", {"weight_version": version})
+        finally:
+            await self._ask("/resume", {})
+        found = msgspec.json.decode(await self._ask("/weight_info"))["weight_version"]
+        if found != version:
+            raise UnavailableError(f"vLLM holds weight version {found!r}, not {version!r}")
+
+    async def reload_weights(self, directory: Path) -> None:
+        """Take them from the directory at once, as a server without our backend must."""
+        call = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
+        await self._ask("/collective_rpc", call)
+        for _ in range(50):
+            answer = msgspec.json.decode(await self._ask("/reset_prefix_cache", {}))
+            if answer["success"]:
+                return
+        raise RefusedError("the vLLM server would not forget its prefix cache")
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors"))
+
+
+def _with_plugin(folder: Path) -> dict[str, str]:
+    """Variables that let a server find our weight transfer backend, installed in a folder."""
+    place = folder / "vllm-plugin"
+    info = place / "slackwater_vllm_plugin-1.dist-info"
+    info.mkdir(parents=True)
+    (place / "slackwater_vllm_plugin.py").write_bytes(
+        Path(__file__).with_name("vllm_plugin.py").read_bytes()
+    )
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: slackwater-vllm-plugin\nVersion: 1\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "[vllm.general_plugins]\nslackwater = slackwater_vllm_plugin:register\n"
+    )
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.getenv("PYTHONPATH")]))}
+    if allowed := os.getenv("VLLM_PLUGINS"):
+        variables["VLLM_PLUGINS"] = f"{allowed},slackwater"
+    return variables
+
+
+def _body(tokens: list[int], sampling: Sampling, sampled_before: int) -> dict[str, Any]:
+    body = {
+        "prompt": tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "min_tokens": sampling.min_tokens,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": stream_seed(sampling.seed, sampled_before),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "stop": list(sampling.stop_strings),
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": sampling.topk_logprobs,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.allowed_token_ids:
+        body["allowed_token_ids"] = list(sampling.allowed_token_ids)
+    if sampling.grammar is not None:
+        body["structured_outputs"] = _structured(sampling.grammar)
+    return body
+
+
+def _structured(grammar: Grammar) -> dict[str, Any]:
+    match grammar.kind:
+        case "json_schema":
+            return {"json": msgspec.json.decode(grammar.source)}
+        case "json_object":
+            return {"json_object": True}
+        case "regex":
+            return {"regex": grammar.source}
+        case "choice":
+            return {"choice": msgspec.json.decode(grammar.source)}
+        case "lark":
+            return {"grammar": grammar.source}
+
+
+def stream_seed(seed: int, position: int) -> int:
+    """A seed for the rest of a turn: the original would repeat its first draws."""
+    if position == 0:
+        return seed & _SEED_MASK
+    mixed = (seed + position * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & ((1 << 64) - 1)
+    return (mixed ^ (mixed >> 27)) & _SEED_MASK
+
+
+def _sampled(answer: dict[str, Any], topk: int) -> ServerTokens:
+    if "choices" not in answer:
+        raise UnavailableError(f"vLLM broke off: {str(answer)[:500]}")
+    choice = answer["choices"][0]
+    tokens: list[int] = choice.get("token_ids") or []
+    scores = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
+    logprobs: list[float] = scores["token_logprobs"]
+    if len(logprobs) != len(tokens):
+        raise UnavailableError(f"vLLM sent {len(tokens)} tokens, {len(logprobs)} log-probs")
+    top: list[list[tuple[int, float]]] = [[] for _ in tokens]
+    if topk:
+        rows = scores["top_logprobs"]
+        top = [likeliest([(_token(key), row[key]) for key in row], topk) for row in rows]
+    return ServerTokens(tokens, logprobs, top, choice["finish_reason"])
+
+
+def _token(name: str) -> int:
+    return int(name.removeprefix("token_id:"))

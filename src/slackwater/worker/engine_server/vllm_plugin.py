@@ -1,0 +1,69 @@
+"""Runs inside vLLM, without this package: a weight transfer backend that loads the tensors of a
+safetensors file, layer by layer, between `/start_weight_update` and `/finish_weight_update`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+BACKEND = "slackwater_file"
+
+
+@dataclass
+class FileTransferInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """What tells this backend from others, which have no such field."""
+
+    file_format: str
+
+
+@dataclass
+class FileTransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """One file of a version."""
+
+    path: str
+
+
+class FileTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+    """Loads files that the server can read."""
+
+    init_info_cls = FileTransferInit
+    update_info_cls = FileTransferUpdate
+
+    def init_transfer_engine(self, init_info: FileTransferInit) -> None:
+        if init_info.file_format != "safetensors":
+            raise ValueError(f"file_format: {init_info.file_format!r} must be safetensors")
+
+    def start_weight_update(self) -> None:
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # Not the base's, which waits for an accelerator that a CPU build does not have. On a GPU
+        # the copies are queued before every later step.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: FileTransferUpdate) -> None:
+        with safe_open(update_info.path, framework="pt") as file:
+            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing is held."""
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes, perhaps more than once."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, FileTransferEngine)

@@ -1,1 +1,0 @@
-"""A vLLM server as a rollout instance."""
