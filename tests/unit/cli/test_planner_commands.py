@@ -300,7 +300,8 @@ def test_a_plan_says_who_shares_what_and_what_that_saves(call: Call) -> None:
     )
     figures = json.loads(ended.out)
     assert figures["placed"] == 2
-    assert figures["price_per_h"] == figures["alone_price_per_h"] == pytest.approx(2 * 57.04)
+    prices = (figures["price_per_h"], figures["alone_price_per_h"])
+    assert prices == pytest.approx((2 * 57.04, 2 * 57.04))
     assert [len(group["jobs"]) for group in figures["groups"]] == [1, 1]
     jobs = [job for group in figures["groups"] for job in group["jobs"]]
     assert all(job["slowdown"] == pytest.approx(1.0, abs=0.05) for job in jobs)
