@@ -6,10 +6,13 @@ STAMP := $(VENV)/.ready
 # Every process that a test starts would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one test test-gpu test-vllm test-ray test-slurm test-kubernetes test-browser wheel-check lint bench clean setup fresh-kernels eval-check
+.PHONY: check clients compatibility sdk-range recipes data-recipe run run-one slacks test test-gpu test-vllm test-ray test-slurm test-kubernetes test-browser wheel-check lint bench clean setup fresh-kernels eval-check
 
 run: $(STAMP)  # two jobs share one small fleet while an engine comes and goes: some minutes
 	$(BIN)/slackwater demo examples/two_jobs --run runs/two-jobs --models runs/models
+
+slacks: $(STAMP)  # all five kinds of slack at once, live: some minutes
+	$(BIN)/slackwater demo examples/five_slacks/jobs --slacks --alone 3 --run runs/slacks --models runs/models
 
 run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models

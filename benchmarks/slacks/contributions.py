@@ -1,4 +1,5 @@
-"""What each kind of slack brings: the shipped fleet with every kind on and off, over seeds.
+"""What each kind of slack brings: the shipped fleet with every kind on and off, over seeds, and the
+live demo beside what a simulation of it predicts.
 
 `KIND_cost`, `KIND_completed_s`, `KIND_jobs_in_slo` and `KIND_attainment` are what a kind adds, by
 Shapley, with its least and most over the seeds.
@@ -7,6 +8,7 @@ Shapley, with its least and most over the seeds.
 from pathlib import Path
 
 from benchmarks.options import BenchOptions
+from benchmarks.slacks.live import live_figures
 from slackwater.sim.slacks.contributions import SlackStudy, every_combination
 from slackwater.sim.slacks.scenario import read_slack_scenario
 
@@ -14,6 +16,16 @@ FLEET = Path(__file__).parents[2] / "examples" / "five_slacks" / "fleet.toml"
 
 
 def run(options: BenchOptions) -> dict[str, float]:
+    """The simulated fleet (`--part simulated`) and the live demo (`--part live`)."""
+    figures: dict[str, float] = {}
+    if options.wants("simulated"):
+        figures |= _simulated(options)
+    if options.wants("live"):
+        figures |= live_figures(options)
+    return figures
+
+
+def _simulated(options: BenchOptions) -> dict[str, float]:
     """Figures of no slack and of all, and each kind's contribution with its spread over seeds."""
     study = SlackStudy(read_slack_scenario(FLEET), options.seed)
     for seed in range(options.seed, options.seed + (1 if options.quick else 3)):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slackwater.control.rollout.gates import TurnGate
 from slackwater.model.errors import ConfigError
 from slackwater.sim.slacks.contributions import (
     ALL,
@@ -17,6 +18,7 @@ from slackwater.sim.slacks.contributions import (
 )
 from slackwater.sim.slacks.fleet import FiveSlackFleet, Kinds, Slack, SlackRun
 from slackwater.sim.slacks.scenario import SlackScenario, read_slack_scenario
+from slackwater.sim.slacks.storm import SlackStorm
 
 FLEET = Path(__file__).parents[2] / "examples" / "five_slacks" / "fleet.toml"
 TRACE = "t_s,event,instance_id\n0,add,a\n0,add,b\n60,remove,a\n"
@@ -99,3 +101,16 @@ def test_a_study_says_what_each_kind_adds_to_cost_time_and_slos(small: SlackScen
 def test_what_is_wrong_in_a_file_is_named(assignment: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         read_slack_scenario(FLEET, [assignment])
+
+
+def test_a_storm_with_faults_in_every_kind_breaks_no_rule_and_loses_no_iteration() -> None:
+    report = SlackStorm(read_slack_scenario(FLEET), 1, 0.5).run()
+    assert report.kinds == 5
+    assert report.loans > 0
+    assert sum(report.faults.values()) > 5
+
+
+def test_a_storm_finds_a_turn_that_runs_without_a_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TurnGate, "admits", lambda self, spec: True)
+    with pytest.raises(AssertionError, match="without a permit"):
+        SlackStorm(read_slack_scenario(FLEET), 1, 0.5).run()

@@ -36,6 +36,7 @@ BENCHES: dict[str, str] = {
     "coserving": "serving.coserving",
     "lending": "serving.whole_traces",
     "slacks": "slacks.contributions",
+    "slack_storms": "slacks.storms",
     "serving_tick": "serving.tick",
     "pages": "serving.pages",
     "coserving_bursts": "serving.bursts",

@@ -48,6 +48,10 @@ def demo(
     iterations: Annotated[
         int | None, typer.Option(min=3, help="Iterations of each job, instead of its file's.")
     ] = None,
+    slacks: Annotated[
+        bool,
+        typer.Option(help="Also serve a model that lends, run tools in sandboxes, send deltas."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
     """Start a service, run each job alone, then all together, show the effect, and stop."""
@@ -77,8 +81,17 @@ def demo(
     run.mkdir(parents=True, exist_ok=True)
     if not as_json:
         print("starting a service (the first time it compiles some parts)", flush=True)
-    with own_service(run / "service", base, directory, *_shared(run)) as (url, key):
-        result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
+    if slacks:
+        from slackwater.cli.demo_slacks import slack_demo, slack_options
+
+        chat = run / "chat"
+        make_model("tiny", chat, seed=5)
+        options = slack_options(run, chat)
+        with own_service(run / "service", base, directory, *options) as (url, key):
+            result = slack_demo(url, key, run, files, alone, quiet=as_json)
+    else:
+        with own_service(run / "service", base, directory, *_shared(run)) as (url, key):
+            result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
     (run / "result.json").write_text(json.dumps(result, indent=2))
     if as_json:
         print(json.dumps(result))
@@ -86,6 +99,10 @@ def demo(
         from rich.console import Console
 
         Console().print(demo_table(result))
+        if slacks:
+            from slackwater.cli.demo_slacks import slack_table
+
+            Console().print(slack_table(result))
     return 1 if any(row["stage"] != "finished" for row in result["jobs"]) else 0
 
 

@@ -153,10 +153,12 @@ class DemoRun:
         self._client = ServiceClient(url, key)
         self._folder = folder
         self._display = DemoDisplay(quiet=quiet)
+        self._alone_rewards: dict[str, list[float]] = {}
 
     def of(self, files: Sequence[dict[str, Any]], alone: int) -> dict[str, Any]:
         """Everything that the table says."""
-        self._wait_for_workers()
+        self.wait_for_workers()
+        self._model = files[0]["model"]
         with self._display:
             solo = {file["name"]: self._alone(file, alone) for file in files}
             return self._together(files, solo)
@@ -171,6 +173,7 @@ class DemoRun:
             {**file, "name": name, "iterations": iterations, "slo": 10.0},
         )
         (watched,) = self._follow([name], lambda _: None)
+        self._alone_rewards[file["name"]] = [row["reward"] for row in _curves(watched.last)]
         curves = _curves(watched.last)[1:]
         # the shortest: what else the machine does only adds to it; sync is in the rollout
         profile = {
@@ -204,7 +207,7 @@ class DemoRun:
                 pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
         return {
             "jobs": [
-                self._row(file, one) | per_job[one.name]
+                self._row(file, one) | per_job[one.name] | {"profile": dict(solo[one.name].profile)}
                 for file, one in zip(files, jobs, strict=True)
             ],
             **figures,
@@ -215,31 +218,35 @@ class DemoRun:
 
     def _row(self, file: dict[str, Any], one: WatchedJob) -> dict[str, Any]:
         rewards = [row["reward"] for row in _curves(one.last)]
+        alone = self._alone_rewards[one.name]
         return {
             "job": one.name,
             "stage": one.last["stage"],
             "reason": one.last["reason"],
             "iterations": file["iterations"],
+            "same_rewards": rewards[: len(alone)] == alone[: len(rewards)],
             "reward_first": _mean(rewards[:3]),
             "reward_last": _mean(rewards[-3:]),
             "bound": file.get("slo", 2.0),
         }
 
     def _visit(self, total: int) -> Life:
-        """Add an instance at 25 % of the iterations and kill it at 66 %."""
+        """Add an instance at 25 % of the iterations; kill it when it is up, at 66 % or later."""
         self._instance: dict[str, Any] = {"came": None}
 
         def life() -> Life:
             rows = yield
             while _done(rows) < total * 0.25:
                 rows = yield
-            (name,) = self._client.ask("POST", "/slackwater/instances", {"kind": "spot"})["added"]
+            wanted = {"kind": "spot", "model": self._model}
+            (name,) = self._client.ask("POST", "/slackwater/instances", wanted)["added"]
             self._display.say(f"instance {name} comes")
             self._instance["came"] = name
-            while _done(rows) < total * 0.66:
+            mine: dict[str, Any] = {}
+            while _done(rows) < total * 0.66 or mine.get("state") == "starting":
                 rows = yield
-            listed = self._client.ask("GET", "/slackwater/instances")["instances"]
-            mine: dict[str, Any] = next((row for row in listed if row["instance"] == name), {})
+                listed = self._client.ask("GET", "/slackwater/instances")["instances"]
+                mine = next((row for row in listed if row["instance"] == name), {})
             self._instance["was"] = mine.get("state", "gone")
             self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
             self._display.say(f"instance {name} is killed")
@@ -275,7 +282,8 @@ class DemoRun:
                 raise RefusedError(f"{job.name} has {job.last['stage']}: {job.last['reason']}")
         return jobs
 
-    def _wait_for_workers(self) -> None:
+    def wait_for_workers(self) -> None:
+        """Until an engine and a trainer are up."""
         deadline_s = time.monotonic() + _WORKERS_S
         while time.monotonic() < deadline_s:
             gauges = self._client.ask("GET", "/slackwater/status")["gauges"]

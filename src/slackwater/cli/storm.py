@@ -1,5 +1,6 @@
 """`slackwater storm`: random faults over the controllers, from a seed that can be run again."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,10 @@ def storm(
     joint: Annotated[
         bool, typer.Option("--joint", help="Turns, operations, phases and loans of a whole fleet.")
     ] = False,
+    slacks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A fleet with five kinds of slack, as of `plan`."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run one storm; exit 1 with the broken invariant if there is one."""
@@ -25,7 +30,13 @@ def storm(
     from slackwater.sim.rollout.storm import weather
 
     try:
-        report = dataclasses.asdict((fleet_storm if joint else weather)(seed, hours))
+        if slacks is not None:
+            from slackwater.sim.slacks.scenario import read_slack_scenario
+            from slackwater.sim.slacks.storm import SlackStorm
+
+            report = dataclasses.asdict(SlackStorm(read_slack_scenario(slacks), seed, hours).run())
+        else:
+            report = dataclasses.asdict((fleet_storm if joint else weather)(seed, hours))
     except AssertionError as error:
         raise RefusedError(f"seed {seed}: an invariant did not hold: {error}") from error
     if as_json:

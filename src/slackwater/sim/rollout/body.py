@@ -26,7 +26,7 @@ from slackwater.control.rollout.events import (
 from slackwater.control.steps.commands import RestEngine
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import PullWeights
-from slackwater.control.weights.events import InstanceReady
+from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason
@@ -80,6 +80,7 @@ class SimulatedBody:
         self.on_command: Callable[[FleetCommand], None] = lambda _: None
         self.on_release: Callable[[InstanceId], None] = lambda _: None
         self.trajectory_of: dict[TurnId, TrajectoryId] = {}
+        self.breaks: Callable[[], bool] = lambda: False  # whether a pull breaks off
         self.reports: list[ReportFault] = []
         self._tokens_of = tokens_of
         self._settings = settings or BodySettings()
@@ -292,8 +293,12 @@ class SimulatedBody:
 
         def ready() -> None:
             self._pulls -= 1
-            if self.places.get(instance) is place:
-                self.stream_all()
+            if self.places.get(instance) is not place:
+                return
+            self.stream_all()
+            if self.breaks():
+                self.tell(PullFailed(self.now_s, instance, version, "link down"))
+            else:
                 self.tell(InstanceReady(self.now_s, instance, version))
 
         self.at(self.now_s + took_s, ready)

@@ -65,7 +65,7 @@ class ServingCluster:
         self._answered = 0
         self.lender = lender or Lender(plan.lender)
         self._borrowed: dict[NodeId, InstanceId] = {}
-        self._loans = 0
+        self.loans = 0
         self._arrivals = arrivals
         self.nodes = {
             NodeId(f"s{number}"): ServingNode(
@@ -234,8 +234,8 @@ class ServingCluster:
             self._tell(on.LoanFailed(now_s, name, _FULL))
             return
         rollout.on_work = lambda: node.wake(self.body.now_s)
-        self._loans += 1
-        instance = self._borrowed[name] = InstanceId(f"{name}#{self._loans}")
+        self.loans += 1
+        instance = self._borrowed[name] = InstanceId(f"{name}#{self.loans}")
         turns = self.plan.turns_per_node
         self.body.join(
             instance,
