@@ -2,7 +2,7 @@
 live limits.
 
 The invariants of every controller, and those between them, are checked after every event. A seed
-that fails is named in the error, and run again by `slackwater storm --joint --seed N`.
+that fails is named in the error, and run again by `slackwater storm --seed N`.
 """
 
 from benchmarks.options import BenchOptions
@@ -21,7 +21,7 @@ def run(options: BenchOptions) -> dict[str, float]:
         fleet_storm,
         seeds=QUICK_SEEDS if options.quick else SEEDS,
         hours=HOURS_PER_SEED,
-        again="slackwater storm --joint",
+        again="slackwater storm",
     )
     totals = ("events", "jobs", "finished_jobs", "iterations", "completed_turns", "moved_turns")
     troubles = (

@@ -1,12 +1,12 @@
 """A thousand simulated hours of random faults over many seeds, the invariants checked after every
 event.
 
-A seed that fails is named in the error, and run again by `slackwater storm --seed N`.
+A seed that fails is named in the error; `weather(seed, hours)` runs it again.
 """
 
 from benchmarks.options import BenchOptions
+from benchmarks.rollout.storm import weather
 from benchmarks.seeds import run_seeds
-from slackwater.sim.rollout.storm import weather
 
 HOURS_PER_SEED = 5.0
 SEEDS = 200
@@ -20,7 +20,7 @@ def run(options: BenchOptions) -> dict[str, float]:
         weather,
         seeds=QUICK_SEEDS if options.quick else SEEDS,
         hours=HOURS_PER_SEED,
-        again="slackwater storm",
+        again="benchmarks.rollout.storm.weather",
     )
     return {
         "violations": 0.0,

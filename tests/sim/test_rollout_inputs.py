@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rollout.storm import Storm
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.record import record_line, replay
@@ -18,7 +19,6 @@ from slackwater.sim.rollout.scenario import (
     shipped_rollout_scenarios,
 )
 from slackwater.sim.rollout.spot_trace import SpotRates, read_spot_trace
-from slackwater.sim.rollout.storm import Storm
 
 
 def spot_file(folder: Path, *rows: str) -> Path:

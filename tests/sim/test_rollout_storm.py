@@ -2,10 +2,10 @@
 
 import pytest
 
+from benchmarks.rollout.storm import weather
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
-from slackwater.sim.rollout.storm import weather
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -50,7 +50,7 @@ def demo(
     ] = None,
     slacks: Annotated[
         bool,
-        typer.Option(help="Also serve a model that lends, run tools in sandboxes, send deltas."),
+        typer.Option("--slacks", help="Serve a model that lends, run tools, send deltas too."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:

@@ -12,9 +12,6 @@ app = typer.Typer(add_completion=False)
 def storm(
     seed: Annotated[int, typer.Option(help="The storm's seed.")] = 0,
     hours: Annotated[float, typer.Option(help="Simulated hours.", min=0.01)] = 5.0,
-    joint: Annotated[
-        bool, typer.Option("--joint", help="Turns, operations, phases and loans of a whole fleet.")
-    ] = False,
     slacks: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A fleet with five kinds of slack, as of `plan`."),
@@ -27,7 +24,6 @@ def storm(
 
     from slackwater.model.errors import RefusedError
     from slackwater.sim.fleet.storm import fleet_storm
-    from slackwater.sim.rollout.storm import weather
 
     try:
         if slacks is not None:
@@ -36,7 +32,7 @@ def storm(
 
             report = dataclasses.asdict(SlackStorm(read_slack_scenario(slacks), seed, hours).run())
         else:
-            report = dataclasses.asdict((fleet_storm if joint else weather)(seed, hours))
+            report = dataclasses.asdict(fleet_storm(seed, hours))
     except AssertionError as error:
         raise RefusedError(f"seed {seed}: an invariant did not hold: {error}") from error
     if as_json:

@@ -4,7 +4,7 @@ Nodes are lost and cut off; engines and trainers die, stall and refuse; states a
 off on their way; drivers crash; agents and engines lie; serving nodes take back what they lent.
 Jobs come all the time, some without a profile, of which some only train; when the storm is over
 every job that was taken in must finish, with all its iterations and nothing left behind. A seed
-that fails is a bug report: `slackwater storm --joint --seed N` runs it again.
+that fails is a bug report: `slackwater storm --seed N` runs it again.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance, false_report
 
 if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+    from benchmarks.rollout.storm import Storm
 
 FLEET = 5
 

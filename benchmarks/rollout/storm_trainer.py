@@ -21,7 +21,7 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 
 if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+    from benchmarks.rollout.storm import Storm
 
 BASE = "learner"
 LEARNERS = (JobId("learner-1"), JobId("learner-2"))

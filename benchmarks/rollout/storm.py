@@ -13,6 +13,9 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.rollout.storm_clients import JOB, StormClients
+from benchmarks.rollout.storm_faults import StormFaults
+from benchmarks.rollout.storm_trainer import StormTrainer
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.controller import FleetController
@@ -35,10 +38,7 @@ from slackwater.policy.rollout.balancing import FillIdle
 from slackwater.policy.rollout.routing import CacheAffine
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.sim.core.queue import EventQueue, explained
-from slackwater.sim.rollout.storm_clients import JOB, StormClients
-from slackwater.sim.rollout.storm_faults import StormFaults
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
-from slackwater.sim.rollout.storm_trainer import StormTrainer
 
 BEAT_S = 4.0
 FRAME_S = 4.0

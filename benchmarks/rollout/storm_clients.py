@@ -12,7 +12,7 @@ from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.sim.rollout.storm_instance import true_token
 
 if TYPE_CHECKING:
-    from slackwater.sim.rollout.storm import Storm
+    from benchmarks.rollout.storm import Storm
 
 TRAJECTORIES = 16
 MAX_TOKENS = 48
