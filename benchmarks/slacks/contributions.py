@@ -12,6 +12,7 @@ from benchmarks.slacks.live import live_figures
 from slackwater.sim.slacks.contributions import SlackStudy, every_combination
 from slackwater.sim.slacks.scenario import read_slack_scenario
 
+PARTS = ("simulated", "live")
 FLEET = Path(__file__).parents[2] / "examples" / "five_slacks" / "fleet.toml"
 
 
