@@ -13,7 +13,7 @@ _ROLES = (
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
     ("slackwater.serve.http.helper", "helpers"),
-    ("slackwater.serve.front_end", "front"),
+    ("slackwater.serve.front.process", "front"),
     ("grpo_driver", "drivers"),
 )
 PLANE = "plane"

@@ -3,7 +3,9 @@ streamed token.
 
 One service with a tiny model and one engine, clients that keep their connections, and with
 `--before SRC` the same clients against an older version in turn, round by round. What the processes
-in front of it use, if any, is counted apart (`front_*`).
+in front of it use, if any, is counted apart (`front_*`). What the control plane takes while nobody
+asks is part of every figure, more of it where the engine is slow; `idle_cpu_share` says how much of
+a processor that is.
 """
 
 import asyncio
@@ -22,6 +24,7 @@ from benchmarks.service.streaming import StreamedService
 from slackwater.model.errors import UnavailableError
 
 _AT_ONCE = 32
+_IDLE_S = 3.0
 _TOKENS = {"sample": 16, "completion": 16, "stream": 64}
 _TEXT = "What follows from this, in a few words? Think of the numbers that came before, and why."
 _PROMPT = [97 + place % 20 for place in range(90)]
@@ -65,6 +68,9 @@ def _measure(
                     took.setdefault(f"{prefix}{what}", []).append(one)
     figures: dict[str, float] = {"requests_each": rounds * requests}
     for name, seen in took.items():
+        if name.endswith("idle"):
+            figures[f"{name}_cpu_share"] = float(np.median([share for share, _ in seen]))
+            continue
         plane_s, front_s = (float(np.median(column)) for column in zip(*seen, strict=True))
         figures[f"{name}_cpu_us"] = 1e6 * plane_s
         if not name.startswith("before_"):
@@ -87,16 +93,23 @@ async def _round(service: StreamedService, requests: int) -> dict[str, tuple[flo
     ) as client:
         asked: dict[str, Ask] = {"sample": await _sampler(client)}
         asked |= {"completion": _completion, "stream": _stream}
+        rested = await _used(used, asyncio.sleep(_IDLE_S))
+        found["idle"] = (rested[0] / _IDLE_S, rested[1] / _IDLE_S)
         for what, ask in asked.items():
-            before = used.seconds()
-            await _many(client, ask, requests if what != "stream" else requests // 4)
-            after = used.seconds()
-            each = requests if what != "stream" else requests // 4 * _TOKENS[what]
-            plane_s, front_s = (
-                (after.get(role, 0.0) - before.get(role, 0.0)) / each for role in (PLANE, FRONT)
-            )
-            found[what] = (plane_s, front_s)
+            count = requests if what != "stream" else requests // 4
+            each = count if what != "stream" else count * _TOKENS[what]
+            plane_s, front_s = await _used(used, _many(client, ask, count))
+            found[what] = (plane_s / each, front_s / each)
     return found
+
+
+async def _used(used: ProcessorUse, work: Awaitable[None]) -> tuple[float, float]:
+    """Processor seconds of the plane and of front ends during the work."""
+    before = used.seconds()
+    await work
+    after = used.seconds()
+    plane_s, front_s = (after.get(role, 0.0) - before.get(role, 0.0) for role in (PLANE, FRONT))
+    return plane_s, front_s
 
 
 async def _many(client: httpx.AsyncClient, ask: Ask, requests: int) -> None:

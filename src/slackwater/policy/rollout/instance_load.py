@@ -35,6 +35,10 @@ class InstanceLoad:
     expected_tokens: Tokens = field(default_factory=nothing_expected)
     produced_per_s: float = 0.0
     slowness: float = 1.0
+    owned: bool = field(init=False)  # ours to fill, as against lent or preemptible
+
+    def __post_init__(self) -> None:
+        self.owned = self.kind in OWN_KINDS  # a decision looks at it for every instance
 
     @property
     def pending(self) -> int:
@@ -45,11 +49,6 @@ class InstanceLoad:
     def executing(self) -> int:
         """Running (RLBoost's m_exec)."""
         return self.in_flight - self.pending
-
-    @property
-    def owned(self) -> bool:
-        """Ours to fill, as against lent or preemptible."""
-        return self.kind in OWN_KINDS
 
     def runs_now(self, context_tokens: int) -> bool:
         """Whether a turn of that context would start at once, as far as is known."""

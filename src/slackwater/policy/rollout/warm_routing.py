@@ -4,6 +4,7 @@ caches warm.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, affine_load
@@ -43,13 +44,12 @@ class KeepWarm:
         return home.slowness > self.slow_home * load.slowness
 
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        best, least, best_owned = None, 0.0, False
+        best, least, best_owned = None, inf, False
         for load in eligible:  # by id; with many instances this loop is what a decision costs
-            load_now = load.in_flight * load.slowness
-            if best is not None and load_now >= least and (best_owned or not load.owned):
+            if load.in_flight * load.slowness >= least and (best_owned or not load.owned):
                 continue
             if (load.owned or not best_owned) and self.takes(need, load):
-                best, least, best_owned = load, load_now, load.owned
+                best, least, best_owned = load, load.in_flight * load.slowness, load.owned
         return WAIT if best is None else Destination(best.instance)
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:

@@ -1,5 +1,8 @@
 """The pure policies: routing, balancing, and what they learn from."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,12 +28,9 @@ from slackwater.policy.rollout.warm_routing import KeepWarm
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 
-def load(name: str, in_flight: int = 0, **fields: object) -> InstanceLoad:
+def load(name: str, in_flight: int = 0, **fields: Any) -> InstanceLoad:
     made = InstanceLoad(InstanceId(name), InstanceKind.SPOT, 4, 1000, 2000, accepting=True)
-    made.in_flight = in_flight
-    for field, value in fields.items():
-        setattr(made, field, value)
-    return made
+    return replace(made, in_flight=in_flight, **fields)
 
 
 def need(affine: str | None = None, context: int = 10, *, resident: bool = False) -> TurnNeed:
