@@ -6,6 +6,7 @@ A request that was accepted before a restart is generated again from its seeds, 
 import logging
 import secrets
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -96,8 +97,9 @@ class SamplingService:
         for request, name, payload in waiting:
             held = self._sessions.get(SamplingSessionId(name))
             if held is not None:
-                self._shares.take(held.tenant, len(decode_sample(payload).seeds))
-                self._start(RequestId(request), held, payload)
+                sample = decode_sample(payload)
+                self._shares.take(held.tenant, len(sample.seeds))
+                self._start(RequestId(request), held, sample)
 
     def add_session(self, session: SamplingSession) -> None:
         self._sessions[session.sampling_session] = session
@@ -141,7 +143,7 @@ class SamplingService:
             if not added:
                 self._shares.give_back(session.tenant, turns)
         if added:
-            self._start(got, session, payload)
+            self._start(got, session, sample)
         return got
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
@@ -177,10 +179,10 @@ class SamplingService:
         for run in [run for run in self._under_way.values() if run.session is session]:
             run.failed(why)
 
-    def _start(self, request: RequestId, session: SamplingSession, payload: bytes) -> None:
+    def _start(self, request: RequestId, session: SamplingSession, sample: SamplePayload) -> None:
         self._board.expect(request, session.tenant)
         run = self._under_way[request] = _SampleRun(
-            request, session, decode_sample(payload), self, self._job_of(session.session)
+            request, session, sample, self, self._job_of(session.session)
         )
         run.start(self._rollout)
 
@@ -253,7 +255,7 @@ class _SampleRun:
 
     def start(self, rollout: EngineExecutor) -> None:
         self._rollout = rollout
-        prompt = np.frombuffer(self._sample.prompt, "<i4").tolist()
+        prompt = array("I", self._sample.prompt)  # as engines are sent it
 
         def submit(index: int) -> None:
             if not self._over:
@@ -261,7 +263,7 @@ class _SampleRun:
 
         self._service.in_slices(self.session.tenant, range(self.turns), submit)
 
-    def _spec(self, index: int, prompt: list[int]) -> TurnSpec:
+    def _spec(self, index: int, prompt: "array[int]") -> TurnSpec:
         sample, first = self._sample, index == 0
         sampling = Sampling(
             max_tokens=sample.max_tokens,

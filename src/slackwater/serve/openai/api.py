@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -114,14 +115,15 @@ class OpenAiFace:
             words = await self.plane.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
         asked: list[ChoiceRequest] = []
+        packed = [array("I", prompt) for prompt in prompts]  # as engines are sent them
 
         def ask(place: int) -> None:
-            prompt = prompts[place // body.n]
+            prompt = place // body.n
             if place and place % body.n == 0:
                 nonlocal common
-                common = replace(common, max_tokens=most_tokens(body, base, prompt))
+                common = replace(common, max_tokens=most_tokens(body, base, prompts[prompt]))
             sampling = replace(common, seed=sample_seed(seed, place))
-            asked.append(ChoiceRequest(prompt, sampling, base.name, version, job))
+            asked.append(ChoiceRequest(packed[prompt], sampling, base.name, version, job))
 
         choices = range(len(prompts) * body.n)
         if len(choices) <= _MANY_CHOICES:
@@ -129,7 +131,7 @@ class OpenAiFace:
                 ask(place)
         else:
             await self.plane.loop_shares.each(tenant, choices, ask)
-        shown = [item.prompt for item in asked]
+        shown = [prompts[place // body.n] for place in choices]
         make: Callable[[], ResponseWriter]
         if response is not None and isinstance(body, ChatBody):
             make = partial(ResponseAnswers, response, body, codec, shown, plan)
