@@ -16,7 +16,7 @@ from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.engines import TurnResult, TurnTokens
 from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
-from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody
+from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream
 from slackwater.zoo.tiny import byte_tokenizer
@@ -154,6 +154,18 @@ def test_plain_text_is_written_as_any_piece_is(
         assert written is not None
         events = [json.loads(line[6:]) for line in written.decode().split("\n\n") if line]
         assert [event["choices"] for event in events] == [chunk["choices"] for chunk in chunks]
+
+
+def test_every_chunk_counts_the_tokens_so_far_if_asked(codec: TextCodec) -> None:
+    counted = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    body = CompletionBody(model="m", prompt="p", stream=True, stream_options=counted)
+    answers, result = CompletionAnswers(body, codec, [PROMPT]), result_of(list(b"tides"))
+    more = TurnTokens(TurnId("t"), result.tokens[:2], result.logprobs[:2])
+    assert answers.plain_piece(ChoiceDelta(0, more)) is None
+    chunks = answers.piece(ChoiceDelta(0, more)) + answers.end(FinishedChoice(0, result))
+    chunks += answers.closing()
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [2, 5, 5, 5]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {len(PROMPT)}
 
 
 @given(st.binary(min_size=1, max_size=60), st.lists(st.integers(0, 60), max_size=6))

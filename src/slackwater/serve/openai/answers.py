@@ -168,7 +168,14 @@ class ResponseWriter(ABC):
     @property
     def only_text(self) -> bool:
         """Whether streamed pieces show text and nothing else."""
-        return not self.wants_logprobs and not self._asked.return_token_ids
+        extras = self.wants_logprobs or self._asked.return_token_ids or self._counts_on
+        return not extras
+
+    @property
+    def _counts_on(self) -> bool:
+        """Whether every chunk says how many tokens there are so far."""
+        options = self._asked.stream_options
+        return options is not None and bool(options.continuous_usage_stats)
 
     def _form(self, place: int) -> tuple[bytes, bytes]:
         """What stands before and after the text of a piece."""
@@ -213,7 +220,8 @@ class ResponseWriter(ABC):
         return [self._chunk([choice])]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head, "object": self.object_chunk, "choices": choices}
+        counted = {"usage": self._usage(self._streamed)} if self._counts_on else {}
+        return {**self._head, "object": self.object_chunk, "choices": choices, **counted}
 
 
 class CompletionAnswers(ResponseWriter):

@@ -63,7 +63,7 @@ class StrictBody(BaseModel):
 
 class StreamOptions(StrictBody):
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
