@@ -42,6 +42,7 @@ _MEANINGS: dict[str, str] = {
     "residency": "Gives every node a state manager. Without it models stay on their device.",
     "rollout": "Rollout policies by name, and the limits of the rollout manager.",
     "operations": "Limits of training operations.",
+    "worker_grace_s": "How long engines and trainers wait for a lost control plane; 0: not at all.",
     "max_live_turns": "Turns under way at once; tenants share them equally.",
     "max_body_bytes": "The largest request body.",
     "max_waiting_bytes": "Payload bytes of waiting training operations; tenants share them.",

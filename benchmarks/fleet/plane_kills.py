@@ -3,7 +3,8 @@ killed again and again.
 
 SIGKILL of the control plane at random points of the work, 20 times, each time started again at
 once; with PostgreSQL every second time the database is killed too. The same work runs undisturbed
-first, on a service of its own. Parts: `sqlite`, `postgres`.
+first, on a service of its own. Parts: `sqlite`, `postgres`; `turns` (`turn_kills.py`): many long
+turns.
 
 `<part>_lost`: what the service had acknowledged and lost: saved states and samplers that cannot be
 opened afterwards, and work that ended in an error. `<part>_different`: results (samples with their
@@ -24,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.fleet import turn_kills
 from benchmarks.fleet.kill_load import Seen, missing, work
 from benchmarks.options import BenchOptions
 from harness.killed_service import KilledService
@@ -32,7 +34,7 @@ from harness.postgres_cluster import PostgresCluster, can_run_postgres
 from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.zoo.tiny import make_model
 
-PARTS = ("sqlite", "postgres")
+PARTS = ("sqlite", "postgres", "turns")
 _TENANTS = ("tide", "ebb")
 _LIMIT_S = 3600.0
 _RESULTS_A_ROUND = 8  # four samples, a loss, a save, a load, an export
@@ -93,7 +95,11 @@ def run(options: BenchOptions) -> dict[str, Any]:
         make_model("tiny", Path(made) / "model", options.seed)
         for place, part in enumerate(parts):
             try:
-                found = _part(part, Path(made), options, place / len(parts), 1 / len(parts))
+                if part == "turns":
+                    found = turn_kills.measure(Path(made) / part, Path(made) / "model", options)
+                else:
+                    done, share = place / len(parts), 1 / len(parts)
+                    found = _part(part, Path(made), options, done, share)
             except (SlackwaterError, OSError, subprocess.SubprocessError) as error:
                 figures[f"{part}_broke"] = f"{type(error).__name__}: {error}"[:1000]
                 continue  # what the other part showed is printed

@@ -34,6 +34,7 @@ def with_plane(folder: Path, work: Work, **settings: Any) -> None:
         await plane.sessions.adopt(asyncio.get_running_loop().time())
         await plane.training.adopt()
         await plane.sampling.adopt()
+        plane.sampling.resume()
         transport = httpx.ASGITransport(create_app(plane))
         headers = {"x-api-key": plane.tenants.key_of(configured.tenants[0])}
         async with httpx.AsyncClient(

@@ -65,6 +65,7 @@ from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.agent import PrefetchStates
 from slackwater.wire.certificate import Certificate
 
+_RETURN_S = 10.0  # engines that outlived the last control plane dial four times a second
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
 
@@ -139,6 +140,7 @@ class ControlPlane:
             told=launch_plan.told,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
+            port_file=state.root / "hub.port",
             context=None if self._certificate is None else self._certificate.context(),
             crowded=self.loop_shares.crowded,
         )
@@ -360,9 +362,16 @@ class ControlPlane:
         self.rentals.start()
         models = [base.name for base in self.bases]
         listed = self.settings.instances
+        self.rollout.returned = self.fleet.returning.engine_settled
+        self.background.spawn(self._resume())
         self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
         if self.drivers.url is not None:
             await self.submissions.adopt_drivers()
+
+    async def _resume(self) -> None:
+        """Go on with unfinished turns, once the engines that have their tokens are back."""
+        await self.fleet.returning.wait(_RETURN_S)
+        self.sampling.resume()
 
     def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
         """Have agents load the states of jobs that train now, then of jobs that train next."""

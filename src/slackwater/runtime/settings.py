@@ -122,6 +122,7 @@ class ServiceSettings:
     max_body_bytes: int = 64 << 20
     max_waiting_bytes: int = 2 << 30
     hold_s: float = 25.0
+    worker_grace_s: float = 60.0
     session_silent_after_s: float = 300.0
     results_kept_s: float = 24 * 3600.0
     ephemeral_bytes_per_model: int = 8 << 30
@@ -161,13 +162,19 @@ class ServiceSettings:
         if self.train_dtype is not None and self.train_dtype not in TRAIN_DTYPES:
             choices = f"must be one of {', '.join(TRAIN_DTYPES)}"
             raise ConfigError.of("--train-dtype", self.train_dtype, choices)
+        self._check_waits()
+        if not 0 <= self.port < 65536:
+            raise ConfigError.of("--port", self.port, "must be a port number")
+
+    def _check_waits(self) -> None:
         if not 0 < self.session_silent_after_s < float("inf"):
             silent_s = self.session_silent_after_s
             raise ConfigError.of("--session-timeout", silent_s, "must be above 0, in seconds")
         if not 0 < self.hold_s <= 30:
             raise ConfigError.of("hold_s", self.hold_s, "must be above 0 and at most 30")
-        if not 0 <= self.port < 65536:
-            raise ConfigError.of("--port", self.port, "must be a port number")
+        if not 0 <= self.worker_grace_s <= 3600:
+            fix = "must be at least 0 and at most 3600, in seconds"
+            raise ConfigError.of("worker_grace_s", self.worker_grace_s, fix)
 
     def _check_coscheduling(self) -> None:
         """Permits are for nodes that are known from the start."""

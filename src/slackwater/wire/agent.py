@@ -15,6 +15,9 @@ PARENT = "SLACKWATER_PARENT"
 # every process of the node, and the workers must not leave before their turns have moved.
 NOTICED = "SLACKWATER_NOTICED"
 
+# In the environment of workers that outlive a lost control plane: for how many seconds.
+GRACE = "SLACKWATER_GRACE_S"
+
 # In the environment of each rank of a deployment that has several; rank 0 alone dials in.
 RANK = "SLACKWATER_RANK"
 WORLD_SIZE = "SLACKWATER_WORLD_SIZE"
@@ -29,13 +32,40 @@ class StatePlace(msgspec.Struct, frozen=True):
     pin: str | None = None
 
 
+class StartWorker(Message, frozen=True):
+    """Run `python -m module arguments` under a worker's name; its output goes to the log called
+    `log`.
+
+    `key` is what the worker proves to the control plane; it goes into its environment. A process is
+    started for each of the `devices` and sees that one alone; all end when one ends. Without
+    devices one process is started, which sees what the agent sees. It dials again for `grace_s`
+    when the control plane is lost; without, it exits.
+    """
+
+    worker: str
+    log: str
+    module: str
+    arguments: list[str]
+    key: str
+    devices: tuple[Device, ...] = ()
+    layout: str = ""
+    grace_s: float = 0.0
+
+
+class RunningWorker(msgspec.Struct, frozen=True):
+    """A worker that outlived the connection over which the agent was told to start it."""
+
+    order: StartWorker
+    pid: int
+
+
 class NodeFacts(msgspec.Struct, frozen=True):
     """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs
     to, if there is one.
 
     `relay` is HOST:PORT of its weight relay and `certificate` what that shows (PEM), `site` the
     name of the fast network that it is on, `states` where it takes states, if it has a state
-    manager, `devices` all that it lends.
+    manager, `devices` all that it lends. `running` are workers that may be adopted.
     """
 
     node: str
@@ -49,6 +79,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     site: str = ""
     states: StatePlace | None = None
     devices: tuple[Device, ...] = ()
+    running: tuple[RunningWorker, ...] = ()
 
 
 class FetchPayload(Message, frozen=True):
@@ -127,24 +158,6 @@ class ForgetStates(Message, frozen=True):
     """States of the model that no worker of the node has are of no use any more."""
 
     model: str
-
-
-class StartWorker(Message, frozen=True):
-    """Run `python -m module arguments` under a worker's name; its output goes to the log called
-    `log`.
-
-    `key` is what the worker proves to the control plane; it goes into its environment. A process is
-    started for each of the `devices` and sees that one alone; all end when one ends. Without
-    devices one process is started, which sees what the agent sees.
-    """
-
-    worker: str
-    log: str
-    module: str
-    arguments: list[str]
-    key: str
-    devices: tuple[Device, ...] = ()
-    layout: str = ""
 
 
 class SignalWorker(Message, frozen=True):

@@ -23,7 +23,7 @@ from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 M = TypeVar("M")
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 # ---- connection ----
@@ -113,7 +113,9 @@ class Stop(Message, frozen=True):
 
 # ---- engine ----
 class Generate(Message, frozen=True):
-    """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere."""
+    """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere, with
+    `logprobs` (f32).
+    """
 
     request: int
     version: str
@@ -122,6 +124,8 @@ class Generate(Message, frozen=True):
     sampling: Sampling
     score_prompt: bool = False
     owner: str = ""
+    turn: str = ""
+    logprobs: bytes = b""
 
 
 class Abort(Message, frozen=True):
@@ -185,6 +189,21 @@ class TurnFinished(Message, frozen=True):
     reason: Literal["stop", "length"]
     total_tokens: int
     version: str
+
+
+class HeldTurn(msgspec.Struct, frozen=True):
+    """What an engine has generated of a turn: tokens (u32) and their log-probs (f32)."""
+
+    turn: str
+    version: str
+    tokens: bytes
+    logprobs: bytes
+
+
+class HeldTurns(Message, frozen=True):
+    """First message of an engine that outlived a control plane; the turns have stopped there."""
+
+    turns: list[HeldTurn]
 
 
 class GenerateRefused(Message, frozen=True):
@@ -355,6 +374,7 @@ FromWorker: TypeAlias = (
     | PromptScores
     | SampledTopK
     | TurnFinished
+    | HeldTurns
     | GenerateRefused
     | PublishDetached
     | VersionStocked

@@ -4,8 +4,8 @@
         --files folder:DIRECTORY | URL=CACHE --logs FOLDER
 
 The node's key comes in the environment, never on the command line. When the control plane is lost,
-the agent ends its workers: their results would not be kept. With `--redial` it reconnects as an
-empty node; without, it exits.
+the agent keeps the workers that have a grace period, and dials again: the control plane may adopt
+them. Once that is over it ends them. With `--redial` it goes on dialling; without, it exits.
 """
 
 import argparse
@@ -50,39 +50,69 @@ logger = logging.getLogger(__name__)
 _BY_HAND = "--by-hand"
 _LEAVE_S = 5.0
 _TAIL_BYTES = 16 << 10
-_LONGEST_PAUSE_S = 10.0
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+_ADOPTABLE_PAUSE_S = 1.0
+_SETTLED_S = 1.0  # a connection that lasted so long was not refused
 _RELAY_SHARE = 0.25
 
 
 class NodeAgent:
-    """The workers of one node while one connection lasts."""
+    """The workers of one node, over all its connections."""
 
     def __init__(
         self,
-        connection: Connection,
-        connect: str,
-        files: str,
-        logs: Path,
-        *,
-        node: str = "",
-        node_secret: str = "",
-        relay: NodeRelay | None = None,
-        states: NodeStates | None = None,
+        options: argparse.Namespace,
+        node_secret: str,
+        states: NodeStates,
+        relay: NodeRelay | None,
     ) -> None:
-        self._connection = connection
-        self._node, self._relay = node, relay
-        self._connect = connect
-        self._node_secret = node_secret
-        self._files = files
-        self._logs = logs
-        self._states = states or NodeStates()
+        self._options, self._node_secret = options, node_secret
+        self._states, self._relay = states, relay
+        self._address = address_of(options.connect)
+        self._connection: Connection | None = None
         self._groups: dict[str, RankGroup] = {}
+        self._ended: list[says.WorkerEnded] = []  # while nobody was connected
+        self.lost_s: float | None = None
         self._lock = threading.Lock()
+        if relay is not None:
+            relay.tell = self._report_fetch
 
-    def run(self) -> None:
-        """Run until stopped; DisconnectedError if the control plane is lost."""
+    def serve(self, place: says.StatePlace | None, notice: "EvictionNotice") -> None:
+        """One connection, until told to stop; DisconnectedError if the control plane is lost."""
+        with self._lock:
+            self._ended.clear()
+            running = tuple(
+                says.RunningWorker(group.order, group.pid) for group in self._groups.values()
+            )
+        facts = _facts(self._options, self._relay, place, running)
+        hello = messages.Hello(f"agent:{self._options.node}", "agent", node=facts)
+        hung_up = threading.Event()
+        with Connection(
+            self._address, hello, secret(), pin=pin(), orphaned=hung_up.set
+        ) as connection:
+            connection.report_gauges(self._states.counts)
+            with self._lock:
+                self._connection = connection
+                for ended in self._ended:
+                    connection.send(messages.encode(ended))
+            began_s = time.monotonic()
+            try:
+                with notice.reported_by(connection.send):
+                    self._run(connection)
+            finally:
+                self._connection, now_s = None, time.monotonic()
+                if self.lost_s is None or now_s - began_s > _SETTLED_S:
+                    self.lost_s = now_s
+
+    def may_be_adopted(self) -> bool:
+        """Whether the control plane was lost only just now, for a worker that waits for it."""
+        running = self._groups.values()
+        grace_s = max((group.order.grace_s for group in running), default=0.0)
+        return self.lost_s is not None and time.monotonic() - self.lost_s < grace_s
+
+    def _run(self, connection: Connection) -> None:
         while True:
-            for message in self._connection.receive(None):
+            for message in connection.receive(None):
                 match message:
                     case messages.Stop():
                         return
@@ -119,10 +149,11 @@ class NodeAgent:
                 broke = (message.version, message.base, message.source, str(error))
                 self._tell(says.PayloadFailed(*broke))
 
-    def end_workers(self) -> None:
-        """Ask every worker to leave, then make it."""
+    def end_workers(self, *, all_of_them: bool = True) -> None:
+        """Ask every worker to leave, or those that no control plane may adopt; then make them."""
         with self._lock:
-            groups = list(self._groups.values())
+            running = self._groups.values()
+            groups = [group for group in running if all_of_them or not group.order.grace_s]
         for group in groups:
             group.signal_all(lambda process: process.send_signal(leave_signal()))
         left = [process for group in groups for process in group.processes]
@@ -133,36 +164,51 @@ class NodeAgent:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        with self._lock:
+            for group in groups:
+                if self._groups.get(group.order.worker) is group:
+                    del self._groups[group.order.worker]
 
     def _start(self, order: says.StartWorker) -> None:
-        arguments = ["--connect", self._connect, "--worker", order.worker, "--files", self._files]
+        options = self._options
+        arguments = ["--connect", options.connect, "--worker", order.worker]
+        arguments += ["--files", options.files]
         if self._relay is not None:
             host, port = self._relay.address
-            arguments += ["--node", self._node, "--relay", f"{host}:{port}"]
+            arguments += ["--node", options.node, "--relay", f"{host}:{port}"]
         # Threads that wait by spinning take the cores from each other: on a busy machine a pass
         # took ten times the CPU time.
         environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
         environment |= {**self._states.environment, says.PARENT: str(os.getpid())}
         environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
+        if order.grace_s:
+            environment[says.GRACE] = f"{order.grace_s:g}"
         command = [sys.executable, "-m", order.module, *arguments, *order.arguments]
         try:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            group = RankGroup(order, command, environment, self._logs)
+            logs = Path(options.logs)
+            logs.mkdir(parents=True, exist_ok=True)
+            group = RankGroup(order, command, environment, logs)
         except OSError as error:
             self._tell(says.WorkerNotStarted(order.worker, str(error)))
             return
         with self._lock:
             self._groups[order.worker] = group
         self._tell(says.WorkerStarted(order.worker, group.pid))
-        threading.Thread(target=self._wait, args=(order.worker, group), daemon=True).start()
+        threading.Thread(target=self._wait, args=(group,), daemon=True).start()
 
-    def _wait(self, worker: str, group: RankGroup) -> None:
+    def _wait(self, group: RankGroup) -> None:
         status, log, began = group.wait()
+        said = last_words(log, began) if status > 0 else ""
+        worker = group.order.worker
+        ended = says.WorkerEnded(worker, status, said)
         with self._lock:
-            self._groups.pop(worker, None)
-        with contextlib.suppress(DisconnectedError):
-            said = last_words(log, began) if status > 0 else ""
-            self._tell(says.WorkerEnded(worker, status, said))
+            if self._groups.get(worker) is not group:
+                return  # another has its name by now
+            del self._groups[worker]
+            if self._connection is None:  # maybe it has just been reported as running
+                self._ended.append(ended)
+            else:
+                self._tell(ended)
 
     def _about_states(
         self, message: says.PrefetchStates | says.SendState | says.ForgetStates
@@ -178,8 +224,15 @@ class NodeAgent:
 
     def _send_state(self, order: says.SendState) -> None:
         error = self._states.send(order.model, order.to, order.key)
-        with contextlib.suppress(DisconnectedError):
-            self._tell(says.StateSent(order.move, order.model, error))
+        self._tell(says.StateSent(order.move, order.model, error))
+
+    def _report_fetch(self, brought: FetchOutcome) -> None:
+        """How a fetch ended."""
+        payload = brought.payload
+        said: messages.Message = says.PayloadArrived(payload.version, payload.base)
+        if brought.error:
+            said = says.PayloadFailed(payload.version, payload.base, brought.source, brought.error)
+        self._tell(said)
 
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
@@ -190,7 +243,10 @@ class NodeAgent:
             group.signal_all(lambda process: process.send_signal(number))
 
     def _tell(self, message: messages.Message) -> None:
-        self._connection.send(messages.encode(message))
+        """Unless the control plane is lost."""
+        if (connection := self._connection) is not None:
+            with contextlib.suppress(DisconnectedError):
+                connection.send(messages.encode(message))
 
 
 class EvictionNotice:
@@ -252,16 +308,6 @@ def last_words(log: Path, after: int) -> str:
     return message.partition(" ")[2] if error else last
 
 
-def _told(connection: Connection, brought: FetchOutcome) -> None:
-    """Report how a fetch ended, unless the control plane is lost."""
-    payload = brought.payload
-    said: messages.Message = says.PayloadArrived(payload.version, payload.base)
-    if brought.error:
-        said = says.PayloadFailed(payload.version, payload.base, brought.source, brought.error)
-    with contextlib.suppress(DisconnectedError):
-        connection.send(messages.encode(said))
-
-
 def _relay(options: argparse.Namespace, hub: tuple[str, int], node_secret: str) -> NodeRelay | None:
     """The node's weight relay; None if it may have no memory."""
     max_bytes = int(options.weights_gb * (1 << 30))
@@ -282,7 +328,10 @@ def _own_host(hub: tuple[str, int]) -> str:
 
 
 def _facts(
-    options: argparse.Namespace, relay: NodeRelay | None, states: says.StatePlace | None
+    options: argparse.Namespace,
+    relay: NodeRelay | None,
+    states: says.StatePlace | None,
+    running: tuple[says.RunningWorker, ...],
 ) -> says.NodeFacts:
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return says.NodeFacts(
@@ -297,6 +346,7 @@ def _facts(
         site=options.site,
         states=states,
         devices=_devices(options),
+        running=running,
     )
 
 
@@ -309,35 +359,6 @@ def _devices(options: argparse.Namespace) -> tuple[Device, ...]:
         look=options.device != CPU,
         share_gpu=options.share_gpu,
     )
-
-
-def serve_once(
-    options: argparse.Namespace, states: NodeStates, node_secret: str, notice: EvictionNotice
-) -> None:
-    """One connection, from the hello to its end."""
-    hung_up = threading.Event()
-    address = address_of(options.connect)
-    with contextlib.ExitStack() as open_here:
-        relay = _relay(options, address, node_secret)
-        if relay is not None:
-            open_here.callback(relay.close)
-        taking = states.taking(partial(_own_host, address), encrypted=pin() is not None)
-        place = open_here.enter_context(taking)
-        facts = _facts(options, relay, place)
-        hello = messages.Hello(f"agent:{options.node}", "agent", node=facts)
-        with Connection(address, hello, secret(), pin=pin(), orphaned=hung_up.set) as connection:
-            connection.report_gauges(states.counts)
-            if relay is not None:
-                relay.tell = partial(_told, connection)
-            told = (connection, options.connect, options.files, Path(options.logs))
-            agent = NodeAgent(
-                *told, node=options.node, node_secret=node_secret, relay=relay, states=states
-            )
-            try:
-                with notice.reported_by(connection.send):
-                    agent.run()
-            finally:
-                agent.end_workers()
 
 
 def main() -> None:
@@ -380,22 +401,38 @@ def main() -> None:
 def serve_until_told(
     options: argparse.Namespace, states: NodeStates, node_secret: str, notice: EvictionNotice
 ) -> None:
-    """Serve connections, reconnecting if `--redial` until told to leave."""
-    pause_s = 0.5
-    while True:
-        began_s = time.monotonic()
-        try:
-            serve_once(options, states, node_secret, notice)
-            return
-        except (DisconnectedError, UnavailableError) as error:
-            final = isinstance(error, RefusedByPlaneError) and not error.again
-            if notice.given:
+    """Serve connections until told to leave; while workers may be adopted, or with `--redial`,
+    reconnect.
+    """
+    address = address_of(options.connect)
+    with contextlib.ExitStack() as open_here:
+        relay = _relay(options, address, node_secret)
+        if relay is not None:
+            open_here.callback(relay.close)
+        taking = states.taking(partial(_own_host, address), encrypted=pin() is not None)
+        place = open_here.enter_context(taking)
+        agent = NodeAgent(options, node_secret, states, relay)
+        open_here.callback(agent.end_workers)
+        pause_s, lost_s = _SHORTEST_PAUSE_S, agent.lost_s
+        while True:
+            try:
+                agent.serve(place, notice)
                 return
-            if final or not options.redial:
-                raise
-            pause_s = 0.5 if time.monotonic() - began_s > 30 else min(2 * pause_s, _LONGEST_PAUSE_S)
-            logger.warning("%s; trying again in %.1f s", error, pause_s)
-            time.sleep(pause_s)
+            except (DisconnectedError, UnavailableError) as error:
+                final = isinstance(error, RefusedByPlaneError) and not error.again
+                if notice.given:
+                    return
+                if agent.lost_s != lost_s:
+                    pause_s, lost_s = _SHORTEST_PAUSE_S, agent.lost_s
+                adoptable = not final and agent.may_be_adopted()
+                if not adoptable and (final or not options.redial):
+                    raise
+                agent.end_workers(all_of_them=not adoptable)
+                if relay is not None:
+                    relay.drop_all()  # of which no other control plane knows
+                logger.warning("%s; trying again in %.1f s", error, pause_s)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _ADOPTABLE_PAUSE_S if adoptable else _LONGEST_PAUSE_S)
 
 
 if __name__ == "__main__":

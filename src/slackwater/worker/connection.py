@@ -1,9 +1,10 @@
 """A worker's blocking connection to the control plane, with a heartbeat, encrypted by pin.
 
-A worker never outlives the control plane: when the connection ends it exits, even in the middle of
-an operation, because its results would not be kept.
+When the connection ends, a worker with a grace period dials again until that is over; it exits when
+it has none, or when it may not be adopted in the middle of what it does.
 """
 
+import contextlib
 import hmac
 import logging
 import os
@@ -13,6 +14,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from slackwater.model.errors import UnavailableError
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _HELLO_TIMEOUT_S = 20.0
 TRIM_EVERY_S = 30.0
+_REDIAL_S = 0.25
+_LOOK_S = 0.1  # for a new connection
 EXIT_ORPHANED = 3
 
 
@@ -106,7 +110,11 @@ class Connection:
     """Receives messages, sends frames; `send` may be called from the heartbeat's thread too.
 
     With a `pin` the connection is encrypted and only a control plane with that certificate is
-    accepted. `orphaned` is called from the heartbeat's thread when the control plane is lost.
+    accepted. `orphaned` is called from the heartbeat's thread when the control plane is lost for
+    longer than `grace_s`.
+
+    While it is lost, nothing is received and what is sent is dropped: it answers what a control
+    plane asked that is gone. A new connection counts from the next `receive` on, after `returned`.
     """
 
     def __init__(
@@ -117,27 +125,22 @@ class Connection:
         *,
         pin: str | None = None,
         orphaned: Callable[[], None] = _leave_at_once,
+        grace_s: float = 0.0,
     ) -> None:
         self.name = hello.worker
         self._orphaned = orphaned
-        try:
-            self._socket = _connected(address, pin)
-        except OSError as error:
-            where = f"{address[0]}:{address[1]}"
-            raise UnavailableError(f"no control plane answers at {where}: {error}") from None
-        self._decoder = FrameDecoder()
+        self._grace_s = grace_s
+        self._dial = partial(_opened, address, hello, key, pin)
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._wake = threading.Event()  # of the heartbeat's thread: lost, or closed
         self._gauges: Callable[[], dict[str, float]] = dict
-        try:
-            welcome = shake_hands(self._socket, hello, key, self._decoder)
-        except OSError as error:
-            self._socket.close()
-            if isinstance(error, UnavailableError):
-                raise
-            raise DisconnectedError(f"the control plane has gone: {error}") from None
-        self.heartbeat_every_s = welcome.heartbeat_every_s
-        self._socket.settimeout(None)
+        self.may_outlive: Callable[[], bool] = lambda: True
+        self.returned: Callable[[], None] = lambda: None
+        self.lost = False
+        self._next: tuple[socket.socket, FrameDecoder] | None = None
+        self._lives = 0  # connections after the first that were used
+        self._socket, self._decoder, self.heartbeat_every_s = self._dial()
 
     def __enter__(self) -> "Connection":
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -145,6 +148,7 @@ class Connection:
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
+        self._wake.set()
         self._socket.close()
 
     def report_gauges(self, gauges: Callable[[], dict[str, float]]) -> None:
@@ -157,15 +161,50 @@ class Connection:
 
     def send(self, *frames: bytes) -> None:
         """Send whole frames, together."""
+        if not self.lost:
+            try:
+                self._write(self._socket, *frames)
+            except DisconnectedError:
+                if not self._grace_s:
+                    raise
+                self._lose()
+
+    def _write(self, to: socket.socket, *frames: bytes) -> None:
         try:
             with self._lock:
-                self._socket.sendall(b"".join(frames))
+                to.sendall(b"".join(frames))
         except OSError as error:
             raise DisconnectedError(f"the control plane has gone: {error}") from None
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
         """Messages received; waits up to `timeout_s` (None: forever) for one or for a waker."""
-        return self._read_once() if self._readable(timeout_s, wakers) else ()
+        while self.lost and not self._switch():
+            left_s = _LOOK_S if timeout_s is None else min(timeout_s, _LOOK_S)
+            if select.select(wakers, [], [], left_s)[0] or timeout_s is not None:
+                return ()
+        try:
+            return self._read_once() if self._readable(timeout_s, wakers) else ()
+        except (DisconnectedError, RefusedByPlaneError) as error:
+            if not self._grace_s or (isinstance(error, RefusedByPlaneError) and not self._lives):
+                raise
+            self._lose()
+            return ()
+
+    def _lose(self) -> None:
+        self.lost = True
+        self._wake.set()
+
+    def _switch(self) -> bool:
+        """Take the next connection into use, if there is one."""
+        with self._lock:
+            if self._next is None:
+                return False
+            self._socket.close()
+            (self._socket, self._decoder), self._next = self._next, None
+            self.lost = False
+            self._lives += 1
+        self.returned()
+        return True
 
     def _readable(self, timeout_s: float | None, wakers: Sequence[HasFileno] = ()) -> bool:
         """Whether data is ready; TLS may hold decrypted bytes that the socket no longer has."""
@@ -192,17 +231,68 @@ class Connection:
 
     def _beat(self) -> None:
         trimmed_s = time.monotonic()
-        while not self._closed.wait(self.heartbeat_every_s):
+        while not self._closed.is_set():
+            self._wake.wait(self.heartbeat_every_s)
+            if self._closed.is_set():
+                return
             if time.monotonic() - trimmed_s >= TRIM_EVERY_S:
                 trim_heap()
                 trimmed_s = time.monotonic()
             gauges = {**self._gauges(), MEMORY_GAUGE: resident_bytes()}
+            to = self._socket if self._next is None else self._next[0]
             try:
-                self.send(messages.encode(messages.Heartbeat(gauges)))
+                if self.lost and self._next is None:
+                    raise DisconnectedError("the control plane closed the connection")
+                self._write(to, messages.encode(messages.Heartbeat(gauges)))
             except DisconnectedError:
-                if not self._closed.is_set():
+                if self._closed.is_set():
+                    return
+                self._lose()
+                with contextlib.suppress(OSError):  # wakes a thread that waits to read
+                    to.shutdown(socket.SHUT_RDWR)
+                if not self._redial():
                     self._orphaned()
-                return
+                    return
+
+    def _redial(self) -> bool:
+        """Whether another connection was made within the grace period."""
+        if self._grace_s:
+            logger.warning("the control plane is lost; dialling again for %g s", self._grace_s)
+        deadline_s = time.monotonic() + self._grace_s
+        while time.monotonic() < deadline_s and self.may_outlive():
+            try:
+                made, decoder, _ = self._dial()
+            except (UnavailableError, FrameError) as error:  # or refused: the agent is not back yet
+                logger.debug("dialling again: %s", error)
+                if self._closed.wait(_REDIAL_S):
+                    return True
+            else:
+                with self._lock:
+                    self._next = (made, decoder)
+                    self._wake.clear()
+                return True
+        return False
+
+
+def _opened(
+    address: tuple[str, int], hello: messages.Hello, key: str, pin: str | None
+) -> tuple[socket.socket, FrameDecoder, float]:
+    """A connection that has been welcomed, and how often to send heartbeats."""
+    try:
+        peer = _connected(address, pin)
+    except OSError as error:
+        where = f"{address[0]}:{address[1]}"
+        raise UnavailableError(f"no control plane answers at {where}: {error}") from None
+    decoder = FrameDecoder()
+    try:
+        welcome = shake_hands(peer, hello, key, decoder)
+    except OSError as error:
+        peer.close()
+        if isinstance(error, UnavailableError):
+            raise
+        raise DisconnectedError(f"the control plane has gone: {error}") from None
+    peer.settimeout(None)
+    return peer, decoder, welcome.heartbeat_every_s
 
 
 def _connected(address: tuple[str, int], pin: str | None) -> socket.socket:

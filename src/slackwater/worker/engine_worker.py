@@ -30,6 +30,7 @@ from slackwater.worker.connection import Connection
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
+from slackwater.worker.turn_history import TurnHistory
 from slackwater.worker.weight_lane import RankLane, WeightLane, weight_lane
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,9 @@ class EngineWorker:
         self._engine = engine
         self.puller = VersionPuller(engine, lane)
         self._requests: dict[int, GenerationRequest] = {}
-        self._made: dict[int, int] = {}
+        self._made = TurnHistory()
+        self._inherited: set[str] = set()  # versions that no control plane knows to be here
+        connection.returned = self._returned
         self._least_step_s = least_step_s
         # A GPU's cache is reserved for good: nothing would be won by forgetting prefixes.
         self._releases = not engine.on_gpu
@@ -96,7 +99,25 @@ class EngineWorker:
     def settle(self) -> None:
         """Say what became of versions that were asked for."""
         for settled in self.puller.settle():
-            self._connection.send(messages.encode(settled))
+            if settled.version not in self._inherited:
+                self._connection.send(messages.encode(settled))
+
+    def _returned(self) -> None:
+        """A control plane has adopted this engine: it hears of every turn, and sends again those
+        that it wants.
+        """
+        for request in self._requests:
+            self._abort(request)
+        self._requests.clear()
+        self._connection.send(messages.encode(self._made.report()))
+        self._inherited = {*self._engine.versions(), *self.puller.pulling()}
+
+    def _drop_inherited(self) -> None:
+        """Another version needs the room of those that were not asked for again."""
+        kept = {version for version in self._inherited if version in self.puller.pulling()}
+        for version in self._inherited - kept:
+            self._drop(version)
+        self._inherited = kept
 
     def do(self, message: messages.ToWorker) -> None:
         match message:
@@ -105,9 +126,12 @@ class EngineWorker:
             case messages.Abort(request):
                 self._abort(request)
                 self._requests.pop(request, None)
-                self._made.pop(request, None)
+                self._made.drop(request)
             case messages.PullVersion(version, way, keep):
                 payloads = [Payload(*each) for each in way]
+                self._inherited.discard(version)
+                if version not in self._engine.versions():
+                    self._drop_inherited()
                 if (ready := self.puller.ask(version, payloads, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
@@ -131,7 +155,7 @@ class EngineWorker:
             self._connection.send(messages.encode(refused))
             return
         self._requests[request.request_id] = request
-        self._made[request.request_id] = len(request.generated)
+        self._made.begin(message)
 
     def _drop(self, version: str) -> None:
         """Free a version; the base stays, since adapters need it."""
@@ -151,12 +175,10 @@ class EngineWorker:
         if ids:
             columns = TokenColumns(output.request_ids, output.tokens, output.logprobs)
             frames.append(encode_frame(FrameKind.TOKENS, encode_tokens(columns)))
-        made = self._made
-        for request in ids:
-            made[request] += 1
+        self._made.append(ids, output.tokens.tolist(), output.logprobs.tolist())
         for ended in output.finished:
             request = self._requests.pop(ended.request_id)
-            total = made.pop(ended.request_id)
+            total = self._made.end(ended.request_id)
             frames.append(
                 messages.encode(
                     messages.TurnFinished(ended.request_id, ended.reason, total, request.version)
@@ -164,7 +186,7 @@ class EngineWorker:
             )
         for failed in output.failed:
             self._requests.pop(failed.request_id)
-            made.pop(failed.request_id)
+            self._made.drop(failed.request_id)
             refused = messages.GenerateRefused(failed.request_id, failed.error, True)
             frames.append(messages.encode(refused))
         if frames:

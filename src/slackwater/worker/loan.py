@@ -53,7 +53,7 @@ class RolloutFrontend(SharedDesk):
         frames = []
         for request in requests:
             if self._requests.pop(request, None) is not None:
-                self._made.pop(request)
+                self._made.drop(request)
                 frames.append(messages.encode(messages.GenerateRefused(request, error, False)))
         if frames:
             self._connection.send(*frames)

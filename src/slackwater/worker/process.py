@@ -14,7 +14,7 @@ from types import FrameType
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire import messages
-from slackwater.wire.agent import NOTICED, PARENT
+from slackwater.wire.agent import GRACE, NOTICED, PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
@@ -76,7 +76,8 @@ def pin() -> str | None:
 
 def dial(connect: str, hello: messages.Hello) -> Connection:
     """The connection of a worker that an agent started."""
-    return Connection(address_of(connect), hello, secret(), pin=pin())
+    grace_s = float(os.environ.pop(GRACE, "0"))  # not for our own children
+    return Connection(address_of(connect), hello, secret(), pin=pin(), grace_s=grace_s)
 
 
 def leave_signal() -> signal.Signals:
@@ -88,7 +89,7 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
     """Run a worker's main: exit 0 when told to stop, 3 when the control plane is lost.
 
     One that `cleans_up` is asked to leave when its parent dies, others get SIGKILL. One started
-    `by_hand` outlives the shell and stops on Ctrl-C.
+    `by_hand` outlives its parent and stops on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,

@@ -77,6 +77,11 @@ class VersionPublisher:
         self._tell(messages.PublishDetached(op, time.perf_counter() - began_s))
         self._jobs.put(job)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a version waits or is being written."""
+        return self._jobs.unfinished_tasks > 0
+
     def close(self) -> None:
         """Finish the current work and stop."""
         self._jobs.put(None)
@@ -94,6 +99,7 @@ class VersionPublisher:
                 self._tell(self._failed(job.op, error))
             else:
                 self._tell(messages.OpDone(job.op, time.perf_counter() - began_s))
+            self._jobs.task_done()
 
     def _stock(self, job: _Job) -> None:
         """Onto the relay of this node, where that pays; its failure costs speed alone."""

@@ -94,6 +94,10 @@ class VersionPuller:
         self._to_do.put(_Wanted(version, tuple(way), keep))
         return None
 
+    def pulling(self) -> tuple[str, ...]:
+        """What is on its way."""
+        return tuple(self._pulling)
+
     def drop_later(self, version: str) -> bool:
         """Whether the version is on its way; if so it will be dropped once it is there."""
         if version not in self._pulling:

@@ -39,6 +39,7 @@ class RankGroup:
         environment: Mapping[str, str],
         logs: Path,
     ) -> None:
+        self.order = order
         self._meeting = (logs / f"{order.worker}.rendezvous").absolute()
         self._meeting.unlink(missing_ok=True)  # of a worker of that name before
         self._logs: list[tuple[Path, int]] = []

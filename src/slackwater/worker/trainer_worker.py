@@ -28,7 +28,7 @@ from slackwater.training.trainer import Trainer
 from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
 from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result
-from slackwater.worker.connection import Connection
+from slackwater.worker.connection import Connection, DisconnectedError
 from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.process import (
     address_of,
@@ -155,6 +155,39 @@ class TrainerWorker:
         self._trainers: dict[str, Trainer] = {}
         self._resident = resident
         self._reached: int | None = None  # of a state that was found by the running operation
+        self._applied: dict[str, int] = {}  # a model's last operation
+        self._inherited: set[str] = set()  # models that no control plane knows to be here
+        self._writing = False
+        self._link_lost: Callable[[], bool] = lambda: connection is not None and connection.lost
+        if connection is not None and ranks is None:
+            connection.may_outlive = lambda: not self._writing and not self._publishing.busy
+            connection.returned = self._returned
+
+    def _returned(self) -> None:
+        """A control plane has adopted this trainer. A state under the node's state manager could
+        stand in the way of another trainer's.
+        """
+        self._inherited = set(self._trainers)
+        if self._resident is not None:
+            self._drop_inherited()
+
+    def _drop_inherited(self) -> None:
+        while self._inherited:
+            self._drop(self._inherited.pop())
+
+    def _find(self, message: messages.CreateModel | messages.RestoreModel) -> bool:
+        """Whether the model's state is here, as of an operation that it may have."""
+        applied = self._applied.get(message.model, -1)
+        if message.model not in self._inherited:
+            self._drop_inherited()
+            return False
+        self._inherited.discard(message.model)
+        here = message.model in self._trainers
+        if not here or not max(message.seq, 0) <= applied <= message.at_most:
+            return False
+        logger.info("model %s: its state after operation %d is here", message.model, applied)
+        self._reached = applied
+        return True
 
     def _tell(self, message: messages.Message) -> None:
         self._connection.send(messages.encode(message))
@@ -176,8 +209,13 @@ class TrainerWorker:
             return
         started_s = time.perf_counter()
         self._reached = None
+        self._writing = isinstance(message, messages.SaveState | messages.PublishWeights)
+        if self._writing and self._link_lost():
+            raise DisconnectedError("another trainer may write the same by now")
         try:
             result = self._result(message)
+            if isinstance(message, _NUMBERED):
+                self._applied[message.model] = message.seq
         except Exception as error:  # noqa: BLE001  (the process edge: one operation fails, not all)
             failure = self._failure(message, error)
             if self._link is not None:
@@ -186,6 +224,8 @@ class TrainerWorker:
                 self._link.agree(1)
             self._connection.send(messages.encode(failure))
             return
+        finally:
+            self._writing = False
         if self._link is not None:
             self._link.agree(0)
         elapsed_s = time.perf_counter() - started_s
@@ -219,6 +259,7 @@ class TrainerWorker:
             self._resident.drop(model)
             self._reached = self._resident.add(model, trainer, message.seq, message.at_most)
         self._trainers[model] = trainer
+        self._applied[model] = message.seq if self._reached is None else self._reached
 
     def _on_device(self, message: messages.TrainerOp) -> contextlib.AbstractContextManager[None]:
         """With a state manager: bring the model's state to the device, evicting others."""
@@ -229,6 +270,8 @@ class TrainerWorker:
 
     def _result(self, message: messages.TrainerOp) -> bytes:
         match message:
+            case messages.CreateModel() | messages.RestoreModel() if self._find(message):
+                return b""
             case messages.CreateModel():
                 self._take(message, self._created(message))
                 return b""

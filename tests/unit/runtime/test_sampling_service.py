@@ -4,7 +4,7 @@ are too many.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId
+from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId, TurnId, WorkerId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.live_driver import live_driver
@@ -27,6 +27,8 @@ from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.op_payloads import SamplePayload
 from slackwater.runtime.store.sample_log import add_sampling_session
+from slackwater.wire import messages
+from slackwater.wire.frames import HEADER_BYTES, Frame, FrameKind
 
 MINE = TenantId("mine")
 SESSION = SamplingSession(
@@ -40,6 +42,13 @@ class Nobody:
     def worker_joined(self, hello: object) -> None: ...
     def worker_said(self, worker: str, frames: object) -> None: ...
     def worker_lost(self, worker: str, reason: str) -> None: ...
+
+
+CONTROLLERS: list[FleetController] = []  # of the services, in order
+
+
+def body_of(message: messages.Message) -> bytes:
+    return messages.encode(message)[HEADER_BYTES:]
 
 
 def sample(token: int = 1, samples: int = 1) -> SamplePayload:
@@ -59,9 +68,13 @@ def sample(token: int = 1, samples: int = 1) -> SamplePayload:
 
 
 def with_desk(
-    folder: Path, work: Callable[[SamplingService, EngineExecutor, FutureBoard], Awaitable[None]]
+    folder: Path,
+    work: Callable[[SamplingService, EngineExecutor, FutureBoard], Awaitable[None]],
+    engines: Sequence[tuple[str, messages.HeldTurns]] = (),
 ) -> None:
-    """A desk on the folder's store, with everything real and no engine."""
+    """A desk on the folder's store, with everything real and no engine; what `engines` held for the
+    control plane before.
+    """
 
     async def scenario() -> None:
         store = Store(f"sqlite:///{folder / 'db'}")
@@ -70,13 +83,17 @@ def with_desk(
         board, died = FutureBoard(), list[BaseException]()
         background = Background(died.append)
         hub = WorkerHub(OneKey("secret"))
-        runtime = live_driver(FleetController())
+        CONTROLLERS.append(FleetController())
+        runtime = live_driver(CONTROLLERS[-1])
         rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
         desk = SamplingService(
             store, board, background, rollout, shares, (LoopShares(1), FairWork(1)), JobId
         )
         await desk.adopt()
+        for worker, message in engines:
+            rollout.engine_said(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
+        desk.resume()
         await work(desk, rollout, board)
         await background.drain(60.0)
         runtime.close()
@@ -140,6 +157,30 @@ def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
 
     with_desk(tmp_path, before)
     with_desk(tmp_path, after)
+
+
+def test_turns_resume_from_the_tokens_that_their_engines_still_have(tmp_path: Path) -> None:
+    requests: list[str] = []
+    tokens = np.array([7, 8, 9], "<u4").tobytes()
+    logprobs = np.array([-0.5, -1.0, -1.5], "<f4").tobytes()
+
+    async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
+        requests.append(await desk.submit(SESSION, 0, sample(samples=4)))
+
+    def held(index: int, version: str = SESSION.version, cut: int = 0) -> messages.HeldTurn:
+        name = f"{requests[0]}/{index}"
+        return messages.HeldTurn(name, version, tokens, logprobs[cut:])
+
+    async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
+        turns = CONTROLLERS[-1].rollout.books.turns
+        found = [list(turns[TurnId(f"{requests[0]}/{index}")].tokens) for index in range(4)]
+        assert found == [[7, 8, 9], [], [], []]  # of another version, damaged, not reported
+        scores = turns[TurnId(f"{requests[0]}/0")].logprobs
+        assert list(scores) == [-0.5, -1.0, -1.5]
+
+    with_desk(tmp_path, before)
+    report = messages.HeldTurns([held(0), held(1, "another"), held(2, cut=4)])
+    with_desk(tmp_path, after, [("e.1", report)])
 
 
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:

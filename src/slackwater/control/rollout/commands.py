@@ -28,6 +28,7 @@ class Dispatch(Message, frozen=True):
     sampling: Sampling
     score_prompt: bool = False
     owner: str = ""
+    logprobs: Sequence[float] = ()  # of `generated`
 
 
 class AbortOn(Message, frozen=True):

@@ -184,5 +184,6 @@ class Dispatcher:
                 turn.spec.sampling,
                 turn.wants_prompt_scores,
                 turn.spec.owner,
+                turn.logprobs.tolist(),
             )
         )

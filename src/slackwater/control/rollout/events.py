@@ -15,9 +15,11 @@ from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
 
 class TurnSubmitted(TimedMessage, frozen=True):
-    """A client wants a turn generated."""
+    """A client wants a turn generated; `tokens` of it were, under another control plane."""
 
     spec: TurnSpec
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
 
 
 class TurnCancelled(TimedMessage, frozen=True):

@@ -91,6 +91,12 @@ class LiveTurn:
             self.settle()
         return self._logprobs
 
+    def take_over(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Begin with tokens that were accepted before; at least one is left to be generated."""
+        most = max(self.limit - 1, 0)
+        self._tokens.extend(tokens[:most])
+        self._logprobs.extend(logprobs[:most])
+
     def waited_s(self, now_s: float) -> float:
         """How long it has waited for an engine so far."""
         return self.waits_s + (

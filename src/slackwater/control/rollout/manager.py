@@ -83,6 +83,7 @@ class RolloutManager:
         limit_s = event.now_s + books.settings.turn_timeout_s
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, books.counters.submitted)
+        turn.take_over(event.tokens, event.logprobs)
         books.open(turn, out)
         longest = books.instances.longest_for(spec.job, spec.base_model)
         if longest is not None and turn.context_tokens >= longest:

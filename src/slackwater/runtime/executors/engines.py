@@ -155,6 +155,8 @@ class EngineExecutor:
         self.recent = RecentTrajectories()
         self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
+        self._held: dict[TurnId, messages.HeldTurn] | None = {}
+        self.returned: Callable[[WorkerId], None] = lambda worker: None
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
         self.promise = promise
@@ -162,11 +164,16 @@ class EngineExecutor:
 
     # ---- for the service ----
     def submit(
-        self, spec: TurnSpec, listener: TurnListener, arrived_s: float | None = None
+        self,
+        spec: TurnSpec,
+        listener: TurnListener,
+        arrived_s: float | None = None,
+        held: messages.HeldTurn | None = None,
     ) -> None:
         """Have a turn generated; it belongs to the trajectory that its prompt continues, if any.
 
-        `arrived_s`: when its user's request came, if one waits for its first token.
+        `arrived_s`: when its user's request came, if one waits for its first token. `held`: what an
+        engine has generated of it for another control plane.
         """
         known = self._trajectories.continued_by(spec.version, spec.prompt)
         if known is not None:
@@ -179,7 +186,19 @@ class EngineExecutor:
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s
-        self.feed(on.TurnSubmitted(loop_time(), spec))
+        if held is None or held.version != spec.version:
+            self.feed(on.TurnSubmitted(loop_time(), spec))
+            return
+        tokens = np.frombuffer(held.tokens, "<u4").tolist()
+        logprobs = np.frombuffer(held.logprobs, "<f4").tolist()
+        self.feed(on.TurnSubmitted(loop_time(), spec, tokens, logprobs))
+
+    def take_held(self) -> dict[TurnId, messages.HeldTurn]:
+        """What engines that outlived another control plane have generated; later ones come too
+        late.
+        """
+        held, self._held = self._held, None
+        return held or {}
 
     def cancel(self, turn: TurnId) -> None:
         """The client does not want it any more; its listener hears nothing more."""
@@ -282,6 +301,9 @@ class EngineExecutor:
                 self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn))
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
+            case messages.HeldTurns(turns):
+                self._hold(turns)
+                self.returned(worker)
             case messages.VersionReady(version, kept):
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
@@ -290,6 +312,16 @@ class EngineExecutor:
                 self._said_of_itself(now_s, worker, said)
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
+
+    def _hold(self, turns: Sequence[messages.HeldTurn]) -> None:
+        """Of a turn that several engines had, the most."""
+        if self._held is None:
+            return
+        for held in turns:
+            other = self._held.get(TurnId(held.turn))
+            more = other is None or len(held.tokens) > len(other.tokens)
+            if more and len(held.tokens) == len(held.logprobs) and len(held.tokens) % 4 == 0:
+                self._held[TurnId(held.turn)] = held
 
     def _said_of_itself(
         self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanOver
@@ -392,6 +424,8 @@ def _message(
                 command.sampling,
                 command.score_prompt,
                 command.owner,
+                command.turn,
+                np.asarray(command.logprobs, "<f4").tobytes(),
             )
         case do.AbortOn(_, attempt):
             return messages.Abort(attempt)

@@ -19,13 +19,13 @@ from typing import Protocol
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
 from slackwater.runtime.priority import come_first, give_way
-from slackwater.wire.agent import PARENT
 from slackwater.wire.join_token import write_token
 
 logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
+_AGENT = "slackwater.worker.agent"
 # Workers of a node that is a few cores of this machine give way to the control plane, which needs
 # milliseconds at a time: a lower priority, and no core of another when they wake (SCHED_BATCH).
 # Against other sessions they count for little: who is put off a core in the middle of a decision is
@@ -76,7 +76,7 @@ class AgentPlan:
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
         site = ("--site", self.site) if self.site else ()
         connect = ("--connect", join.hub)
-        return ("-m", "slackwater.worker.agent", *connect, *named, *pool, *site, *self.options)
+        return ("-m", _AGENT, *connect, *named, *pool, *site, *self.options)
 
     def environment(self, join: JoinAddress) -> dict[str, str]:
         """Of the agent's process."""
@@ -107,19 +107,69 @@ class JoiningAgents:
         pass
 
 
+class OutlivedAgent:
+    """An agent that another control plane started, with a command line."""
+
+    def __init__(self, pid: int, plan: AgentPlan) -> None:
+        self.pid, self._marks = pid, {_AGENT, str(plan.node), plan.logs}
+        self.command = self._command()
+        self.returncode: int | None = None
+
+    def _command(self) -> list[str]:
+        """Empty once it has ended; a process that has its number now is no agent of the node."""
+        try:
+            found = Path(f"/proc/{self.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        except (OSError, ValueError):
+            return []
+        return found if self._marks <= set(found) else []
+
+    def lives(self) -> bool:
+        return bool(self.command) and self._command() == self.command
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    async def wait(self) -> int:
+        """Until it has ended, which is all that is known of it."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(self.pid)
+            loop.add_reader(handle, ended.set)
+            try:
+                if self.lives():
+                    await ended.wait()
+            finally:
+                loop.remove_reader(handle)
+                os.close(handle)
+        self.returncode = 0
+        return 0
+
+
 class LocalAgents:
-    """Agents as child processes; one that dies is started again after a growing pause."""
+    """Agents as child processes; one that dies is started again after a growing pause. They outlive
+    this process, and the next control plane with these `logs` takes them over.
+    """
 
     def __init__(self, logs: Path, policy: RestartPolicy | None = None) -> None:
         self._logs = logs
         self._policy = policy or RestartPolicy()
         self._tasks: list[asyncio.Task[None]] = []
-        self._processes: dict[NodeId, asyncio.subprocess.Process] = {}
+        self._processes: dict[NodeId, asyncio.subprocess.Process | OutlivedAgent] = {}
+        self.outlived: set[NodeId] = set()  # whose agents were there before
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
         if any(plan.cores for plan in plans):
             come_first()
+        for plan in plans:
+            agent = self._outlived(plan)
+            if agent is None or not agent.lives():
+                continue
+            self._processes[plan.node] = agent
+            if agent.command == list(_command(plan, join)):
+                self.outlived.add(plan.node)
+            else:  # of another configuration: the right one is started when it has ended
+                agent.send_signal(signal.SIGTERM)
         self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
 
     async def close(self, grace_s: float = 10.0) -> None:
@@ -142,24 +192,44 @@ class LocalAgents:
         deaths = 0
         while True:
             began_s = loop.time()
-            with (self._logs / f"agent-{plan.node}.log").open("ab") as log:
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, *plan.arguments(join)),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,  # the control plane's priority is its own
-                    env=os.environ | plan.environment(join) | {PARENT: str(os.getpid())},
-                )
-            if plan.cores:  # before it starts a worker, which inherits all three
-                os.sched_setaffinity(process.pid, plan.cores)
-                give_way(_NICE, process.pid, session_nice=_SESSION_NICE)
-                os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
-            self._processes[plan.node] = process
-            status = await process.wait()
+            if plan.node not in self._processes:
+                self._processes[plan.node] = await self._start(plan, join)
+            status = await self._processes[plan.node].wait()
+            del self._processes[plan.node]
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
             logger.warning(
                 "agent ended node=%s status=%d restart_in_s=%.1f", plan.node, status, delay_s
             )
             await asyncio.sleep(delay_s)
+
+    async def _start(self, plan: AgentPlan, join: JoinAddress) -> asyncio.subprocess.Process:
+        with (self._logs / f"agent-{plan.node}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *_command(plan, join),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # the control plane's priority and signals are its own
+                env=os.environ | plan.environment(join),
+            )
+        if plan.cores:  # before it starts a worker, which inherits all three
+            os.sched_setaffinity(process.pid, plan.cores)
+            give_way(_NICE, process.pid, session_nice=_SESSION_NICE)
+            os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
+        self._pid_file(plan).write_text(str(process.pid))
+        return process
+
+    def _pid_file(self, plan: AgentPlan) -> Path:
+        return self._logs / f"agent-{plan.node}.pid"
+
+    def _outlived(self, plan: AgentPlan) -> OutlivedAgent | None:
+        """The agent that was started last for the node."""
+        try:
+            return OutlivedAgent(int(self._pid_file(plan).read_text()), plan)
+        except (OSError, ValueError):
+            return None
+
+
+def _command(plan: AgentPlan, join: JoinAddress) -> tuple[str, ...]:
+    return (sys.executable, *plan.arguments(join), "--by-hand")

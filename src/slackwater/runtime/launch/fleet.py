@@ -34,8 +34,9 @@ from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.nodes import Nodes, agent_name
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
+from slackwater.runtime.launch.returning import ReturningEngines
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
-from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
+from slackwater.runtime.launch.worker_plans import ENGINE, WorkerPlans, deployment_requests
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.assignments import AssignmentStore
@@ -72,13 +73,14 @@ class LaunchedFleet:
         self._budgets = tuple((budgets or {}).items())
         self.nodes = Nodes(hub, plan)
         self._plan, self._keys = plan, keys
-        self.supervisor = WorkerSupervisor(self.nodes.spawn)
+        self.supervisor = WorkerSupervisor(self.nodes.spawn, adopt=self.nodes.adopt)
         self._state = state
         self._hub = hub
         self._models = models
         self._depot: Depot | None = None
         self._plans = plans
         self._launcher = _launcher(file, state.logs, plans.kind)
+        self.returning = ReturningEngines(state.root / "nodes.here", ENGINE)
         self._feed, self._allocator, self._store = runtime.feed, allocator, store
         self._wanted: dict[DeploymentId, WorkerPlan] = {}
         self._spawning: dict[DeploymentId, asyncio.Future[WorkerPlan]] = {}
@@ -93,7 +95,8 @@ class LaunchedFleet:
             from slackwater.runtime.net.depot import Depot  # a web server, which few fleets need
 
             self._depot = Depot(self._state.root, self._models, self._plan)
-            await self._depot.start(host, 0, None if certificate is None else certificate.context())
+            context = None if certificate is None else certificate.context()
+            await self._depot.start(host, 0, context, self._state.root / "depot.port")
         join = self.join_address(certificate)
         plans = [
             AgentPlan(
@@ -104,6 +107,8 @@ class LaunchedFleet:
             for node in self.file.nodes
         ]
         self._launcher.start(plans, join)
+        launcher = self._launcher
+        self.returning.begin(launcher.outlived if isinstance(launcher, LocalAgents) else None)
 
     async def adopt(self) -> None:
         """Take over who owned which devices under the control plane before."""
@@ -145,9 +150,12 @@ class LaunchedFleet:
         if (why := self._allocator.conflict(NodeId(facts.node), devices)) is not None:
             raise RefusedError(why)
         node = self.nodes.joined(facts, loop_time())
+        self.returning.node_joined(facts)
         plans = self._plans.of(node, pool, devices)
         self._feed(DevicesReported(loop_time(), node, devices))
-        self._forget_unplanned(node, {plan.name for plan in plans})
+        planned = {plan.name for plan in plans}
+        self._forget_unplanned(node, planned)
+        self.nodes.end_unplanned(node, planned)
         self._request(node, [plan for plan in plans if plan.layout is not None])
         self.supervisor.start(node, [plan for plan in plans if plan.layout is None])
 
@@ -155,6 +163,7 @@ class LaunchedFleet:
         self.nodes.said(node, message)
         if isinstance(message, says.WorkerEnded | says.WorkerNotStarted):
             worker = WorkerId(message.worker)
+            self.returning.engine_settled(worker)
             if worker in self._spawned:
                 self._spawned.remove(worker)
                 self._release(worker)
@@ -178,6 +187,7 @@ class LaunchedFleet:
                 self._spawned.remove(worker)
                 self._release(worker)
         self.nodes.lost(node)
+        self.returning.node_lost(node)
         self._feed(DevicesLost(loop_time(), node))
 
     # ---- devices ----
@@ -265,6 +275,7 @@ class LaunchedFleet:
         """After the hub has told everybody to stop."""
         await self.supervisor.close()
         await self._launcher.close()
+        self.returning.forget()
         if self._depot is not None:
             await self._depot.close()
 

@@ -83,9 +83,9 @@ class LaunchPlan:
     def node_lost(self, node: NodeId) -> None:
         self._nodes.pop(node, None)
 
-    def expect(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> str:
-        """A worker is about to be started on a node; its key."""
-        made = PlannedWorker(worker, node, plan, secrets.token_urlsafe(32))
+    def expect(self, node: NodeId, plan: WorkerPlan, worker: WorkerId, key: str = "") -> str:
+        """A worker is about to be started on a node, or to return with its key; the key."""
+        made = PlannedWorker(worker, node, plan, key or secrets.token_urlsafe(32))
         made.reads |= {part for part in plan.arguments if part.startswith(f"{SCHEME}models/")}
         self._workers[worker] = made
         return made.key

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from slackwater.model.errors import UnavailableError
@@ -61,6 +62,7 @@ class Node:
     joined_s: float
     leaving: bool = False
     processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
+    adoptable: dict[str, says.RunningWorker] = field(default_factory=dict)  # by plan
     states: dict[str, float] = field(default_factory=dict)  # what its state manager counts
 
 
@@ -83,7 +85,8 @@ class Nodes:
     def joined(self, facts: says.NodeFacts, now_s: float) -> NodeId:
         """An agent has dialled in."""
         node = NodeId(facts.node)
-        self._nodes[node] = Node(facts, now_s)
+        adoptable = {running.order.log: running for running in facts.running if _numbered(running)}
+        self._nodes[node] = Node(facts, now_s, adoptable=adoptable)
         self._plan.node_joined(facts)
         logger.info("node joined node=%s cores=%d pool=%s", node, facts.cores, facts.pool)
         return node
@@ -141,31 +144,42 @@ class Nodes:
         nodes = [node for node in nodes if not self._nodes[node].leaving] or nodes
         return min(nodes, key=lambda node: (len(self._nodes[node].processes), node))
 
+    def adopt(self, node: NodeId, plan: WorkerPlan) -> NodeProcess | None:
+        """The worker of a plan that outlived another control plane; one that was told something
+        else is killed.
+        """
+        here = self._nodes.get(node)
+        running = None if here is None else here.adoptable.pop(plan.name, None)
+        if here is None or running is None:
+            return None
+        worker = WorkerId(running.order.worker)
+        process = NodeProcess(node, worker, partial(self._hub.send, agent_name(node)))
+        process.pid = running.pid
+        here.processes[worker] = process
+        if running.order != _order(worker, plan, running.order.key):
+            process.kill()
+        else:
+            self._plan.expect(node, plan, worker, running.order.key)
+            logger.info("worker adopted worker=%s pid=%d", worker, running.pid)
+        return process
+
+    def end_unplanned(self, node: NodeId, planned: Collection[str]) -> None:
+        """End the workers of plans that are no more."""
+        here = self._nodes[node]
+        for name in here.adoptable.keys() - planned:
+            worker = WorkerId(here.adoptable.pop(name).order.worker)
+            self._hub.send(agent_name(node), says.SignalWorker(worker, signal.SIGKILL))
+
     async def spawn(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> NodeProcess:
         """Start a worker on a node, and wait until its process runs."""
         here = self._nodes.get(node)
         if here is None:
             raise UnavailableError(f"node {node}: is not here")
-        agent = agent_name(node)
-
-        def send(message: messages.Message) -> None:
-            self._hub.send(agent, message)
-
+        send = partial(self._hub.send, agent_name(node))
         process = NodeProcess(node, worker, send)
         here.processes[worker] = process
         starting = self._starting[worker] = asyncio.get_running_loop().create_future()
-        key = self._plan.expect(node, plan, worker)
-        send(
-            says.StartWorker(
-                worker=worker,
-                log=plan.name,
-                module=plan.module,
-                arguments=list(plan.arguments),
-                key=key,
-                devices=plan.devices,
-                layout=plan.layout or "",
-            )
-        )
+        send(_order(worker, plan, self._plan.expect(node, plan, worker)))
         process.pid = await starting
         return process
 
@@ -190,3 +204,22 @@ class Nodes:
 def agent_name(node: NodeId) -> WorkerId:
     """The name under which a node's agent is connected."""
     return WorkerId(f"agent:{node}")
+
+
+def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> says.StartWorker:
+    return says.StartWorker(
+        worker=worker,
+        log=plan.name,
+        module=plan.module,
+        arguments=list(plan.arguments),
+        key=key,
+        devices=plan.devices,
+        layout=plan.layout or "",
+        grace_s=plan.grace_s,
+    )
+
+
+def _numbered(running: says.RunningWorker) -> bool:
+    """Whether its name is one that a supervisor gave it."""
+    name, _, number = running.order.worker.rpartition(".")
+    return name == running.order.log and number.isdecimal() and len(number) < 10

@@ -15,7 +15,7 @@ class WorkerPlan:
 
     It is a deployment if it has a `layout`: it needs a device for each rank of that, with
     `memory_mb` each, and may have devices of deployments of its `group`. `devices` are those that
-    it was given.
+    it was given. It outlives the control plane for `grace_s`, to be adopted by the next.
     """
 
     name: str
@@ -25,6 +25,7 @@ class WorkerPlan:
     memory_mb: int = 0
     group: str = ""
     devices: tuple[Device, ...] = ()
+    grace_s: float = 0.0
 
 
 class WorkerProcess(Protocol):

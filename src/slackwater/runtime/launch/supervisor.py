@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import NodeId, WorkerId
+from slackwater.runtime.launch.nodes import NodeProcess
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 
 logger = logging.getLogger(__name__)
@@ -37,10 +38,18 @@ class FailedStart:
 
 
 class WorkerSupervisor:
-    """One task per plan of a node that is here; each start has a fresh worker id (`name.1`)."""
+    """One task per plan of a node that is here; each start has a fresh worker id (`name.1`). What
+    `adopt` finds is not started.
+    """
 
-    def __init__(self, spawn: Spawn, policy: RestartPolicy | None = None) -> None:
-        self._spawn = spawn
+    def __init__(
+        self,
+        spawn: Spawn,
+        policy: RestartPolicy | None = None,
+        *,
+        adopt: Callable[[NodeId, WorkerPlan], NodeProcess | None] = lambda node, plan: None,
+    ) -> None:
+        self._spawn, self._adopt = spawn, adopt
         self._policy = policy or RestartPolicy()
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._tasks: dict[NodeId, list[asyncio.Task[None]]] = {}
@@ -148,11 +157,16 @@ class WorkerSupervisor:
         loop = asyncio.get_running_loop()
         deaths = 0
         while True:
-            number = self._starts[plan.name] = self._starts.get(plan.name, 0) + 1
+            number = self._starts.get(plan.name, 0) + 1
+            adopted = self._adopt(node, plan)
+            if adopted is not None:
+                number = int(adopted.worker.rpartition(".")[2])
+            self._starts[plan.name] = number
             worker = WorkerId(f"{plan.name}.{number}")
             began_s, said = loop.time(), ""
             try:
-                process = self._processes[worker] = await self._spawn(node, plan, worker)
+                process = adopted or await self._spawn(node, plan, worker)
+                self._processes[worker] = process
                 status = f"status {await process.wait()}"
                 said = getattr(process, "said", "")  # only an agent's tells
             except UnavailableError as error:

@@ -116,6 +116,7 @@ class WorkerPlans:
                 layout=pool.trainer_layout,
                 memory_mb=self._memory_mb(list(self._bases), pool.trainer_layout),
                 group=group(number),
+                grace_s=self._grace_s(pool.trainer_layout),
             )
             for number, name in enumerate(trainers)
         ]
@@ -135,6 +136,7 @@ class WorkerPlans:
                 layout=pool.engine_layout,
                 memory_mb=self._memory_mb([base], pool.engine_layout),
                 group=shared,
+                grace_s=0.0 if is_served else self._grace_s(pool.engine_layout),
             )
             plans += [
                 replace(engine, name=f"{prefix}{kind}-{place}-{number}")
@@ -163,6 +165,10 @@ class WorkerPlans:
         left = devices - pool.trainers * count_ranks(pool.trainer_layout)
         each, more = divmod(left // count_ranks(pool.engine_layout), models)
         return [max(each + (place < more), 1) for place in range(models)]
+
+    def _grace_s(self, layout: str) -> float:
+        """A worker of several ranks ends with the control plane: none of them may miss a step."""
+        return self._settings.worker_grace_s if count_ranks(layout) == 1 else 0.0
 
     def _memory_mb(self, models: Sequence[BaseModel], layout: str) -> int:
         """The least that a rank needs on a GPU: its part of the smallest model's weights."""

@@ -30,7 +30,7 @@ from aiohttp import web
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri, digest_file
-from slackwater.runtime.net.listening import accepted, bound_socket
+from slackwater.runtime.net.listening import accepted, same_port_socket
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire.proof import STRANGER_S
 
@@ -88,8 +88,16 @@ class Depot:
         self._accepting: asyncio.Task[None] | None = None
         self.port = 0
 
-    async def start(self, host: str, port: int, context: ssl.SSLContext | None) -> None:
-        """Listen; port 0 takes a free one. Unfinished uploads of the last run are dropped."""
+    async def start(
+        self,
+        host: str,
+        port: int,
+        context: ssl.SSLContext | None,
+        port_file: Path | None = None,
+    ) -> None:
+        """Listen; port 0 takes a free one, or the one that `port_file` keeps. Unfinished uploads of
+        the last run are dropped.
+        """
         shutil.rmtree(self._uploads, ignore_errors=True)
         app = web.Application(middlewares=[self._guard], client_max_size=1 << 50)
         app.router.add_get("/files/{kind}/{name:.+}", self._get)
@@ -97,7 +105,7 @@ class Depot:
         app.router.add_put("/uploads/{upload}/{file}", self._put)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        listening = bound_socket(host, port)
+        listening = same_port_socket(host, port, port_file)
         self.port = listening.getsockname()[1]
         self._accepting = asyncio.create_task(self._accept(listening, context))
 

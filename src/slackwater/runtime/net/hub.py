@@ -12,12 +12,13 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.net.credentials import Credentials
-from slackwater.runtime.net.listening import accepted, bound_socket
+from slackwater.runtime.net.listening import accepted, same_port_socket
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire import messages
 from slackwater.wire.frames import (
@@ -54,8 +55,9 @@ class _TakenError(PermissionError):
 class WorkerHub:
     """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
-    `told` hears of every message before it is sent. While it is `crowded`, frames that came
-    together are passed on in pieces, so that others get the event loop in between.
+    `told` hears of every message before it is sent; `port_file` keeps the port over restarts. While
+    it is `crowded`, frames that came together are passed on in pieces, so that others get the event
+    loop in between.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class WorkerHub:
         most_unread_bytes: int = 256 << 20,
         most_strangers: int = MOST_STRANGERS,
         listen: tuple[str, int] = ("127.0.0.1", 0),
+        port_file: Path | None = None,
         context: ssl.SSLContext | None = None,
         crowded: Callable[[], bool] = lambda: False,
         told: Callable[[WorkerId, messages.Message], None] = lambda worker, message: None,
@@ -80,7 +83,7 @@ class WorkerHub:
         self._silent_after_s = silent_after_s
         self._hello_timeout_s = hello_timeout_s
         self._most_unread_bytes = most_unread_bytes
-        self._listen_on = listen
+        self._listen_on, self._port_file = listen, port_file
         self._context = context
         self._writers: dict[WorkerId, asyncio.StreamWriter] = {}
         self._strangers = UnprovenPeers(most_strangers, hello_timeout_s)
@@ -92,7 +95,7 @@ class WorkerHub:
     async def start(self, listener: WorkerListener) -> None:
         """Listen; `listener` is told about workers from now on."""
         self._listener = listener
-        listening = bound_socket(*self._listen_on)
+        listening = same_port_socket(*self._listen_on, self._port_file)
         self.address = listening.getsockname()[:2]
         self._accepting = asyncio.create_task(self._accept(listening))
 

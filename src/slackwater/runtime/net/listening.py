@@ -1,10 +1,12 @@
 """Sockets to listen on."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -29,6 +31,20 @@ def bound_socket(host: str, port: int) -> socket.socket:
         except OSError as error:
             last = error
     raise UnavailableError(f"no free port between 20000 and 32000 on {host}: {last}")
+
+
+def same_port_socket(host: str, port: int, kept: Path | None) -> socket.socket:
+    """As `bound_socket`; where any port would do, the one that was bound before, which the file
+    keeps, so that who outlived the last control plane finds this one.
+    """
+    if kept is None:
+        return bound_socket(host, port)
+    if not port:
+        with contextlib.suppress(OSError, ValueError):
+            return _bound(host, int(kept.read_text()))
+    made = bound_socket(host, port)
+    kept.write_text(str(made.getsockname()[1]))
+    return made
 
 
 def _bound(host: str, port: int) -> socket.socket:

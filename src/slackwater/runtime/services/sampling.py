@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import sqlalchemy as sa
@@ -46,6 +46,7 @@ from slackwater.runtime.store.op_payloads import (
 )
 from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
 from slackwater.runtime.store.schema import sampling_sessions
+from slackwater.wire.messages import HeldTurn
 
 logger = logging.getLogger(__name__)
 
@@ -76,10 +77,11 @@ class SamplingService:
         self._shares = shares
         self._sessions: dict[SamplingSessionId, SamplingSession] = {}
         self._under_way: dict[RequestId, _SampleRun] = {}
+        self._adopted: list[_SampleRun] = []
         self.finished = FinishedRequestFeed()
 
     async def adopt(self) -> None:
-        """Take over sessions and unanswered requests from the durable log."""
+        """Take over sessions and unanswered requests from the durable log; `resume` begins them."""
 
         def sessions_of(connection: Connection) -> list[SamplingSession]:
             rows = connection.execute(
@@ -99,7 +101,14 @@ class SamplingService:
             if held is not None:
                 sample = decode_sample(payload)
                 self._shares.take(held.tenant, len(sample.seeds))
-                self._start(RequestId(request), held, sample)
+                self._adopted.append(self._open(RequestId(request), held, sample))
+
+    def resume(self) -> None:
+        """Generate what was taken over, from the tokens that engines still have."""
+        held = self._rollout.take_held()
+        for run in self._adopted:
+            run.start(held)
+        self._adopted.clear()
 
     def add_session(self, session: SamplingSession) -> None:
         self._sessions[session.sampling_session] = session
@@ -143,7 +152,7 @@ class SamplingService:
             if not added:
                 self._shares.give_back(session.tenant, turns)
         if added:
-            self._start(got, session, sample)
+            self._open(got, session, sample).start({})
         return got
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
@@ -179,12 +188,14 @@ class SamplingService:
         for run in [run for run in self._under_way.values() if run.session is session]:
             run.failed(why)
 
-    def _start(self, request: RequestId, session: SamplingSession, sample: SamplePayload) -> None:
+    def _open(
+        self, request: RequestId, session: SamplingSession, sample: SamplePayload
+    ) -> "_SampleRun":
         self._board.expect(request, session.tenant)
-        run = self._under_way[request] = _SampleRun(
-            request, session, sample, self, self._job_of(session.session)
-        )
-        run.start(self._rollout)
+        job = self._job_of(session.session)
+        run = _SampleRun(request, session, sample, self, job, self._rollout)
+        self._under_way[request] = run
+        return run
 
     def in_slices(
         self, tenant: TenantId, items: Sequence[int], work: Callable[[int], object]
@@ -239,6 +250,7 @@ class _SampleRun:
         sample: SamplePayload,
         service: SamplingService,
         job: JobId,
+        rollout: EngineExecutor,
     ) -> None:
         self.session = session
         self.job = job
@@ -246,20 +258,21 @@ class _SampleRun:
         self._sample = sample
         self.turns = len(sample.seeds)
         self._service = service
-        self._rollout: EngineExecutor | None = None
+        self._rollout = rollout
         self._results: dict[int, CompleteTurn] = {}
         self._over = False
 
     def turn_name(self, index: int) -> TurnId:
         return TurnId(f"{self._request}/{index}")
 
-    def start(self, rollout: EngineExecutor) -> None:
-        self._rollout = rollout
+    def start(self, held: Mapping[TurnId, HeldTurn]) -> None:
+        """Of turns that are `held` the rest."""
         prompt = array("I", self._sample.prompt)  # as engines are sent it
 
         def submit(index: int) -> None:
             if not self._over:
-                rollout.submit(self._spec(index, prompt), _SampleTurn(self, index))
+                spec, listener = self._spec(index, prompt), _SampleTurn(self, index)
+                self._rollout.submit(spec, listener, held=held.get(spec.turn))
 
         self._service.in_slices(self.session.tenant, range(self.turns), submit)
 
@@ -347,11 +360,9 @@ class _SampleRun:
 
     def cancel(self) -> None:
         self._over = True
-        assert self._rollout is not None
-        rollout = self._rollout
         left = [index for index in range(self.turns) if index not in self._results]
         self._service.in_slices(
-            self.session.tenant, left, lambda index: rollout.cancel(self.turn_name(index))
+            self.session.tenant, left, lambda index: self._rollout.cancel(self.turn_name(index))
         )
 
 

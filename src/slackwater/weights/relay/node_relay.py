@@ -114,6 +114,13 @@ class NodeRelay:
         if not came:
             self.shelf.give_up(payload.version)
 
+    def drop_all(self) -> None:
+        """Drop every payload that is here or on its way."""
+        with self._lock:
+            coming = tuple(self._fetches)
+        for payload in {*coming, *self.shelf.payloads()}:
+            self.drop(payload)
+
     def close(self) -> None:
         """Stop serving and fetching, and free the memory."""
         with self._lock:

@@ -196,6 +196,70 @@ def test_an_agent_that_lost_its_connection_dials_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_worker_with_a_grace_period_is_adopted_when_its_agent_returns(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, _):
+            kept = WorkerPlan("kept", "lasting_worker", (), grace_s=300.0)
+            other = WorkerPlan("other", "lasting_worker", ())
+            process = await plane.nodes.spawn(NODE, kept, WorkerId("kept.3"))
+            ended = await plane.nodes.spawn(NODE, other, WorkerId("other.1"))
+            key = plane.plan.key_of(messages.ConnectRequest("kept.3", b""))
+            plane.hub.hang_up(agent_name(NODE))
+            await until(lambda: plane.joins == 2 and plane.nodes.names() == (NODE,))
+            assert plane.plan.key_of(messages.ConnectRequest("kept.3", b"")) is None
+            assert plane.nodes.adopt(NODE, other) is None and not is_alive(ended.pid)
+            adopted = plane.nodes.adopt(NODE, kept)
+            assert adopted is not None and adopted.worker == "kept.3"
+            assert adopted.pid == process.pid and is_alive(process.pid)
+            assert plane.plan.key_of(messages.ConnectRequest("kept.3", b"")) == key
+            adopted.kill()
+            async with asyncio.timeout(DEADLINE_S):
+                assert await adopted.wait() == -signal.SIGKILL
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_of_another_configuration_is_not_adopted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, _):
+            for name in ("changed", "gone"):
+                plan = WorkerPlan(name, "lasting_worker", (), grace_s=300.0)
+                await plane.nodes.spawn(NODE, plan, WorkerId(f"{name}.1"))
+            processes = list(plane.nodes._nodes[NODE].processes.values())
+            plane.hub.hang_up(agent_name(NODE))
+            await until(lambda: plane.joins == 2 and plane.nodes.names() == (NODE,))
+            plane.nodes.end_unplanned(NODE, {"changed"})
+            plan = WorkerPlan("changed", "lasting_worker", ("--more",), grace_s=300.0)
+            found = plane.nodes.adopt(NODE, plan)
+            assert found is not None
+            async with asyncio.timeout(DEADLINE_S):
+                assert await found.wait() == -signal.SIGKILL
+            await until(lambda: not any(is_alive(process.pid) for process in processes))
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_ends_its_workers_and_itself_when_their_grace_period_is_over(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with plane_with_agent(tmp_path, False) as (plane, agent):
+            plan = WorkerPlan("kept", "lasting_worker", (), grace_s=1.5)
+            process = await plane.nodes.spawn(NODE, plan, WorkerId("kept.1"))
+            accepting = plane.hub._accepting
+            assert accepting is not None
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            began_s = asyncio.get_running_loop().time()
+            plane.hub.hang_up(agent_name(NODE))
+            async with asyncio.timeout(DEADLINE_S):
+                assert await agent.wait() == 1
+            assert asyncio.get_running_loop().time() - began_s >= 1.4
+            await until(lambda: not is_alive(process.pid))
+
+    asyncio.run(scenario())
+
+
 def test_a_wrong_secret_and_a_wrong_certificate_are_refused_in_one_line(tmp_path: Path) -> None:
     async def scenario() -> None:
         plane = Plane(tmp_path, encrypted=True)

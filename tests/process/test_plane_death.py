@@ -1,0 +1,68 @@
+"""SIGKILL of the control plane alone: its workers wait for the next one, and turns resume."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker import types
+
+from harness.ports import free_port
+
+from .service_process import ServiceProcess, gone, wait_for
+
+pytestmark = pytest.mark.process
+
+TURNS, TOKENS = 6, 300
+
+
+@pytest.fixture
+def service(tiny_model: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
+    made = ServiceProcess(tmp_path / "state", tiny_model, free_port(), "--engines", "2")
+    made.start()
+    made.wait_for_workers()
+    yield made
+    made.stop()
+
+
+class Samples:
+    """Long answers to some prompts, asked for at once."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        client = tinker.ServiceClient(base_url=service.url, api_key=service.key)
+        sampler = client.create_sampling_client(base_model="tiny")
+        params = types.SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=5)
+        prompts = [types.ModelInput.from_ints([65 + number, 66]) for number in range(TURNS)]
+        self._futures = [sampler.sample(prompt, 1, params) for prompt in prompts]
+
+    def tokens(self) -> list[list[int]]:
+        answers = [future.result(timeout=240) for future in self._futures]
+        return [list(answer.sequences[0].tokens) for answer in answers]
+
+
+def sampled(service: ServiceProcess) -> float:
+    """Tokens that all engines have sampled since they were started."""
+    told = service.get("/metrics").text
+    return sum(float(value) for value in re.findall(r'gauge="produced_tokens".*} (\S+)', told))
+
+
+@pytest.mark.timeout(600)
+def test_workers_outlive_the_control_plane_and_turns_resume_from_their_tokens(
+    service: ServiceProcess,
+) -> None:
+    expected = Samples(service).tokens()
+    wait_for("all counts", lambda: sampled(service) == sum(map(len, expected)))
+    pids = service.status()["pids"]
+    asked = Samples(service)
+    before = sum(map(len, expected))
+    wait_for("a part", lambda: sampled(service) > before * 1.3)
+    service.kill()
+    service.start()
+    assert asked.tokens() == expected
+    assert service.status()["pids"] == pids
+    assert not any(gone(pid) for pid in pids.values())
+    wait_for("all counts", lambda: sampled(service) >= 2 * before)
+    assert sampled(service) <= 2 * before + 2 * TURNS  # nothing was sampled twice
+    service.stop()
+    wait_for("the end of all workers", lambda: all(gone(pid) for pid in pids.values()))
