@@ -106,6 +106,8 @@ def run(options: BenchOptions) -> dict[str, Any]:
             figures |= {f"{part}_{name}": value for name, value in found.items()}
             figures["lost"] += found["lost"]
             figures["different"] += found["different"]
+            if part == "turns":
+                figures |= {name: found[name] for name in ("regenerated_share", "workers_exited")}
     return figures
 
 
