@@ -26,7 +26,7 @@ _ANSWER_S = 60.0
 class StateClient:
     """A `StatePort`; orders of the manager go to the holder that is attached."""
 
-    def __init__(self, path: str, name: str, secret: str) -> None:
+    def __init__(self, path: str, name: str, secret: str, device: str = "") -> None:
         self.name = name
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -35,7 +35,7 @@ class StateClient:
             connection.close()
             raise UnavailableError(f"state manager: {path} does not answer: {error}") from error
         self._frames = Frames(connection)
-        self._frames.send(says.HolderHello(name, secret))
+        self._frames.send(says.HolderHello(name, secret, device))
         self._holder: DeviceHolder | None = None
         self._asks: dict[int, Future[says.StateAnswer]] = {}
         self._numbers = itertools.count(1)

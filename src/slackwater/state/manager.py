@@ -88,16 +88,19 @@ class StateManager:
         self._body = body = StateBody(budgets, folder)
         self.book, self.catalogue, self.disk = body.book, body.catalogue, body.disk
         self.moved_bytes = body.moved_bytes  # by the tiers between which they were moved
+        self._devices: dict[str, str] = {}  # of holders
 
-    def attach(self, name: str, holder: DeviceHolder) -> None:
-        """A worker is there, with its part of the device."""
+    def attach(self, name: str, holder: DeviceHolder, device: str = "") -> None:
+        """A worker is there, with its device of the node, or its part of the only one."""
         with self._body.lock:
             self._body.holders[name] = holder
+            self._devices[name] = device
 
     def holder_gone(self, name: str) -> None:
         """A worker has ended: what was on its device falls back to the last image."""
         with self._body.lock:
             self._body.holder_gone(name)
+            self._devices.pop(name, None)
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
@@ -115,7 +118,8 @@ class StateManager:
                 for image in entry.shared
             )
             event = on.DeploymentRegistered(
-                time.monotonic(), deployment, holder, *sizes, warm, borrows
+                *(time.monotonic(), deployment, holder, *sizes, warm, borrows),
+                device=self._devices.get(holder, ""),
             )
             said = self._body.tell(event)[0]
             if isinstance(said, do.Refuse):

@@ -129,7 +129,7 @@ class StateServer:
             # A worker that reconnects gets a new name, so that the end of its old connection does
             # not detach it.
             name, holder = f"{first[0].holder}#{next(self._numbers)}", RemoteHolder(frames)
-            self._manager.attach(name, holder)
+            self._manager.attach(name, holder, first[0].device)
             while (got := frames.receive(_DECODER)) is not None:
                 message, descriptors = got
                 close_all(descriptors)

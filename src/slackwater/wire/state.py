@@ -34,10 +34,11 @@ class StretchFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HolderHello(Message, frozen=True):
-    """The first message of a worker."""
+    """The first message of a worker; `device` tells its device from the node's others."""
 
     holder: str
     secret: str
+    device: str = ""
 
 
 class RegisterState(Message, frozen=True):

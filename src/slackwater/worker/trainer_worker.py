@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from slackwater.model.device import CUDA
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.model.residency import DISK_MB
 from slackwater.model.uri import part_of
@@ -30,6 +31,7 @@ from slackwater.wire import messages
 from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result
 from slackwater.worker.connection import Connection, DisconnectedError
 from slackwater.worker.files import NodeFiles, node_files
+from slackwater.worker.node_devices import VISIBLE_VARIABLE
 from slackwater.worker.process import (
     address_of,
     base_parser,
@@ -117,7 +119,8 @@ def resident_models(worker: str, device: str) -> ResidentModels | None:
     path = os.environ.get(SOCKET_VARIABLE)
     if not path:
         return None
-    return ResidentModels(StateClient(path, worker, node_secret()), device)
+    own = os.environ.get(VISIBLE_VARIABLE, "") if device.startswith(CUDA) else ""
+    return ResidentModels(StateClient(path, worker, node_secret(), own), device)
 
 
 class TrainerWorker:

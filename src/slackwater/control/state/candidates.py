@@ -13,8 +13,10 @@ def candidates_on(
     waits: Sequence[ResidencyWait],
     hint: Sequence[str],
     wait: ResidencyWait | None,
+    device: str = "",
 ) -> list[EvictionCandidate]:
-    """What may leave the tier to make room for `wait`, or for an early load if that is None.
+    """What may leave the tier to make room for `wait`, or for an early load if that is None: on the
+    node's `device` alone, if that is the tier.
 
     What is shared is used when any of its borrowers is.
     """
@@ -23,14 +25,13 @@ def candidates_on(
     if tier is Tier.HOST:
         wanted = _wanted_on_host(records, waits, wait)
     found = []
-    for r in records.values():
-        if r.tier < tier or r.name in wanted or r.stuck or not records.may_sink(r):
+    for r in records.on(tier, device):
+        if r.name in wanted or r.stuck or not records.may_sink(r):
             continue
-        if tier is Tier.DEVICE or not r.warm:
-            users = (r, *records.borrowers(r))
-            used_s = max(user.last_used_s for user in users)
-            next_use = min((order[u.name] for u in users if u.name in order), default=None)
-            found.append(EvictionCandidate(r.name, r.size_on(tier), used_s, next_use))
+        users = (r, *records.borrowers(r))
+        used_s = max(user.last_used_s for user in users)
+        next_use = min((order[u.name] for u in users if u.name in order), default=None)
+        found.append(EvictionCandidate(r.name, r.size_on(tier), used_s, next_use))
     return found
 
 

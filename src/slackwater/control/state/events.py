@@ -9,7 +9,8 @@ class DeploymentRegistered(TimedMessage, frozen=True):
 
     `host_bytes` is the size of its image on host or disk, `device_bytes` what it needs to run. A
     `warm` one keeps its place on the host. `borrows` are other images that it reads, with their
-    sizes: another deployment's, or one of frozen parts, which goes with its last user.
+    sizes: another deployment's, or one of frozen parts, which goes with its last user. It runs on
+    the `device` of its holder; other devices of the node keep what they have.
     """
 
     deployment: str
@@ -18,6 +19,7 @@ class DeploymentRegistered(TimedMessage, frozen=True):
     host_bytes: int
     warm: bool
     borrows: tuple[tuple[str, int], ...] = ()
+    device: str = ""
 
 
 class ResidencyAsked(TimedMessage, frozen=True):

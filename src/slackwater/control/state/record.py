@@ -38,6 +38,7 @@ class Record:
     last_used_s: float = 0.0
     stuck: str | None = None
     doomed: bool = False
+    device: str = ""  # of the node, on which it runs
 
     @property
     def idle(self) -> bool:
@@ -80,15 +81,26 @@ class Record:
 class ResidencyRecords(dict[str, Record]):
     """All records by name."""
 
-    def used(self, tier: Tier) -> int:
-        """Bytes in use or reserved on a tier; a shared image counts once."""
+    def used(self, tier: Tier, device: str = "") -> int:
+        """Bytes in use or reserved on a tier, or on a device; a shared image counts once."""
         match tier:
             case Tier.DEVICE:
-                return sum(r.device_bytes for r in self.values() if r.uses_device)
+                here = (r for r in self.values() if r.uses_device and r.device == device)
+                return sum(r.device_bytes for r in here)
             case Tier.HOST:
                 return sum(r.host_bytes for r in self.values() if r.uses_host)
             case Tier.DISK:
                 return sum(r.host_bytes for r in self.values() if r.uses_disk)
+
+    def on(self, tier: Tier, device: str) -> list[Record]:
+        """Those at least as warm as a tier that share its room: of the device, or all but the warm
+        ones, whose images stay on the host.
+        """
+        return [
+            r
+            for r in self.values()
+            if r.tier >= tier and (r.device == device if tier is Tier.DEVICE else not r.warm)
+        ]
 
     def lenders(self, record: Record) -> Iterator[Record]:
         """Whose images it reads to come to the device."""

@@ -20,6 +20,8 @@ from slackwater.model.residency import StateBudgets, Tier
 from slackwater.policy.state.eviction import may_give_way, victims
 
 Out = list[do.StateCommand]
+Room = tuple[Tier, str]  # a tier of the node, or one of its devices
+FullRooms = set[Room]
 
 
 class ResidencyController:
@@ -43,9 +45,9 @@ class ResidencyController:
         record = self._records.get(deployment)
         return record is None or record.blank
 
-    def used(self, tier: Tier) -> int:
+    def used(self, tier: Tier, device: str = "") -> int:
         """Bytes in use or reserved on a tier."""
-        return self._records.used(tier)
+        return self._records.used(tier, device)
 
     def handle(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
         """Take one event; return what is to be done, in order."""
@@ -102,12 +104,13 @@ class ResidencyController:
                 why = f"{known.bereft}, which it shares, is gone" if known.bereft else why
                 out.append(do.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
                 return
-            known.holder, known.unowned = event.holder, False
+            known.holder, known.device, known.unowned = event.holder, event.device, False
             out.append(do.Admit(event.deployment, known.blank))
             return
         record = Record(
             *(event.deployment, event.holder, event.device_bytes, event.host_bytes, event.warm),
             borrows=tuple(name for name, _ in event.borrows),
+            device=event.device,
         )
         record.last_used_s = event.now_s
         brought = [
@@ -282,7 +285,7 @@ class ResidencyController:
         for doomed in [r for r in self._records.values() if r.doomed]:
             if not doomed.readers:
                 self._forget(doomed.name, out)
-        full: set[Tier] = set()
+        full: FullRooms = set()
         for wait in list(self._waits):
             record = self._records.get(wait.deployment)
             if record is None or wait not in self._waits:
@@ -294,7 +297,7 @@ class ResidencyController:
             else:
                 self._serve_down(wait, record, out)
 
-    def _serve_up(self, wait: ResidencyWait, record: Record, full: set[Tier], out: Out) -> None:
+    def _serve_up(self, wait: ResidencyWait, record: Record, full: FullRooms, out: Out) -> None:
         if record.bereft and record.tier is not Tier.DEVICE:
             why = f"state of {record.name}: {record.bereft}, which it shares, is gone"
             self._answer(wait, out, why)
@@ -324,20 +327,22 @@ class ResidencyController:
             self._answer(wait, out)
 
     def _raise_for(
-        self, wait: ResidencyWait, piece: Record, to: Tier, full: set[Tier], out: Out
+        self, wait: ResidencyWait, piece: Record, to: Tier, full: FullRooms, out: Out
     ) -> bool:
-        if to not in full and self._rise(piece, to, out, wait=wait):
+        room = _room(to, piece)
+        if room not in full and self._rise(piece, to, out, wait=wait):
             return True
-        full.add(to)
-        self._give_up_if_hopeless(wait, to, out)
+        full.add(room)
+        self._give_up_if_hopeless(wait, room, out)
         return False
 
-    def _follow(self, wait: ResidencyWait, record: Record, full: set[Tier], out: Out) -> None:
+    def _follow(self, wait: ResidencyWait, record: Record, full: FullRooms, out: Out) -> None:
         """Let a state that comes from disk go on to the device as its bytes arrive."""
         coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
         if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
             return
-        if record.following or record.blank or record.doomed or Tier.DEVICE in full:
+        room = _room(Tier.DEVICE, record)
+        if record.following or record.blank or record.doomed or room in full:
             return
         if not all(lender.readable for lender in self._records.lenders(record)):
             return
@@ -345,12 +350,11 @@ class ResidencyController:
             record.following = True
             out.append(do.MoveTier(record.name, Tier.DEVICE, follows=True))
         else:
-            full.add(Tier.DEVICE)
+            full.add(room)
 
-    def _give_up_if_hopeless(self, wait: ResidencyWait, to: Tier, out: Out) -> None:
+    def _give_up_if_hopeless(self, wait: ResidencyWait, room: Room, out: Out) -> None:
         """Refuse it if what occupies the room cannot be moved away, for example on a full disk."""
-        device = to is Tier.DEVICE
-        others = [r for r in self._records.values() if r.tier >= to and (device or not r.warm)]
+        others = self._records.on(*room)
         above = [r for r in others if r.stuck]
         busy = [r for r in others if not self._records.may_sink(r)]
         if above and not busy:
@@ -385,24 +389,24 @@ class ResidencyController:
         need = record.size_on(to)
         if to is Tier.HOST and record.warm:
             need = 0  # reserved
-        free = self._budget(to) - self.used(to)
+        room = _room(to, record)
+        free = self._budget(to) - self.used(*room)
         if need <= free:
             return True
         freeing = sum(
             r.size_on(to)
-            for r in self._records.values()
-            if r.tier >= to and r.moving_to is not None and r.moving_to < r.tier
-            if to is Tier.DEVICE or not r.warm
+            for r in self._records.on(*room)
+            if r.moving_to is not None and r.moving_to < r.tier
         )
         candidates = [
             c
-            for c in candidates_on(to, self._records, self._waits, self._hint, wait)
+            for c in candidates_on(to, self._records, self._waits, self._hint, wait, room[1])
             if next_use is None or (may_give_way(c, next_use) and c.name not in self._holding)
         ]
         for name in victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
         # Where the image below was still good, room is there at once.
-        return self._budget(to) - self.used(to) >= need
+        return self._budget(to) - self.used(*room) >= need
 
     def _sink(self, record: Record, out: Out) -> None:
         """One tier down. A host image that the disk has too is only dropped."""
@@ -424,8 +428,11 @@ class ResidencyController:
     def _prefetch(self, out: Out) -> None:
         """Load what the hint names, if nobody waits for the room and nothing sooner must leave."""
         wanted = [self._records[w.deployment] for w in self._waits if w.up]
-        waiting = {w.tier for w in self._waits if w.up} | {
-            Tier.HOST for r in wanted for p in self._records.pieces(r) if p.tier is Tier.DISK
+        waiting = {_room(w.tier, self._records[w.deployment]) for w in self._waits if w.up} | {
+            _room(Tier.HOST, p)
+            for r in wanted
+            for p in self._records.pieces(r)
+            if p.tier is Tier.DISK
         }
         leaving = {w.deployment for w in self._waits if not w.up}
         for number, name in enumerate(self._hint):
@@ -436,11 +443,13 @@ class ResidencyController:
             if record.tier is Tier.DEVICE or any(piece.stuck for piece in pieces):
                 continue
             for piece in [p for p in pieces if p.tier is Tier.DISK and p.idle]:
-                if Tier.HOST in waiting or not self._rise(piece, Tier.HOST, out, next_use=number):
+                blocked = _room(Tier.HOST, piece) in waiting
+                if blocked or not self._rise(piece, Tier.HOST, out, next_use=number):
                     return
             if record.idle and self._records.is_assembled(record):
                 to = Tier.DEVICE
-                if to in waiting or not self._rise(record, to, out, next_use=number):
+                blocked = _room(to, record) in waiting
+                if blocked or not self._rise(record, to, out, next_use=number):
                     return
                 self.early += 1
 
@@ -449,7 +458,8 @@ class ResidencyController:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        assert self.used(Tier.DEVICE) <= self.budgets.device_bytes
+        for device in {record.device for record in self._records.values()}:
+            assert self.used(Tier.DEVICE, device) <= self.budgets.device_bytes
         assert self.used(Tier.HOST) <= self.budgets.host_bytes
         assert self.used(Tier.DISK) <= self.budgets.disk_bytes
         assert len({wait.ticket for wait in self._waits}) == len(self._waits)
@@ -468,3 +478,8 @@ class ResidencyController:
             if record.tier is Tier.DISK and not record.blank:
                 assert record.on_disk
         self._records.check_lending()
+
+
+def _room(tier: Tier, record: Record) -> Room:
+    """Where it needs room: on its device, or on the tier of the whole node."""
+    return tier, record.device if tier is Tier.DEVICE else ""

@@ -44,10 +44,11 @@ class Node:
         warm: bool = True,
         holder: str = "w",
         borrows: tuple[tuple[str, int], ...] = (),
+        device: str = "",
     ) -> do.StateCommand:
         whole = size + sum(each for _, each in borrows)
         said = self.tell(
-            lambda t: on.DeploymentRegistered(t, name, holder, whole, size, warm, borrows)
+            lambda t: on.DeploymentRegistered(t, name, holder, whole, size, warm, borrows, device)
         )
         return said[0]
 
@@ -76,6 +77,22 @@ class Node:
 
     def release(self, name: str) -> None:
         self.tell(lambda t: on.LeaseReleased(t, name))
+
+
+def test_a_device_switches_its_state_and_the_others_keep_theirs() -> None:
+    node = Node(device=10, host=40)
+    for name, device in (("a", "GPU-0"), ("b", "GPU-0"), ("c", "GPU-1")):
+        node.register(name, holder=f"w{device}", device=device)
+    for name in ("a", "c"):
+        node.run(name)
+        node.release(name)
+    node.run("b")
+    tiers = {name: node.book.tier(name) for name in "abc"}
+    assert tiers == {"a": Tier.HOST, "b": Tier.DEVICE, "c": Tier.DEVICE}
+    assert node.book.used(Tier.DEVICE, "GPU-0") == node.book.used(Tier.DEVICE, "GPU-1") == 10
+    waits = node.ask("a")  # b runs on its device, whatever is free on the other
+    node.finish()
+    assert waits not in node.answers and node.book.tier("c") is Tier.DEVICE
 
 
 def test_a_state_that_fits_no_tier_is_refused_at_admission_with_the_numbers() -> None:
