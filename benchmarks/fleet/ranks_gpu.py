@@ -93,7 +93,7 @@ def adapter_slices(shape: NetConfig, ranks: Ranks | None) -> Mapping[str, Tensor
     return RankSlices(
         "adapter",
         {
-            piece.local: whole[piece.tensor][tuple(map(slice, piece.box.start, piece.box.stop))]
+            piece.tensor: whole[piece.tensor][tuple(map(slice, piece.box.start, piece.box.stop))]
             for piece in held.pieces
         },
     )

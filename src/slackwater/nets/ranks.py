@@ -58,13 +58,11 @@ class RankPlan:
         size = _whole_number(environment, WORLD_SIZE_VARIABLE, "1")
         if size == 1:
             return None
-        layout = Layout.parse(environment.get(LAYOUT_VARIABLE, ""))
+        layout = Layout.parse(environment.get(LAYOUT_VARIABLE, ""), LAYOUT_VARIABLE)
         if layout.ranks != size:
             raise ConfigError.of(
                 LAYOUT_VARIABLE, str(layout), f"must have {size} ranks ({WORLD_SIZE_VARIABLE})"
             )
-        if layout.pp > 1 or layout.ep > 1:
-            raise ConfigError.of(LAYOUT_VARIABLE, str(layout), "must have tp and dp only")
         rank = _whole_number(environment, RANK_VARIABLE, "")
         if rank >= size:
             raise ConfigError.of(RANK_VARIABLE, rank, f"must be below {size}")

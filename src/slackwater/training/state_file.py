@@ -143,7 +143,7 @@ def _copy(held: dict[str, Tensor], name: str, tensor: Tensor, receiver: RankShar
         source = PublishedSlice.named(name, 0)
     copied = 0
     for fetch in fetches([source], receiver):
-        held[fetch.local][fetch.place] = tensor[fetch.box.within(source.box)]
+        held[source.tensor][fetch.place] = tensor[fetch.box.within(source.box)]
         copied += fetch.box.elements
     return copied
 

@@ -256,14 +256,13 @@ class Trainer:
         own, sliced = shards.rank(rank), {}
         for each in publishing(shards):
             if each.rank == rank:
-                name, place = own.find(each.tensor, each.box)
-                sliced[each.name] = held[name][place]
+                sliced[each.name] = held[each.tensor][own.find(each.tensor, each.box)]
         return sliced
 
     def shard_map(self) -> ShardMap:
         """Which slices of the trained tensors each rank holds; data ranks have the same adapter."""
         config, lora = self._net.config, self._meta.lora
-        layout = Layout(vocab_multiple=0) if self._ranks is None else self._ranks.layout
+        layout = Layout() if self._ranks is None else self._ranks.layout
         if lora is not None:
             layout = dataclasses.replace(layout, fsdp=False)
             return ShardMap(lora.tensor_shapes(config), config.head_dim, layout)

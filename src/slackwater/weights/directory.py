@@ -61,10 +61,10 @@ def read_slices(paths: Sequence[Path], receiver: RankShards) -> tuple[dict[str, 
                     came += values.nbytes
                     if fetch.box == source.box and _sum(values) != header.crc32[name]:
                         raise unusable(path, f"the bytes of {name} are not as written")
-                    if fetch.local not in local:
-                        shape = receiver.shapes[fetch.local]
-                        local[fetch.local] = torch.zeros(shape, dtype=values.dtype)
-                    local[fetch.local][fetch.place] = values
+                    tensor = source.tensor
+                    if tensor not in local:
+                        local[tensor] = torch.zeros(receiver.shapes[tensor], dtype=values.dtype)
+                    local[tensor][fetch.place] = values
     return local, came
 
 

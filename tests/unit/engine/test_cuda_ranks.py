@@ -110,7 +110,7 @@ def slices(whole: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     shapes = {name: tuple(tensor.shape) for name, tensor in whole.items()}
     held = ShardMap(shapes, CONFIG.head_dim, LAYOUT).rank(rank)
     return {
-        piece.local: whole[piece.tensor][
+        piece.tensor: whole[piece.tensor][
             tuple(map(slice, piece.box.start, piece.box.stop))
         ].contiguous()
         for piece in held.pieces

@@ -48,4 +48,4 @@ def test_every_layout_reads_what_four_ranks_saved(kind: str, layout: str, tmp_pa
             assert {name: tuple(t.shape) for name, t in state.tensors[part].items()} == held.shapes
             for piece in held.pieces:
                 index = tuple(map(slice, piece.box.start, piece.box.stop))
-                assert state.tensors[part][piece.local].equal(whole[part][piece.tensor][index])
+                assert state.tensors[part][piece.tensor].equal(whole[part][piece.tensor][index])

@@ -274,7 +274,7 @@ def test_four_ranks_publish_and_two_fetch_what_they_hold_and_every_file_once(
         assert came == 4 * sum(piece.box.elements for piece in shards.pieces)
         for piece in shards.pieces:
             index = tuple(map(slice, piece.box.start, piece.box.stop))
-            assert torch.equal(tensors[piece.local], whole[piece.tensor][index])
+            assert torch.equal(tensors[piece.tensor], whole[piece.tensor][index])
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "node/weights").glob("*of*")}
     fetched = {name: size for name, size in CountingDepot.fetched.items() if "of" in name}
     assert len(sizes) == SENDERS.ranks and fetched == sizes

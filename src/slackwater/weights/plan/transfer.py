@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap, ShardPiece
+from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
 
 _SMALL = 1 << 16  # elements below which a slice is not divided among its holders
 
@@ -38,31 +38,19 @@ class PublishedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SliceFetch:
-    """Take `box`, part of what was published, and put it into the local tensor from `at` on."""
+    """Take `box`, part of what was published, and put it at `place` of the rank's tensor."""
 
     published: PublishedSlice
     box: Box
-    local: str
-    at: tuple[int, ...]
-
-    @property
-    def place(self) -> tuple[int | slice, ...]:
-        """Where `box` goes, as an index into the local tensor."""
-        lead = len(self.at) - len(self.box.start)
-        inner = zip(self.at[lead:], self.box.shape, strict=True)
-        return (*self.at[:lead], *(slice(at, at + size) for at, size in inner))
+    place: tuple[slice, ...]
 
 
 def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:
     """A division of the whole model among the ranks that hold it, evenly loaded."""
     holders: defaultdict[tuple[str, Box], list[int]] = defaultdict(list)
     for rank in range(shard_map.layout.ranks):
-        seen: set[tuple[str, Box]] = set()
         for piece in shard_map.rank(rank).pieces:
-            key = (piece.tensor, piece.box)
-            if key not in seen:  # a tied embedding may lie in two places of one rank
-                seen.add(key)
-                holders[key].append(rank)
+            holders[piece.tensor, piece.box].append(rank)
     load: defaultdict[int, int] = defaultdict(int)
     found: list[PublishedSlice] = []
     for (tensor, box), ranks in sorted(
@@ -94,11 +82,5 @@ def fetches(published: Sequence[PublishedSlice], receiver: RankShards) -> tuple[
         for source in by_tensor[piece.tensor]:
             common = piece.box.common(source.box)
             if common is not None:
-                found.append(SliceFetch(source, common, piece.local, _moved(piece, common)))
+                found.append(SliceFetch(source, common, common.within(piece.box)))
     return tuple(found)
-
-
-def _moved(piece: ShardPiece, box: Box) -> tuple[int, ...]:
-    lead = len(piece.at) - len(box.start)
-    inner = zip(piece.at[lead:], box.start, piece.box.start, strict=True)
-    return (*piece.at[:lead], *(at + start - base for at, start, base in inner))
