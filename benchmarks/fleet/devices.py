@@ -1,16 +1,23 @@
-"""bench devices: jobs of 1 to 64 devices come and go on a fleet of 32 nodes with 64 devices each.
+"""bench devices: jobs of 1 to 64 devices come and go.
 
-A job that gets no devices waits, in order, until others have ended. Each decision of the device
-allocator is measured in processor time, and the allocator's invariants are checked after it.
+The device allocator alone, on 32 nodes with 64 devices each: a job that gets no devices waits, in
+order, until others have ended. Then the whole co-scheduler (`coschedule_`), on two pools of nodes
+with 8 devices each, which jobs share as parts and as whole nodes: every event of their lives, with
+crashes and lost nodes, in virtual time. Each decision is measured in processor time, and the
+invariants are checked as it goes.
 """
 
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.options import BenchOptions
+from slackwater.control.coschedule.commands import Command, StartJob
+from slackwater.control.coschedule.events import Event, JobArrived, JobFinished
+from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices.allocator import DeviceAllocator
 from slackwater.control.devices.messages import (
     AllocationCommand,
@@ -21,11 +28,18 @@ from slackwater.control.devices.messages import (
     StartDeployment,
 )
 from slackwater.model.device import CUDA, DeploymentRequest, Device
-from slackwater.model.ids import DeploymentId, NodeId
+from slackwater.model.ids import DeploymentId, JobId, NodeId
+from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.node import H20, H800, Pool, Role
+from slackwater.sim.cluster.body import SimulatedCluster
+from slackwater.sim.cluster.scenario import ClusterScenario, FaultConfig
+from slackwater.sim.cluster.simulate import new_controller
 
 _NODES, _PER_NODE, _PER_DOMAIN = 32, 64, 8
 _SIZES = (1, 1, 2, 4, 8, 8, 16, 32, 64)
 _CHECK_EVERY = 10
+_POOL_NODES = 640  # of each pool of the co-scheduler
+_APART_S = 15.0
 
 
 class TimedAllocator:
@@ -44,9 +58,79 @@ class TimedAllocator:
         return commands
 
 
+class TimedScheduler:
+    """The co-scheduler, the time of its decisions, and the most jobs that had a place at once."""
+
+    def __init__(self, scheduler: CoScheduler) -> None:
+        self._scheduler = scheduler
+        self.took_s: list[float] = []
+        self.arrivals_s: list[float] = []
+        self._placed: set[JobId] = set()
+        self.most_placed = 0
+        self.check_integrity = scheduler.check_integrity
+
+    def handle(self, event: Event) -> Sequence[Command]:
+        began_s = time.thread_time()
+        commands = self._scheduler.handle(event)
+        self.took_s.append(time.thread_time() - began_s)
+        if isinstance(event, JobArrived):
+            self.arrivals_s.append(self.took_s[-1])
+        if isinstance(event, JobFinished):
+            self._placed.discard(event.job)
+        self._placed.update(one.job for one in commands if isinstance(one, StartJob))
+        self.most_placed = max(self.most_placed, len(self._placed))
+        return commands
+
+
+def _coscheduled(options: BenchOptions, count: int) -> dict[str, Any]:
+    """Jobs of all sizes through the co-scheduler."""
+    draw = random.Random(options.seed)
+    jobs = []
+    for number in range(count):
+        devices = draw.choice(_SIZES)
+        train = draw.choice((devices, max(devices // 2, 1)))
+        profile = JobProfile(
+            *(draw.uniform(100, 400), draw.uniform(50, 300), 10.0),
+            rollout_state_gb=30.0 * min(devices, 8),
+            train_state_gb=30.0 * min(train, 8),
+            rollout_devices=devices,
+            train_devices=train,
+        )
+        lasts = draw.randint(20, 60)
+        made = (JobId(f"job{number}"), number * _APART_S, lasts, draw.uniform(1.2, 2.5), profile)
+        jobs.append(JobSpec(*made))
+    scenario = ClusterScenario(
+        fleet=(Pool(Role.ROLLOUT, H20, _POOL_NODES), Pool(Role.TRAIN, H800, _POOL_NODES)),
+        jobs=tuple(jobs),
+        faults=FaultConfig(job_crashes_per_h=2.0, node_losses_per_h=1.0),
+        seed=options.seed,
+    )
+    timed = TimedScheduler(new_controller(scenario))
+    cluster = SimulatedCluster(scenario, scenario.jobs, timed, check_every=1000)
+    cluster.run(lambda share: options.progress("jobs through the co-scheduler", share))
+    took_ms, arrivals_ms = 1e3 * np.array(timed.took_s), 1e3 * np.array(timed.arrivals_s)
+    rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
+    return {
+        "coschedule_devices": 16 * _POOL_NODES,
+        "coschedule_decisions": len(took_ms),
+        "coschedule_most_placed": timed.most_placed,
+        "coschedule_finished": sum(row.finished_s is not None for row in rows),
+        "coschedule_slo_attainment": float(np.mean([row.kept_slo for row in rows])),
+        "coschedule_decision_p50_ms": float(np.percentile(took_ms, 50)),
+        "coschedule_decision_p99_ms": float(np.percentile(took_ms, 99)),
+        "coschedule_arrival_p99_ms": float(np.percentile(arrivals_ms, 99)),
+        "coschedule_decision_max_ms": float(took_ms.max()),
+    }
+
+
 def run(options: BenchOptions) -> dict[str, Any]:
     """Two thousand jobs; two hundred with `--quick`."""
     jobs = 200 if options.quick else 2000
+    _coscheduled(options, 40)  # compiles
+    return _allocated(options, jobs) | _coscheduled(options, jobs)
+
+
+def _allocated(options: BenchOptions, jobs: int) -> dict[str, Any]:
     draw = random.Random(options.seed)
     fleet = TimedAllocator()
     for number in range(_NODES):

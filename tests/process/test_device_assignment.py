@@ -37,3 +37,31 @@ def test_four_virtual_devices_have_a_trainer_and_three_engines(
     for (owner,), cores in zip(owners.values(), slices, strict=True):
         assert seen[f"{owner}.1"] == set(cores)
     assert "device local/cpu:3   engine-0-2" in (tmp_path / "state" / "up.log").read_text()
+
+
+def test_jobs_with_parts_of_a_node_run_side_by_side_and_one_with_all_of_it_waits(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    options = ("--devices", "4", "--engines", "2", "--trainers", "2")
+    shares = ("--set", "coschedule.placement=group", "--set", "coschedule.limits.lease_s=600")
+    service = ServiceProcess(tmp_path / "state", tiny_model, free_port(), *options, *shares)
+    service.start()
+    try:
+        profile = {"rollout_s": 1.0, "train_s": 5.0}
+        part = {"rollout_layout": "tp=1", "train_layout": "tp=1"}
+        for name, layouts in (("small", part), ("other", part), ("whole", {})):
+            body = {"name": name, "iterations": 50, "slo": 1.0, "profile": profile, **layouts}
+            assert service.post("/slackwater/jobs", body).status_code == 201
+        asked = {"phase": "rollout", "iteration": 0}
+        permits = [
+            service.post(f"/slackwater/jobs/{name}/permits", asked).json()
+            for name in ("small", "other")
+        ]
+        state = service.get("/slackwater/coschedule").json()
+        jobs = {row["job"].removeprefix("default/"): row for row in state["jobs"]}
+        (row,) = (row for row in state["nodes"] if row["node"] == "rollout-0")
+    finally:
+        service.stop()
+    held = sorted(permit["nodes"] for permit in permits)
+    assert held == [["rollout-0/0"], ["rollout-0/1"]], "each has one of the two engines"
+    assert jobs["whole"]["stage"] == "held" and row["job"] is not None

@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from slackwater.model.device import layout_devices
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobProfile, JobTerms, SloScope
 
@@ -37,7 +38,9 @@ class KnownProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnJob:
-    """A job whose driver its owner runs: only the terms are the service's to know."""
+    """A job whose driver its owner runs: only the terms are the service's to know. Its layouts,
+    such as tp=2, say how many devices it needs; without them it needs whole nodes.
+    """
 
     name: str
     iterations: int
@@ -46,6 +49,8 @@ class OwnJob:
     duty_ratio: float | None = None
     profile: KnownProfile | None = None
     slo_scope: SloScope = "job"
+    rollout_layout: str = ""
+    train_layout: str = ""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -57,19 +62,25 @@ class OwnJob:
     def terms(self) -> JobTerms:
         """What the co-scheduler must know."""
         asked = (self.iterations, self.slo, self.priority, self.duty_ratio)
+        known: dict[str, Any] = {} if self.profile is None else asdict(self.profile)
+        for length in ("rollout_s", "train_s", "sync_s"):
+            known.pop(length, None)
+        known |= self._devices
         try:
-            if self.profile is None:
-                return JobTerms(*asked, slo_scope=self.slo_scope)
-            known = asdict(self.profile)
-            for length in ("rollout_s", "train_s", "sync_s"):
-                del known[length]
             return JobTerms(*asked, **known, slo_scope=self.slo_scope)
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("job: ")) from None
 
     @property
     def known_profile(self) -> JobProfile | None:
-        return None if self.profile is None else self.profile.made
+        return None if self.profile is None else replace(self.profile.made, **self._devices)
+
+    @property
+    def _devices(self) -> dict[str, int]:
+        return {
+            f"{phase}_devices": layout_devices(layout, f"{phase}_layout")
+            for phase, layout in (("rollout", self.rollout_layout), ("train", self.train_layout))
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

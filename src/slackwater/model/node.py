@@ -87,6 +87,16 @@ class Pool:
         return replace(self, node_type=kind, max_nodes=round(self.max_nodes / share))
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSize:
+    """How many devices the engines, or the trainers, of a node have, and how many one of them."""
+
+    devices: int = 1
+    of_deployment: int = 1
+
+
+ONE = NodeSize()
+
 # WEAVE Table 1: prices and rates of the two clusters; host memory of section 3.2 (1-2 TB nodes).
 H20 = NodeType("H20", 8, 1.85, 2048.0, 148.0, 96.0, 4.0)
 H800 = NodeType("H800", 8, 5.28, 2048.0, 989.5, 80.0, 3.35)

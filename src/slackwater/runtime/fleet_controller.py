@@ -13,7 +13,8 @@ def new_fleet_controller(settings: ServiceSettings) -> FleetController:
     coscheduler = None
     if shared is not None:
         rollout_nodes, train_nodes = settings.coscheduled_nodes
-        coscheduler = shared.new_coscheduler(len(rollout_nodes), len(train_nodes))
+        counts = (len(rollout_nodes), len(train_nodes))
+        coscheduler = shared.new_coscheduler(*counts, settings.coscheduled_sizes)
     lending = None
     if served is not None:
         lending = LendingController([name for name in settings.models if name != served.model])

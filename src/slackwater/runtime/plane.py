@@ -12,6 +12,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.operation import Operation
+from slackwater.model.placement import place_devices
 from slackwater.model.session import TrainedModel
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.drivers import DriverExecutor
@@ -44,7 +45,12 @@ from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
-from slackwater.runtime.services.phases import PhaseService, coscheduled_places, places_of
+from slackwater.runtime.services.phases import (
+    PhaseService,
+    coscheduled_places,
+    deployment_place,
+    places_of,
+)
 from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.rentals import RentalHooks, RentalService
 from slackwater.runtime.services.sampling import SamplingService
@@ -62,6 +68,7 @@ from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.timeline.spans import PermitSpans
 from slackwater.wire.agent import PrefetchStates
 from slackwater.wire.certificate import Certificate
 
@@ -98,6 +105,8 @@ class ControlPlane:
         self._recording = Recording(settings.record)
         self._served = settings.serving
         self._places = coscheduled_places(*settings.coscheduled_nodes)
+        sizes = settings.coscheduled_sizes
+        self._sizes = dict(zip(("rollout", "train"), sizes, strict=True))
         self.controller = new_fleet_controller(settings)
         clock = DecisionClock()
         self.runtime = live_driver(
@@ -217,7 +226,8 @@ class ControlPlane:
         if shared is not None:
             places = places_of(self._places)
             callbacks = PhaseCallbacks(self._end_refused, self._phases_changed, self._prefetch)
-            permits = PermitExecutor(self.runtime, tuple(places), callbacks, clock)
+            spans = PermitSpans(tuple(places), loop_time(), self._share)
+            permits = PermitExecutor(self.runtime, spans, callbacks, clock)
             self.phases = PhaseService(shared, self.controller, feed, places, permits)
 
     def _open_sampling(self) -> None:
@@ -388,10 +398,17 @@ class ControlPlane:
         for node, hint in hints.items():
             self.hub.send(agent_name(node), hint)
 
+    def _share(self, place: NodeId) -> float:
+        """How much of its node a co-scheduled place is."""
+        devices = place_devices(place)
+        whole = self._sizes[place.partition("-")[0]].devices
+        return 1.0 if devices is None else len(devices) / whole
+
     def _coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
         """The co-scheduler's name of the node that a worker is on, as one of a pool."""
         node = self.fleet.nodes.node_of(worker)
-        return None if node is None else self._places.get((pool, node))
+        place = None if node is None else self._places.get((pool, node))
+        return None if place is None else deployment_place(place, worker, self._sizes[pool])
 
     def _node_lost(self, node: NodeId) -> None:
         """Its agent is gone: the co-scheduler has one place less in each pool that it was in."""

@@ -1,6 +1,6 @@
 """What an operator can set of a service."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,10 @@ from typing import Any
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
+from slackwater.model.device import count_ranks
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import ConfigError
+from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
@@ -198,6 +200,27 @@ class ServiceSettings:
         train = tuple(node.name for node in file.nodes if pools[node.pool].trainers)
         return rollout, train
 
+    @property
+    def coscheduled_sizes(self) -> tuple[NodeSize, NodeSize]:
+        """Of the nodes that roll out, and of those that train, as far as the fleet says which
+        devices they have. Nodes that differ are not divided, and so are those with engines of
+        several models.
+        """
+        file, found = self.whole_fleet, (set[NodeSize](), set[NodeSize]())
+        for node in file.nodes:
+            pool, devices = file.pool(node.pool), max(node.devices, len(node.gpu_ids))
+            engine, trainer = count_ranks(pool.engine_layout), count_ranks(pool.trainer_layout)
+            engines = pool.engines
+            if engines is None:
+                engines = (devices - pool.trainers * trainer) // engine
+            for sizes, count, ranks in (
+                (found[0], max(engines, 1) if pool.has_engines else 0, engine),
+                (found[1], pool.trainers, trainer),
+            ):
+                if count:
+                    sizes.add(NodeSize(count * ranks, ranks) if devices > 1 else NodeSize())
+        return _one_size(found[0], self.models), _one_size(found[1])
+
     def _check_sandboxes(self) -> None:
         if self.sandboxes < 0:
             raise ConfigError.of("--sandboxes", self.sandboxes, "must be at least 0")
@@ -255,3 +278,11 @@ class ServiceSettings:
     def trainer_dtype(self) -> str:
         """What trainers compute in: as set, or as the device wants it."""
         return self.train_dtype or ("bfloat16" if self.device.startswith("cuda") else "float32")
+
+
+def _one_size(sizes: set[NodeSize], models: Sized = ("",)) -> NodeSize:
+    """Of all nodes, where they are alike and any part of one will do for every job."""
+    if len(sizes) == len(models) == 1:
+        return next(iter(sizes))
+    least = min((size.devices for size in sizes), default=1)
+    return NodeSize(least, least)

@@ -1,11 +1,11 @@
 """A run as time spans: what ran where, what was rented, and the cost; live or simulated."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.placement import Phase
+from slackwater.model.placement import Phase, node_of
 
 _MOST_SPANS = 200_000
 
@@ -66,9 +66,17 @@ class _Held:
 
 
 class PermitSpans:
-    """Fed with permits as they are granted, shrunk and returned; `nodes` exist from `start_s`."""
+    """Fed with permits as they are granted, shrunk and returned; `nodes` exist from `start_s`, and
+    `share` says how much of its node a place is.
+    """
 
-    def __init__(self, nodes: tuple[NodeId, ...], start_s: float) -> None:
+    def __init__(
+        self,
+        nodes: tuple[NodeId, ...],
+        start_s: float,
+        share: Callable[[NodeId], float] = lambda place: 1.0,
+    ) -> None:
+        self._share = share
         self._nodes = nodes
         self._start_s = start_s
         self._held: dict[int, _Held] = {}
@@ -102,8 +110,8 @@ class PermitSpans:
 
     def _cut(self, held: _Held, now_s: float) -> None:
         for node in held.nodes:
-            if not held.tail and node in self._busy_s:
-                self._busy_s[node] += now_s - held.since_s
+            if not held.tail and node_of(node) in self._busy_s:
+                self._busy_s[node_of(node)] += (now_s - held.since_s) * self._share(node)
             if len(self.spans) < _MOST_SPANS:
                 kind: Literal["run", "tail"] = "tail" if held.tail else "run"
                 start_s, end_s = held.since_s - self._start_s, now_s - self._start_s
@@ -113,9 +121,10 @@ class PermitSpans:
     def utilisation(self, node: NodeId, now_s: float) -> float:
         """The share of its time in which a phase held the node."""
         running_s = sum(
-            now_s - held.since_s
+            (now_s - held.since_s) * self._share(place)
             for held in self._held.values()
-            if node in held.nodes and not held.tail
+            for place in held.nodes
+            if node_of(place) == node and not held.tail
         )
         lived_s = max(now_s - self._start_s, 1e-9)
         return min((self._busy_s.get(node, 0.0) + running_s) / lived_s, 1.0)

@@ -7,7 +7,8 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.runtime.executors.permits import DecisionClock, PermitExecutor, PhaseCallbacks
-from slackwater.runtime.live_driver import live_driver
+from slackwater.runtime.live_driver import live_driver, loop_time
+from slackwater.timeline.spans import PermitSpans
 
 A, B = JobId("a"), JobId("b")
 
@@ -24,7 +25,8 @@ def _hands(
 
 def _body(callbacks: PhaseCallbacks) -> PermitExecutor:
     runtime = live_driver(FleetController())
-    return PermitExecutor(runtime, (NodeId("n"),), callbacks, DecisionClock())
+    spans = PermitSpans((NodeId("n"),), loop_time())
+    return PermitExecutor(runtime, spans, callbacks, DecisionClock())
 
 
 def _given(

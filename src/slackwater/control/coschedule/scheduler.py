@@ -135,6 +135,13 @@ class CoScheduler:
         return self._fleet.nodes
 
     @property
+    def places(self) -> tuple[NodeId, ...]:
+        """Where deployments are: nodes, or the smallest parts that jobs can have."""
+        pools = (self._fleet.rollout, self._fleet.train)
+        sizes = ((p.role, p.least_devices if p.least_devices > 1 else 0) for p in pools)
+        return tuple(place for role, size in sizes for place in self._fleet.places(role, size))
+
+    @property
     def permits(self) -> Permits:
         """To look at."""
         return self._permits

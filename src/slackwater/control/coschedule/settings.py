@@ -10,7 +10,7 @@ from slackwater.control.coschedule.config import CoScheduleConfig, ordering_for
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.errors import ConfigError
-from slackwater.model.node import NodeType, Pool, Role
+from slackwater.model.node import ONE, NodeSize, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.placement.catalogue import POLICIES, make_policy
 from slackwater.policy.placement.fleet import FleetView, MoveCost
@@ -50,14 +50,21 @@ class CoscheduleSettings:
         """The name of the order of phases."""
         return ordering_for(self.placement) if self.ordering == "auto" else self.ordering
 
-    def new_coscheduler(self, rollout_nodes: int, train_nodes: int) -> CoScheduler:
-        """Over nodes of one price: what fits beside another job shares its nodes. Lengths are
-        measured, so the SLO is held against what is seen.
+    def new_coscheduler(
+        self, rollout_nodes: int, train_nodes: int, sizes: tuple[NodeSize, NodeSize] = (ONE, ONE)
+    ) -> CoScheduler:
+        """Over nodes of one price, of these sizes: what fits beside another job shares its nodes.
+        Lengths are measured, so the SLO is held against what is seen.
         """
-        kind = NodeType("node", 8, 1.0, self.host_memory_gb, 1.0, 1.0, 1.0)
+
+        def pool(role: Role, nodes: int, size: NodeSize) -> Pool:
+            price, memory_gb = 8.0 / size.devices, self.host_memory_gb
+            kind = NodeType("node", size.devices, price, memory_gb, 1.0, 1.0, 1.0)
+            return Pool(role, kind, nodes, least_devices=size.of_deployment)
+
         fleet = FleetView(
-            Pool(Role.ROLLOUT, kind, rollout_nodes),
-            Pool(Role.TRAIN, kind, train_nodes),
+            pool(Role.ROLLOUT, rollout_nodes, sizes[0]),
+            pool(Role.TRAIN, train_nodes, sizes[1]),
             self.move,
             engines_on_train_nodes=False,
         )

@@ -40,6 +40,7 @@ from slackwater.control.timer import TimerFired
 from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector
 from slackwater.model.ids import InstanceId, JobId, NodeId
+from slackwater.model.placement import is_within
 
 Handler = Callable[[Any], Sequence[Any]]
 
@@ -208,7 +209,9 @@ class FleetController:
         found = [
             record
             for record in self.rollout.books.instances
-            if record.spec.place in nodes and record.spec.job in (None, job)
+            if (place := record.spec.place) is not None
+            and any(is_within(place, node) for node in nodes)
+            and record.spec.job in (None, job)
         ]
 
         def rank(record: InstanceRecord) -> tuple[int, InstanceId]:

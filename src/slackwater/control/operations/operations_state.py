@@ -10,6 +10,7 @@ from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
+from slackwater.model.placement import is_within
 
 
 @dataclass(slots=True)
@@ -52,8 +53,10 @@ class OperationsState:
         head = line.head()
         if not self.gates or head is None or not head.kind.needs_permit:
             return True
-        nodes = self.gates.get(head.job)
-        return nodes is None or self.nodes.get(worker) in nodes
+        nodes, place = self.gates.get(head.job), self.nodes.get(worker)
+        if nodes is None:
+            return True
+        return place is not None and any(is_within(place, node) for node in nodes)
 
     def place(self, line: ModelQueue, worker: WorkerId | None) -> None:
         """The trainer has the model from now on; None: no trainer has."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.placement import is_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,12 @@ class TurnGate:
 
     def admits(self, spec: InstanceSpec) -> bool:
         """Whether the job's turns may run there."""
-        if spec.place is None and spec.kind in (InstanceKind.SPOT, InstanceKind.BORROWED):
+        place = spec.place
+        if place is None and spec.kind in (InstanceKind.SPOT, InstanceKind.BORROWED):
             return bool(self.nodes)
-        if spec.place not in self.nodes or spec.instance in self.but:
+        if place is None or not any(is_within(place, node) for node in self.nodes):
+            return False
+        if spec.instance in self.but:
             return False
         return self.only is None or spec.instance in self.only
 

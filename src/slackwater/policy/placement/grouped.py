@@ -50,13 +50,12 @@ class GroupedPlacement(ABC):
 
     def _why_not_now(self, job: JobSpec) -> str:
         profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
+        used = [f"{p.max_nodes - self.book.ledger.free(p.role)} of {p.max_nodes} {p.role}"
+                for p in (rollout, train)]  # fmt: skip
         return (
             "no group can take it within every member's bound, and its own "
-            f"{profile.rollout_nodes} rollout + "
-            f"{profile.train_nodes} train nodes are not free (in use: "
-            f"{self.book.ledger.count(rollout.role)} of "
-            f"{rollout.max_nodes} rollout, {self.book.ledger.count(train.role)} of "
-            f"{train.max_nodes} train)"
+            f"{profile.rollout_nodes} rollout + {profile.train_nodes} train nodes are not free "
+            f"(in use: {', '.join(used)})"
         )
 
     def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:

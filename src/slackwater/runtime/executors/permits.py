@@ -11,7 +11,7 @@ from typing import TypeAlias
 from slackwater.control.coschedule import commands as do
 from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.jobs.events import JobCrashed
-from slackwater.model.ids import JobId, NodeId
+from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.priority import UninterruptedSection
@@ -79,13 +79,13 @@ class PermitExecutor:
     def __init__(
         self,
         driver: FleetDriver,
-        nodes: tuple[NodeId, ...],
+        spans: PermitSpans,
         callbacks: PhaseCallbacks,
         clock: DecisionClock,
     ) -> None:
         self._feed, self._callbacks, self._clock = driver.feed, callbacks, clock
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
-        self.spans = PermitSpans(nodes, loop_time())
+        self.spans = spans
         self._live: dict[int, tuple[JobId, Phase]] = {}
         self._asking: set[JobId] = set()  # those whose own code asks
         self._hinting = False

@@ -21,10 +21,11 @@ from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.jobs.events import JobEnded, JobHeard, JobSubmitted
 from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import JobId, NodeId, TenantId
+from slackwater.model.ids import JobId, NodeId, TenantId, WorkerId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage, named_job
-from slackwater.model.placement import Phase
+from slackwater.model.node import NodeSize
+from slackwater.model.placement import Phase, overlap, place_on
 from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
@@ -266,7 +267,7 @@ class PhaseService:
             "utilisation": round(self.body.spans.utilisation(node, now_s), 4),
         }
         for permit in self._keeper.scheduler.permits.held():
-            if node not in permit.nodes:
+            if not any(overlap(node, place) for place in permit.nodes):
                 continue
             if permit.shrunk:
                 row["tail"] = permit.job
@@ -318,6 +319,17 @@ def coscheduled_places(
         for pool, nodes in pools
         for number, node in enumerate(nodes)
     }
+
+
+def deployment_place(node: NodeId, worker: WorkerId, size: NodeSize) -> NodeId:
+    """Where on a co-scheduled node the deployment of a worker (`n0.engine-0-2.1`) is: its number
+    says which part it has; one beyond the node's size is of use to jobs with the whole node.
+    """
+    number = worker.rpartition(".")[0].rpartition("-")[2]
+    first = int(number) * size.of_deployment if number.isdecimal() else size.devices
+    if size.of_deployment == size.devices or first + size.of_deployment > size.devices:
+        return node
+    return place_on(node, first, size.of_deployment)
 
 
 def places_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:

@@ -85,6 +85,8 @@ class SimulatedClients:
             *(job.spec.iterations, job.spec.slo),
             rollout_nodes=profile.rollout_nodes,
             train_nodes=profile.train_nodes,
+            rollout_devices=profile.rollout_devices,
+            train_devices=profile.train_devices,
         )
         known = profile if job.profiled else None
         fleet.tell(JobSubmitted(fleet.now_s, job.job, TENANT, known, terms))

@@ -19,6 +19,7 @@ from slackwater.control.devices.messages import (
 )
 from slackwater.model.device import CUDA, DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, DeviceId, NodeId
+from slackwater.model.placement import node_of
 
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
@@ -43,20 +44,21 @@ class SimulatedDevices:
         self.held: dict[DeploymentId, tuple[Device, ...]] = {}
 
     def start(self, node: NodeId, role: str) -> None:
-        """A process of the role is started on the node: on the devices that it has, or on new
-        ones.
+        """A process of the role is started on the node, or on a part of it: on the devices that it
+        has, or on new ones.
         """
-        deployment = DeploymentId(f"{node}.{role}")
+        deployment, place, node = DeploymentId(f"{node}.{role}"), node, node_of(node)
         if node not in self._here:
             self._report(node)
         if deployment in self.held:
             return
         # A train node's engine and trainer alternate, by the co-scheduler's permits.
+        ranks = RANKS[role] if place == node else 2
         asked = DeploymentRequest(
-            deployment, RANKS[role], node=node, kind=CUDA, group=str(node), memory_mb=80_000
+            deployment, ranks, node=node, kind=CUDA, group=str(place), memory_mb=80_000
         )
         self._fleet.tell(DeploymentsRequested(self._fleet.now_s, (asked,)))
-        assert len(self.held[deployment]) == RANKS[role], f"{deployment} has {self.held}"
+        assert len(self.held[deployment]) == ranks, f"{deployment} has {self.held}"
         self._check_owners()
 
     def lose_node(self, node: NodeId) -> None:

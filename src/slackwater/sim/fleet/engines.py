@@ -14,6 +14,7 @@ from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.model.placement import is_within
 from slackwater.model.turn import FinishReason
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
 
@@ -90,7 +91,7 @@ class SimulatedEngines:
         if self.living.pop(instance, None) is None:
             return
         node = self.node_of[instance]
-        if node in self._fleet.nodes:
+        if node in self._fleet.places:
             wait_s = self._fleet.silent_s(node) + self._fleet.costs.start_s
             self._fleet.after(wait_s, partial(self.start, node))
         else:
@@ -103,7 +104,7 @@ class SimulatedEngines:
 
     def lose_node(self, node: NodeId) -> None:
         """What runs there is gone."""
-        for instance in [name for name in self.living if self.node_of[name] == node]:
+        for instance in [name for name in self.living if is_within(self.node_of[name], node)]:
             self.lose(instance, "its node is gone")
 
     def lives(self, instance: StormInstance) -> bool:

@@ -23,7 +23,7 @@ from slackwater.control.timer import TimerFired
 from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.placement import Phase
+from slackwater.model.placement import Phase, is_within, node_of
 from slackwater.sim.core.queue import EventQueue, explained
 from slackwater.sim.fleet.checked_controller import CheckedController
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
@@ -67,7 +67,7 @@ class SimulatedFleet:
         self.rng = np.random.default_rng(seed)
         self.broken_moves = self.broken_pulls = 0.0
         self.scheduler = scheduler
-        self.nodes = set(scheduler.nodes)
+        self.places = set(scheduler.places)
         self.spans = PermitSpans(scheduler.nodes, 0.0)
         self.permits: dict[int, tuple[JobId, Phase, tuple[NodeId, ...]]] = {}
         self.tail_migrations = 0
@@ -110,10 +110,10 @@ class SimulatedFleet:
 
     def _start(self) -> None:
         self.tell(WeightsPublished(0.0, None, "base", BASE_MODEL))
-        for node in self.scheduler.nodes:
-            self.engines.start(node)
-            if node.startswith("train"):
-                self.trainers.start(node)
+        for place in self.scheduler.places:
+            self.engines.start(place)
+            if place.startswith("train"):
+                self.trainers.start(place)
         self.serving.start()
         for job in self.jobs.values():
             self.queue.push(job.spec.arrival_s, partial(self.clients.submit, job))
@@ -198,8 +198,8 @@ class SimulatedFleet:
 
     # ---- faults ----
     def silent_s(self, node: NodeId) -> float:
-        """For how much longer nothing is heard of a node."""
-        return max(self._silent_until_s.get(node, 0.0) - self.now_s, 0.0)
+        """For how much longer nothing is heard of a node, or of a part of it."""
+        return max(self._silent_until_s.get(node_of(node), 0.0) - self.now_s, 0.0)
 
     def cut_off(self, node: NodeId, seconds: float) -> None:
         """Nothing is heard of a node, and nothing reaches it; beyond its lease its trainer is
@@ -228,13 +228,11 @@ class SimulatedFleet:
 
     def check_integrity(self) -> None:
         """What runs has a permit to, and nothing that a client waits for is lost."""
-        rollouts = [row for row in self.permits.values() if row[1] is Phase.ROLLOUT]
-        allowed = {(job, node) for job, _, nodes in rollouts for node in (*nodes, None)}
         for record in self.controller.rollout.books.instances:
             place = record.spec.place  # None of those that no permit is for
             for turn in record.attempts.values():
                 job = turn.spec.job
-                assert (job, place) in allowed or self._is_free(job), (
+                assert self._may(job, Phase.ROLLOUT, place), (
                     f"{job} runs turns on {record.spec.instance} without a permit"
                 )
         gates = self.controller.operations.gates()
@@ -250,13 +248,14 @@ class SimulatedFleet:
 
     def check_may_train(self, job: JobId, node: NodeId) -> None:
         """A trainer begins a pass or a step of the job."""
-        held = [
-            nodes
-            for one, phase, nodes in self.permits.values()
-            if (one, phase) == (job, Phase.TRAIN)
-        ]
-        assert self._is_free(job) or any(node in nodes for nodes in held), (
-            f"{job} trains on {node} without a permit"
+        assert self._may(job, Phase.TRAIN, node), f"{job} trains on {node} without a permit"
+
+    def _may(self, job: JobId, phase: Phase, place: NodeId | None) -> bool:
+        """Whether the job has a permit for the place (None: any), or takes no part in sharing."""
+        return self._is_free(job) or any(
+            (one, of) == (job, phase)
+            and (place is None or any(is_within(place, node) for node in nodes))
+            for one, of, nodes in self.permits.values()
         )
 
     def _is_free(self, job: JobId) -> bool:

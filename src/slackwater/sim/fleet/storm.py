@@ -68,7 +68,12 @@ class FleetStorm:
         self._end_s = hours * 3600
         self._rate = rate
         specs = self._specs(seed)
-        pools = (Pool(Role.ROLLOUT, H20, 6), Pool(Role.TRAIN, H800, 4))
+        # Of two of five seeds jobs have 4 to 16 devices, and the deployments of a node 4 each.
+        least = 4 if seed % 5 in (1, 4) else 1
+        pools = (
+            Pool(Role.ROLLOUT, H20, 6, least_devices=least),
+            Pool(Role.TRAIN, H800, 4, least_devices=least),
+        )
         scenario = ClusterScenario(
             fleet=pools, jobs=specs, policy=PolicyConfig(name=self.policy), seed=seed
         )
@@ -101,6 +106,8 @@ class FleetStorm:
                 sync_s=float(rng.uniform(0, 20)),
                 rollout_nodes=int(rng.integers(1, 4)),
                 train_nodes=int(rng.integers(1, 3)),
+                rollout_devices=(0, 3, 4, 8, 16)[len(specs) % 5] if seed % 5 in (1, 4) else 0,
+                train_devices=(4, 0, 8, 16, 2)[len(specs) % 5] if seed % 5 in (1, 4) else 0,
             )
             slo = float(rng.uniform(1.2, 3.0))
             made = (JobId(f"j{len(specs)}"), min(at_s, self._end_s))

@@ -15,6 +15,7 @@ from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
 from slackwater.model.operation import Operation, OpKind
+from slackwater.model.placement import is_within
 
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
@@ -81,11 +82,11 @@ class SimulatedTrainers:
     def lose_node(self, node: NodeId, why: str) -> None:
         """Its trainer is gone, with what it held; another comes up when the node is heard again."""
         fleet = self._fleet
-        for worker in [name for name, one in self.living.items() if one.node == node]:
-            del self.living[worker]
+        for worker in [name for name, one in self.living.items() if is_within(one.node, node)]:
+            place = self.living.pop(worker).node
             fleet.tell(on.TrainerLost(fleet.now_s, worker, why))
             wait_s = fleet.silent_s(node) + fleet.costs.start_s
-            fleet.after(wait_s, partial(self.start, node))
+            fleet.after(wait_s, partial(self.start, place))
 
     def execute(self, command: TrainerCommand) -> None:
         match command:
