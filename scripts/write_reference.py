@@ -55,6 +55,7 @@ _MEANINGS: dict[str, str] = {
     "instances.model": "Base model; required where the service has several.",
     "instances.engine": "`embedded`, `vllm` or `sglang`.",
     "instances.url": "A vLLM or SGLang server to join; without it, one is started.",
+    "instances.tp": "Devices of a node that it has: tensor parallel.",
     "rewards.services": "Reward models: `NAME = DIRECTORY`.",
     "rewards.devices": "Devices of one reward worker, 1 to 8.",
     "rewards.kv_mb": "KV cache of each device, in MiB.",

@@ -16,6 +16,7 @@ Instance = Annotated[str, typer.Argument(help="Its name in `slackwater instance 
 Model = Annotated[str | None, typer.Option(help="The model; required if there are several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
 Engine = Annotated[str, typer.Option(help="embedded, vllm or sglang.")]
+Tp = Annotated[int, typer.Option(help="Devices of a node that each has: tensor parallel.")]
 Url = Annotated[str | None, typer.Option(help="The vLLM or SGLang server; default: start one.")]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
@@ -55,11 +56,12 @@ def add(
     kind: Kind = "spot",
     engine: Engine = "embedded",
     url: Url = None,
+    tp: Tp = 1,
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
     """Start more instances; they take turns once they are up, even in the middle of a step."""
-    body = {"count": count, "model": model, "kind": kind, "engine": engine, "url": url}
+    body = {"count": count, "model": model, "kind": kind, "engine": engine, "url": url, "tp": tp}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
 

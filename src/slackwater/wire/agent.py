@@ -37,9 +37,9 @@ class StartWorker(Message, frozen=True):
     `log`.
 
     `key` is what the worker proves to the control plane; it goes into its environment. A process is
-    started for each of the `devices` and sees that one alone; all end when one ends. Without
-    devices one process is started, which sees what the agent sees. It dials again for `grace_s`
-    when the control plane is lost; without, it exits.
+    started for each of the `devices` and sees that one alone; all end when one ends. With
+    `one_process` one is started that sees them all; without devices, one that sees what the agent
+    sees. It dials again for `grace_s` when the control plane is lost; without, it exits.
     """
 
     worker: str
@@ -50,6 +50,7 @@ class StartWorker(Message, frozen=True):
     devices: tuple[Device, ...] = ()
     layout: str = ""
     grace_s: float = 0.0
+    one_process: bool = False
 
 
 class RunningWorker(msgspec.Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""The processes of one worker, one per device: they begin together, and all end when one does."""
+"""The processes of one worker: one for each device of its deployment, or one that starts its own.
+They begin together, and all end when one does.
+"""
 
 import contextlib
 import os
@@ -8,21 +10,28 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from slackwater.model.device import CUDA
+from slackwater.model.device import CUDA, Device
 from slackwater.wire import agent as says
 from slackwater.worker.node_devices import VISIBLE_VARIABLE
+
+
+def _rank_devices(order: says.StartWorker) -> list[tuple[Device, ...]]:
+    """The devices of each process."""
+    if order.one_process or not order.devices:
+        return [order.devices]
+    return [(device,) for device in order.devices]
 
 
 def _rank_environment(order: says.StartWorker, rank: int, meeting: Path) -> dict[str, str]:
     """What a rank has in its environment beside what every worker has."""
     found: dict[str, str] = {}
-    devices = order.devices
-    if devices and devices[rank].kind == CUDA:
-        found[VISIBLE_VARIABLE] = devices[rank].visible
-    if len(devices) > 1:
+    ranks = _rank_devices(order)
+    if ranks[rank] and ranks[rank][0].kind == CUDA:
+        found[VISIBLE_VARIABLE] = ",".join(device.visible for device in ranks[rank])
+    if len(ranks) > 1:
         found |= {
             says.RANK: str(rank),
-            says.WORLD_SIZE: str(len(devices)),
+            says.WORLD_SIZE: str(len(ranks)),
             says.RENDEZVOUS: f"file://{meeting}",
             says.LAYOUT: order.layout,
         }
@@ -45,11 +54,11 @@ class RankGroup:
         self._logs: list[tuple[Path, int]] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         try:
-            for rank in range(max(len(order.devices), 1)):
+            for rank, devices in enumerate(_rank_devices(order)):
                 own = _rank_environment(order, rank, self._meeting)
                 name = order.log if rank == 0 else f"{order.log}.rank{rank}"
                 self._start(command, {**environment, **own}, logs / f"{name}.log")
-                if order.devices and (cores := order.devices[rank].cores):
+                if cores := [core for device in devices for core in device.cores]:
                     os.sched_setaffinity(self.processes[rank].pid, cores)
         except OSError:
             self.signal_all(subprocess.Popen.kill)

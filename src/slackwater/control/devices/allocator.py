@@ -100,13 +100,14 @@ class DeviceAllocator:
         }
         return self._remembered | held
 
-    def has_room(self, node: NodeId, kind: str) -> bool:
-        """Whether the node has a device of the kind that is free, or has only one, which all
+    def has_room(self, node: NodeId, kind: str, devices: int = 1) -> bool:
+        """Whether so many devices of the kind are free there, or it has only one, which all
         share.
         """
         held = self._devices.get(node, {})
         mine = [name for name, device in held.items() if device.kind == kind]
-        return len(mine) == 1 or any(name not in self._owners for name in mine)
+        free = sum(name not in self._owners for name in mine)
+        return free >= devices or len(mine) == devices == 1
 
     # ---- decisions ----
     def _allocate(self, request: DeploymentRequest) -> AllocationCommand:

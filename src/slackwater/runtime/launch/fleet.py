@@ -20,6 +20,7 @@ from slackwater.control.devices.messages import (
     RefuseDeployment,
     StartDeployment,
 )
+from slackwater.model.device import count_ranks
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.ids import DeploymentId, NodeId, WorkerId
 from slackwater.runtime.launch.agents import (
@@ -236,9 +237,8 @@ class LaunchedFleet:
         """Start a worker where there are the fewest, and a device for it if it needs one."""
         if plan.layout is None:
             return await self.nodes.spawn(self.nodes.least_busy(), plan, worker)
-        free = [
-            node for node in self.nodes.names() if self._allocator.has_room(node, self._plans.kind)
-        ]
+        wanted = (self._plans.kind, count_ranks(plan.layout))
+        free = [n for n in self.nodes.names() if self._allocator.has_room(n, *wanted)]
         node = self.nodes.least_busy(free)
         shared = len(self._allocator.devices(node)) < 2
         placed = self._spawning[DeploymentId(plan.name)] = (

@@ -6,6 +6,11 @@ engine = "vllm"                        # or sglang; else an engine of this machi
 url = "http://10.0.0.7:8000"           # a server that runs there; without it one is started
 
 [[instances]]
+name = "large"
+engine = "vllm"
+tp = 4                                 # devices of a node that it has: tensor parallel
+
+[[instances]]
 name = "spare"
 kind = "spot"                          # else dedicated
 model = "qwen"                         # needed where the service has several
@@ -22,6 +27,7 @@ from typing import Literal
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import InstanceKind
+from slackwater.runtime.launch.port import WorkerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -35,22 +41,36 @@ class InstanceRequest:
     """What to start: an embedded engine of a model, or the adapter of a vLLM or SGLang server.
 
     That is the server at `url`, or one of its own that it starts with the program that
-    SLACKWATER_VLLM or SLACKWATER_SGLANG names.
+    SLACKWATER_VLLM or SLACKWATER_SGLANG names. With `tp` an engine, or a server of its own, has so
+    many devices of a node.
     """
 
     model: str
     kind: InstanceKind = InstanceKind.SPOT
     engine: EngineName = "embedded"
     url: str | None = None
+    tp: int = 1
 
     def __post_init__(self) -> None:
         if self.url is not None and self.engine == "embedded":
             raise ConfigError.of("url", self.url, "needs engine: vllm or sglang")
+        if self.tp < 1:
+            raise ConfigError.of("tp", self.tp, "must be at least 1")
+        if self.tp > 1 and self.url is not None:
+            fix = f"is of the server at {self.url}; start that with --tensor-parallel-size"
+            raise ConfigError.of("tp", self.tp, fix)
 
-    @property
-    def layout(self) -> str | None:
-        """Of its deployment; a server elsewhere needs none of our devices."""
-        return "" if self.url is None else None
+    def plan(self, name: str, common: tuple[str, ...]) -> WorkerPlan:
+        """Its worker, which is told what is `common` to engines of its model; a server elsewhere
+        needs none of our devices, and one of its own has all of its devices in one process tree.
+        """
+        module, arguments = self.worker()
+        layout = f"tp={self.tp}" if self.tp > 1 else ""
+        return WorkerPlan(
+            *(name, module, (*common, *arguments)),
+            layout=layout if self.url is None else None,
+            one_process=self.engine != "embedded",
+        )
 
     def worker(self) -> tuple[str, tuple[str, ...]]:
         """The worker's module and what it is told beside its model."""
@@ -65,7 +85,8 @@ class InstanceRequest:
         if program is None:
             fix = f"must be given, or `slackwater up` be started with {variable} set"
             raise ConfigError.of("url", None, fix)
-        return _ADAPTER, (*arguments, "--program", program)
+        ranks = (f"--server-options=--tensor-parallel-size {self.tp}",) if self.tp > 1 else ()
+        return _ADAPTER, (*arguments, "--program", program, *ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +98,7 @@ class ListedInstance:
     model: str | None = None
     engine: EngineName = "embedded"
     url: str | None = None
+    tp: int = 1
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -95,7 +117,7 @@ class ListedInstance:
         if model is None or model not in models:
             fix = f"must be one of: {', '.join(models)}"
             raise ConfigError.of(f"instances: {self.name}: model", self.model, fix)
-        return InstanceRequest(model, self.kind, self.engine, self.url)
+        return InstanceRequest(model, self.kind, self.engine, self.url, self.tp)
 
 
 @dataclass(frozen=True, slots=True)

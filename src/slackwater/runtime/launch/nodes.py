@@ -216,6 +216,7 @@ def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> says.StartWorker:
         devices=plan.devices,
         layout=plan.layout or "",
         grace_s=plan.grace_s,
+        one_process=plan.one_process,
     )
 
 

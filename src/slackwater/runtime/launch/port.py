@@ -15,7 +15,8 @@ class WorkerPlan:
 
     It is a deployment if it has a `layout`: it needs a device for each rank of that, with
     `memory_mb` each, and may have devices of deployments of its `group`. `devices` are those that
-    it was given. It outlives the control plane for `grace_s`, to be adopted by the next.
+    it was given; with `one_process` a single process has them all. It outlives the control plane
+    for `grace_s`, to be adopted by the next.
     """
 
     name: str
@@ -26,6 +27,7 @@ class WorkerPlan:
     group: str = ""
     devices: tuple[Device, ...] = ()
     grace_s: float = 0.0
+    one_process: bool = False
 
 
 class WorkerProcess(Protocol):

@@ -178,9 +178,7 @@ class InstanceService:
     # ---- processes ----
     async def _spawn(self, instance: InstanceId) -> WorkerProcess:
         wish = self._wishes[instance]
-        module, arguments = wish.worker()
-        common = self._engine_arguments(wish.model)
-        plan = WorkerPlan(instance, module, (*common, *arguments), layout=wish.layout)
+        plan = wish.plan(instance, self._engine_arguments(wish.model))
         return await self._spawn_worker(plan, WorkerId(instance))
 
     def _heard(self, event: ProviderEvent) -> None:

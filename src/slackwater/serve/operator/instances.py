@@ -29,6 +29,7 @@ class InstanceRequestBody(RequestBody):
     kind: Kind = "spot"
     engine: EngineName = "embedded"
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    tp: Annotated[int, Field(ge=1, le=64)] = 1
 
 
 class AddBody(InstanceRequestBody):
@@ -50,7 +51,7 @@ def _wish(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
     model = body.model or names[0]
     if body.model is None and len(names) > 1:
         raise ConfigError.of("model", None, f"must be one of: {', '.join(names)}")
-    return InstanceRequest(model, InstanceKind(body.kind), body.engine, body.url)
+    return InstanceRequest(model, InstanceKind(body.kind), body.engine, body.url, body.tp)
 
 
 def instance_routes(plane: ControlPlane) -> APIRouter:

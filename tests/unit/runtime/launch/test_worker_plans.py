@@ -1,10 +1,11 @@
 """What workers are told is what their programs take."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -18,7 +19,9 @@ from slackwater.runtime.launch.ray_agents import bundle
 from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
 from slackwater.runtime.settings import RewardSettings, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
-from slackwater.worker.engine_server.adapter import adapter_parser
+from slackwater.worker.engine_server.adapter import adapter_parser, serving
+from slackwater.worker.engine_server.sglang import SglangServer
+from slackwater.worker.engine_server.vllm import VllmServer
 
 
 def test_a_vllm_adapter_takes_what_every_engine_is_told(
@@ -32,6 +35,39 @@ def test_a_vllm_adapter_takes_what_every_engine_is_told(
     place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
     options = adapter_parser().parse_args([*place, *told, *own])
     assert (options.program, options.kv_mb, options.base) == ("/opt/vllm", 4096, "tiny")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_server_of_a_node_has_all_its_devices_in_one_process(
+    engine: Literal["vllm", "sglang"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, shown = tmp_path / "server", tmp_path / "shown"
+    program.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $@" > {shown}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv(PROGRAM_VARIABLES[engine], str(program))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b,GPU-c,GPU-d")  # as its agent does
+    common = ("--model", "m", "--base", "tiny", "--base-version", "v", "--device", "cuda")
+    plan = InstanceRequest("tiny", engine=engine, tp=4).plan("large", common)
+    assert plan.layout == "tp=4" and plan.one_process
+    (request,) = deployment_requests(NodeId("local"), CUDA, [plan])
+    assert request.devices == 4
+    place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
+    options = adapter_parser().parse_args([*place, *plan.arguments])
+    dialect = {"vllm": VllmServer, "sglang": SglangServer}[engine]
+
+    async def started() -> int:
+        command = dialect.command(options.program, tmp_path, 1, tmp_path, options)
+        async with serving(*command) as process:
+            return await asyncio.wait_for(process.wait(), 240)
+
+    assert asyncio.run(started()) == 0
+    visible, _, command = shown.read_text().partition(" ")
+    assert visible == "GPU-a,GPU-b,GPU-c,GPU-d" and "--tensor-parallel-size 4" in command
+
+
+def test_a_server_elsewhere_has_the_devices_that_it_has() -> None:
+    with pytest.raises(ConfigError, match="tp: 2 is of the server at http://x"):
+        InstanceRequest("tiny", engine="vllm", url="http://x", tp=2)
 
 
 def plans_of(settings: ServiceSettings, devices: list[Device]) -> Sequence[WorkerPlan]:
