@@ -174,7 +174,7 @@ _MEANINGS: dict[str, str] = {
     "coschedule.move": "Expected cost of moving a job to other nodes.",
     "coschedule.move.base_s": "Fixed part.",
     "coschedule.move.s_per_billion": "Per billion parameters.",
-    "residency.device_mb": "Device memory for managed states, in MiB per node.",
+    "residency.device_mb": "Memory of each device for managed states, in MiB.",
     "residency.host_mb": "Host memory for managed states; default: half of the node's.",
     "residency.disk_mb": "Disk for spilled states; 0: none.",
     "prices": "Prices per hour, for cost and savings on the dashboard.",
