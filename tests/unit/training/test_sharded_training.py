@@ -157,7 +157,7 @@ def test_groups_of_a_prompt_stay_together() -> None:
     ("changed", "message"),
     [
         ({"SLACKWATER_LAYOUT": "tp=3"}, "must have 2 ranks"),
-        ({"SLACKWATER_LAYOUT": "tp=two"}, "such as tp=2,dp=2"),
+        ({"SLACKWATER_LAYOUT": "tp=two"}, "such as tp=2"),
         ({"SLACKWATER_LAYOUT": "pp=2"}, "such as tp=2"),
         ({"SLACKWATER_RANK": "2"}, "below 2"),
         ({"SLACKWATER_RANK": ""}, "whole number"),
