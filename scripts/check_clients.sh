@@ -10,16 +10,17 @@ service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 if [ ! -x "$venv/bin/lm_eval" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install -q torch==2.13.0
+    "$venv/bin/pip" install -q litellm instructor 'pydantic-ai-slim[openai]' dspy mcp guidellm
     "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' 'verifiers==0.1.14' transformers
 fi
 work=$(mktemp -d)
 trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
 model=$("$service" model make tiny --models "$work/models")
-"$service" up --background --state "$work/state" --port 0 --model "tiny=$model" >"$work/up"
+"$service" up --background --state "$work/state" --port 0 --sandboxes 1 --model "tiny=$model" >"$work/up"
 url=$(awk '$1 == "url" {print $2}' "$work/up")
 key=$(awk '$1 == "key" {print $2}' "$work/up")
 unset PYTHONPATH
-export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" OPENAI_API_KEY="$key" TOKENIZERS_PARALLELISM=false
+export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" OPENAI_API_KEY="$key" TOKENIZERS_PARALLELISM=false LITELLM_LOCAL_MODEL_COST_MAP=True
 failed=0
 check() {
     if "$@" >"$work/log" 2>&1; then
@@ -39,6 +40,19 @@ cd "$here/clients"
 check "$venv/bin/python" langchain_agent.py "$url" "$key" tiny
 check "$venv/bin/python" inspect_task.py "$url" "$key" tiny
 check "$venv/bin/python" verifiers_env.py "$url" "$key" tiny
+check "$venv/bin/python" litellm_calls.py "$url" "$key" tiny
+check "$venv/bin/python" instructor_model.py "$url" "$key" tiny
+check "$venv/bin/python" pydantic_ai_agent.py "$url" "$key" tiny
+check "$venv/bin/python" dspy_program.py "$url" "$key" tiny
+guidellm() { # twelve requests, four at a time
+    "$venv/bin/guidellm" run --backend "kind=openai_http,target=$url,api_key=$key,model=tiny" \
+        --profile kind=concurrent,streams=4 --constraint kind=max_requests,count=12 \
+        --tokenizer "kind=huggingface_auto,model=$model" --output "kind=json,path=$work/load.json" \
+        --data kind=synthetic_text,prompt_tokens=16,output_tokens=8 --disable-progress &&
+        "$venv/bin/python" guidellm_report.py "$work/load.json"
+}
+check guidellm
+check "$venv/bin/python" mcp_tools.py "$service" "$work/state"
 check lm_eval local-completions completions tides_choice
 check lm_eval local-completions completions tides_said
 check lm_eval local-chat-completions chat/completions tides_said --apply_chat_template
