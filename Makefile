@@ -73,7 +73,7 @@ data-recipe: $(STAMP)  # a data set, a verifier, a KL and two trackers teach a r
 	SLACKWATER_RECIPES=$$($(BIN)/slackwater model get smollm2 --models runs/models) \
 		$(BIN)/python -m pytest -q -s tests/process/test_data_recipe_learns.py
 
-clients: $(STAMP)  # nine client libraries and a load generator, unmodified, in an environment of their own (2 GB)
+clients: $(STAMP)  # nine client libraries and a load generator, unmodified, in environments of their own (4 GB)
 	PYTHON=$(PYTHON) scripts/check_clients.sh .venv-clients
 
 eval-check: $(STAMP)  # `slackwater eval` against lm-eval through transformers, same model: some minutes

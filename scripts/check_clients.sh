@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs client libraries that nobody here wrote, unmodified, against a service with a tiny model.
-# Usage: scripts/check_clients.sh [VENV]   (made if it is not there: about 2 GB, some minutes)
+# Usage: scripts/check_clients.sh [VENV]   (made if it is not there: about 4 GB, some minutes)
 # The service is that of $SLACKWATER (default: .venv/bin/slackwater, then the one on the path).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -10,8 +10,13 @@ service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 if [ ! -x "$venv/bin/lm_eval" ]; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install -q torch==2.13.0
-    "$venv/bin/pip" install -q litellm instructor 'pydantic-ai-slim[openai]' dspy mcp guidellm
     "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' 'verifiers==0.1.14' transformers
+fi
+more="$venv/more" # litellm and others want an older openai than those do
+if [ ! -x "$more/bin/guidellm" ]; then
+    "${PYTHON:-python3}" -m venv "$more"
+    "$more/bin/pip" install -q torch==2.13.0
+    "$more/bin/pip" install -q litellm instructor 'pydantic-ai-slim[openai]' dspy mcp guidellm
 fi
 work=$(mktemp -d)
 trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
@@ -40,19 +45,19 @@ cd "$here/clients"
 check "$venv/bin/python" langchain_agent.py "$url" "$key" tiny
 check "$venv/bin/python" inspect_task.py "$url" "$key" tiny
 check "$venv/bin/python" verifiers_env.py "$url" "$key" tiny
-check "$venv/bin/python" litellm_calls.py "$url" "$key" tiny
-check "$venv/bin/python" instructor_model.py "$url" "$key" tiny
-check "$venv/bin/python" pydantic_ai_agent.py "$url" "$key" tiny
-check "$venv/bin/python" dspy_program.py "$url" "$key" tiny
+check "$more/bin/python" litellm_calls.py "$url" "$key" tiny
+check "$more/bin/python" instructor_model.py "$url" "$key" tiny
+check "$more/bin/python" pydantic_ai_agent.py "$url" "$key" tiny
+check "$more/bin/python" dspy_program.py "$url" "$key" tiny
 guidellm() { # twelve requests, four at a time
-    "$venv/bin/guidellm" run --backend "kind=openai_http,target=$url,api_key=$key,model=tiny" \
+    "$more/bin/guidellm" run --backend "kind=openai_http,target=$url,api_key=$key,model=tiny" \
         --profile kind=concurrent,streams=4 --constraint kind=max_requests,count=12 \
         --tokenizer "kind=huggingface_auto,model=$model" --output "kind=json,path=$work/load.json" \
         --data kind=synthetic_text,prompt_tokens=16,output_tokens=8 --disable-progress &&
-        "$venv/bin/python" guidellm_report.py "$work/load.json"
+        "$more/bin/python" guidellm_report.py "$work/load.json"
 }
 check guidellm
-check "$venv/bin/python" mcp_tools.py "$service" "$work/state"
+check "$more/bin/python" mcp_tools.py "$service" "$work/state"
 check lm_eval local-completions completions tides_choice
 check lm_eval local-completions completions tides_said
 check lm_eval local-chat-completions chat/completions tides_said --apply_chat_template
