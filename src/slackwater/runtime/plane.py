@@ -72,7 +72,7 @@ from slackwater.timeline.spans import PermitSpans
 from slackwater.wire.agent import PrefetchStates
 from slackwater.wire.certificate import Certificate
 
-_RETURN_S = 10.0  # engines that outlived the last control plane dial four times a second
+_RETURN_S = 20.0  # engines that outlived the last control plane dial four times a second
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
 
