@@ -191,7 +191,7 @@ class Connection:
             return ()
 
     def _lose(self) -> None:
-        self.lost = True
+        self.lost = self._grace_s > 0  # else whoever sends or receives next fails
         self._wake.set()
 
     def _switch(self) -> bool:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame
-from slackwater.worker.connection import Connection
+from slackwater.worker.connection import Connection, DisconnectedError
 
 DEADLINE_S = 120.0
 HELLO = messages.Hello("w", "trainer")
@@ -105,5 +107,24 @@ def test_a_worker_leaves_when_its_grace_period_is_over_or_it_may_not_be_adopted(
                 await plane.joined.wait()
                 await plane.die()
                 assert await asyncio.to_thread(orphaned.wait, DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+def test_without_a_grace_period_whoever_receives_or_sends_next_hears_of_the_loss(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        plane, orphaned = Plane(tmp_path), threading.Event()
+        await plane.hub.start(plane)
+        made = partial(Connection, plane.hub.address, HELLO, "s", orphaned=orphaned.set)
+        with await asyncio.to_thread(made) as connection:
+            await plane.joined.wait()
+            await plane.die()
+            assert await asyncio.to_thread(orphaned.wait, DEADLINE_S)  # by a heartbeat
+            with pytest.raises(DisconnectedError):
+                await asyncio.wait_for(asyncio.to_thread(connection.receive, None), DEADLINE_S)
+            with pytest.raises(DisconnectedError):
+                connection.send(messages.encode(messages.VersionReady("late")))
 
     asyncio.run(scenario())
