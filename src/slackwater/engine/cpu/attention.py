@@ -52,51 +52,37 @@ def _store(cache: Any, keys: Any, values: Any, key: Any, qkv: Any, v: Any, size:
         cache[values + d] = qkv[v + d]
 
 
-@generated
-def _score_block(typing: Any, query: Any, keys: Any, size: Any, scores: Any) -> Any:
+@generated(types.void, *([types.uintp] * 4))
+def _score_block(builder: Any, query: Any, keys: Any, size: Any, scores: Any) -> None:
     """`scores[:16] = query @ keys[size, 16]`: even dimensions and odd ones, each in order."""
-    del typing, query, keys, size, scores
+    code = VectorCode(builder)
+    query, keys, scores = (code.floats(each) for each in (query, keys, scores))
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        code = VectorCode(builder)
-        query, keys, scores = (code.floats(arguments[place]) for place in (0, 1, 3))
+    def add(d: Value, sums: Sequence[Value]) -> list[Value]:
+        further = []
+        for odd, total in enumerate(sums):
+            place = builder.add(builder.mul(d, INT64(2)), INT64(odd))
+            column = code.load(keys, builder.mul(place, INT64(BLOCK_TOKENS)))
+            further.append(code.multiply_add(code.everywhere(query, place), column, total))
+        return further
 
-        def add(d: Value, sums: Sequence[Value]) -> list[Value]:
-            further = []
-            for odd, total in enumerate(sums):
-                place = builder.add(builder.mul(d, INT64(2)), INT64(odd))
-                column = code.load(keys, builder.mul(place, INT64(BLOCK_TOKENS)))
-                further.append(code.multiply_add(code.everywhere(query, place), column, total))
-            return further
-
-        pairs = builder.udiv(arguments[2], INT64(2))
-        even, odd = code.loop(pairs, [code.zero(), code.zero()], add)
-        code.store(builder.fadd(even, odd), scores, INT64(0))
-        return context.get_dummy_value()
-
-    return types.void(*([types.uintp] * 4)), build
+    pairs = builder.udiv(size, INT64(2))
+    even, odd = code.loop(pairs, [code.zero(), code.zero()], add)
+    code.store(builder.fadd(even, odd), scores, INT64(0))
 
 
-@generated
-def _add_slice(typing: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> Any:
+@generated(types.void, *([types.uintp] * 5))
+def _add_slice(builder: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> None:
     """`out[:16] += weights[:count] @ values[count, :16]`, in order; tokens lie `size` apart."""
-    del typing, weights, values, count, size, out
+    code = VectorCode(builder)
+    weights, values, out = (code.floats(each) for each in (weights, values, out))
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        code = VectorCode(builder)
-        weights, values, out = (code.floats(arguments[place]) for place in (0, 1, 4))
+    def add(t: Value, sums: Sequence[Value]) -> list[Value]:
+        row = code.load(values, builder.mul(t, size))
+        return [code.multiply_add(code.everywhere(weights, t), row, sums[0])]
 
-        def add(t: Value, sums: Sequence[Value]) -> list[Value]:
-            row = code.load(values, builder.mul(t, arguments[3]))
-            return [code.multiply_add(code.everywhere(weights, t), row, sums[0])]
-
-        (total,) = code.loop(arguments[2], [code.load(out, INT64(0))], add)
-        code.store(total, out, INT64(0))
-        return context.get_dummy_value()
-
-    return types.void(*([types.uintp] * 5)), build
+    (total,) = code.loop(count, [code.load(out, INT64(0))], add)
+    code.store(total, out, INT64(0))
 
 
 @compiled

@@ -1,5 +1,6 @@
 """How this package compiles its loops: fused multiply-add, and every sum in the order written."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -34,21 +35,30 @@ def compiled(function: Function) -> Function:
     return result
 
 
-def generated(function: Callable[..., Any]) -> Any:
-    """For code that is given to the compiler as its own instructions instead of as Python."""
-    return intrinsic(function)
+def generated(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function of these types whose instructions `emit(builder, ...)` gives to the compiler."""
+
+    def made(emit: Callable[..., Any]) -> Any:
+        def typed(typing: Any, *given: Any) -> Any:
+            del typing, given
+
+            def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                del signature
+                value = emit(builder, *values)
+                return context.get_dummy_value() if value is None else value
+
+            return result(*arguments), build
+
+        typed.__name__, typed.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
+        return intrinsic(typed)
+
+    return made
 
 
-@generated
-def _as_float(typing: Any, bits: Any) -> Any:
+@generated(types.float32, types.int32)
+def _as_float(builder: Any, bits: Any) -> Any:
     """The float32 that has these bits."""
-    del typing, bits
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), build
+    return builder.bitcast(bits, ir.FloatType())
 
 
 @compiled
@@ -62,42 +72,30 @@ def exp_of(value: Any) -> Any:
     return (p * (r * r) + r + _ONE) * _as_float(np.int32(power))
 
 
-@generated
-def _vector_sum(typing: Any, values: Any, vectors: Any) -> Any:
+@generated(types.float32, types.uintp, types.uintp)
+def _vector_sum(builder: Any, values: Any, vectors: Any) -> Any:
     """The sum of `vectors` times 16 floats: lane by lane in order, then the lanes in pairs."""
-    del typing, values, vectors
+    code = VectorCode(builder)
+    floats = code.floats(values)
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        code = VectorCode(builder)
-        floats = code.floats(arguments[0])
+    def add(index: Value, sums: Sequence[Value]) -> list[Value]:
+        return [builder.fadd(sums[0], code.load(floats, builder.mul(index, INT64(LANES))))]
 
-        def add(index: Value, sums: Sequence[Value]) -> list[Value]:
-            return [builder.fadd(sums[0], code.load(floats, builder.mul(index, INT64(LANES))))]
-
-        (total,) = code.loop(arguments[1], [code.zero()], add)
-        return code.across(total, builder.fadd)
-
-    return types.float32(types.uintp, types.uintp), build
+    (total,) = code.loop(vectors, [code.zero()], add)
+    return code.across(total, builder.fadd)
 
 
-@generated
-def _vector_max(typing: Any, values: Any, vectors: Any) -> Any:
+@generated(types.float32, types.uintp, types.uintp)
+def _vector_max(builder: Any, values: Any, vectors: Any) -> Any:
     """The largest of `vectors` times 16 floats."""
-    del typing, values, vectors
+    code = VectorCode(builder)
+    floats = code.floats(values)
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        code = VectorCode(builder)
-        floats = code.floats(arguments[0])
+    def join(index: Value, tops: Sequence[Value]) -> list[Value]:
+        return [code.larger(tops[0], code.load(floats, builder.mul(index, INT64(LANES))))]
 
-        def join(index: Value, tops: Sequence[Value]) -> list[Value]:
-            return [code.larger(tops[0], code.load(floats, builder.mul(index, INT64(LANES))))]
-
-        (top,) = code.loop(arguments[1], [code.load(floats, INT64(0))], join)
-        return code.across(top, code.larger)
-
-    return types.float32(types.uintp, types.uintp), build
+    (top,) = code.loop(vectors, [code.load(floats, INT64(0))], join)
+    return code.across(top, code.larger)
 
 
 @compiled

@@ -65,28 +65,22 @@ def _row(builder: Any, start: Value, stride: Value, row: int) -> Value:
     return builder.add(start, builder.mul(stride, INT64(4 * row)))
 
 
-@generated
+@generated(types.void, *([types.uintp] * 8))
 def _tile(
-    typing: Any, rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, out: Any,
+    builder: Any, rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, out: Any,
     out_stride: Any, adds: Any,
-) -> Any:  # fmt: skip
+) -> None:  # fmt: skip
     """`out[:rows, :32] = x[:rows] @ panel`, or `+=`: code of its own for 1 to MOST_ROWS rows."""
-    del typing, rows, x, x_stride, panel, depth, out, out_stride, adds
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        after = builder.append_basic_block("tile_done")
-        choice = builder.switch(arguments[0], after)
-        for count in range(1, MOST_ROWS + 1):
-            block = builder.append_basic_block(f"rows{count}")
-            choice.add_case(INT64(count), block)
-            builder.position_at_end(block)
-            _write_tile(VectorCode(builder), count, arguments[1:])
-            builder.branch(after)
-        builder.position_at_end(after)
-        return context.get_dummy_value()
-
-    return types.void(*([types.uintp] * 8)), build
+    after = builder.append_basic_block("tile_done")
+    choice = builder.switch(rows, after)
+    for count in range(1, MOST_ROWS + 1):
+        block = builder.append_basic_block(f"rows{count}")
+        choice.add_case(INT64(count), block)
+        builder.position_at_end(block)
+        written = (x, x_stride, panel, depth, out, out_stride, adds)
+        _write_tile(VectorCode(builder), count, written)
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")

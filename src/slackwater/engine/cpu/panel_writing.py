@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slackwater.engine.cpu.compiled import generated
 from slackwater.engine.cpu.panel_kernel import PANEL
-from slackwater.engine.cpu.vector_code import INT32, INT64, LANES, VECTOR, Value
+from slackwater.engine.cpu.vector_code import FLOAT, INT32, INT64, LANES, VECTOR, Value
 
 LINE = 64  # bytes; panels that begin a line are written past the caches
 _pointer_to: Any = types.CPointer
@@ -42,53 +42,31 @@ def _turned(builder: Any, rows: list[Value]) -> list[Value]:
     return rows
 
 
-@generated
-def _write_square(typing: Any, source: Any, stride: Any, target: Any) -> Any:
+@generated(types.void, types.uintp, types.uintp, types.uintp)
+def _write_square(builder: Any, source: Any, stride: Any, target: Any) -> None:
     """16 floats of 16 rows, `stride` bytes apart, as 16 panel columns; `target` begins a line."""
-    del typing, source, stride, target
 
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature
-        source, stride, target = arguments
+    def at(start: Value, offset: Value) -> Value:
+        return builder.inttoptr(builder.add(start, offset), VECTOR.as_pointer())
 
-        def at(start: Value, offset: Value) -> Value:
-            return builder.inttoptr(builder.add(start, offset), VECTOR.as_pointer())
-
-        rows = [
-            builder.load(at(source, builder.mul(stride, INT64(row))), align=4)
-            for row in range(LANES)
-        ]
-        for number, column in enumerate(_turned(builder, rows)):
-            stored = builder.store(column, at(target, INT64(4 * PANEL * number)), align=LINE)
-            stored.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.uintp), build
+    rows = [
+        builder.load(at(source, builder.mul(stride, INT64(row))), align=4) for row in range(LANES)
+    ]
+    for number, column in enumerate(_turned(builder, rows)):
+        stored = builder.store(column, at(target, INT64(4 * PANEL * number)), align=LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
 
 
-@generated
-def _all_stored(typing: Any) -> Any:
+@generated(types.void)
+def _all_stored(builder: Any) -> None:
     """Whoever is told of it from here on sees what was stored past the caches."""
-    del typing
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del signature, arguments
-        builder.fence("seq_cst")
-        return context.get_dummy_value()
-
-    return types.void(), build
+    builder.fence("seq_cst")
 
 
-@generated
-def _floats_at(typing: Any, address: Any) -> Any:
+@generated(_FLOATS, types.uintp)
+def _floats_at(builder: Any, address: Any) -> Any:
     """A pointer to floats."""
-    del typing, address
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = context.get_value_type(signature.return_type)
-        return builder.inttoptr(arguments[0], pointer)
-
-    return _FLOATS(types.uintp), build
+    return builder.inttoptr(address, FLOAT.as_pointer())
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)

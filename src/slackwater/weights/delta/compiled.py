@@ -1,5 +1,6 @@
 """How the delta codec compiles its loops, and the few instructions that Python has no word for."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,27 +24,33 @@ def compiled(function: Function) -> Function:
     return result
 
 
-def generated(function: Callable[..., Any]) -> Any:
-    """For code that is given to the compiler as its own instructions instead of as Python."""
-    return intrinsic(function)
+def generated(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function of these types whose instructions `emit(builder, ...)` gives to the compiler."""
+
+    def made(emit: Callable[..., Any]) -> Any:
+        def typed(typing: Any, *given: Any) -> Any:
+            del typing, given
+            return result(*arguments), lambda _context, builder, _types, given: emit(
+                builder, *given
+            )
+
+        typed.__name__, typed.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
+        return intrinsic(typed)
+
+    return made
 
 
 def _differing(bits: int) -> Any:
     """Which of the 64 elements of `bits` bits at two addresses differ, as one word."""
+    vector = ir.VectorType(ir.IntType(bits), LANES)
 
-    def differing(typing: Any, one: Any, other: Any) -> Any:
-        del typing, one, other
-        vector = ir.VectorType(ir.IntType(bits), LANES)
+    @generated(types.uint64, types.uintp, types.uintp)
+    def differing(builder: Any, one: Any, other: Any) -> Any:
+        pointers = [builder.inttoptr(each, vector.as_pointer()) for each in (one, other)]
+        left, right = (builder.load(pointer, align=1) for pointer in pointers)
+        return builder.bitcast(builder.icmp_unsigned("!=", left, right), _WORD)
 
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            del context, signature
-            pointers = [builder.inttoptr(each, vector.as_pointer()) for each in arguments]
-            left, right = (builder.load(pointer, align=1) for pointer in pointers)
-            return builder.bitcast(builder.icmp_unsigned("!=", left, right), _WORD)
-
-        return types.uint64(types.uintp, types.uintp), build
-
-    return generated(differing)
+    return differing
 
 
 differing_bytes = _differing(8)
@@ -51,114 +58,70 @@ differing_shorts = _differing(16)
 differing_words = _differing(32)
 
 
-@generated
-def word_at(typing: Any, address: Any) -> Any:
+@generated(types.uint64, types.uintp)
+def word_at(builder: Any, address: Any) -> Any:
     """The 64-bit word at any address, aligned or not."""
-    del typing, address
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()), align=1)
-
-    return types.uint64(types.uintp), build
+    return builder.load(builder.inttoptr(address, _WORD.as_pointer()), align=1)
 
 
-@generated
-def trailing_zeros(typing: Any, word: Any) -> Any:
+@generated(types.int64, types.uint64)
+def trailing_zeros(builder: Any, word: Any) -> Any:
     """Trailing zero bits of a non-zero word."""
-    del typing, word
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.cttz(arguments[0], ir.IntType(1)(1))
-
-    return types.int64(types.uint64), build
+    return builder.cttz(word, ir.IntType(1)(1))
 
 
-@generated
-def ones(typing: Any, word: Any) -> Any:
+@generated(types.int64, types.uint64)
+def ones(builder: Any, word: Any) -> Any:
     """Set bits of a word."""
-    del typing, word
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.uint64), build
+    return builder.ctpop(word)
 
 
 SUM_WORDS = 8  # 64-bit words that one step of `keyed_sum` takes
 
 
-@generated
-def keyed_sum(typing: Any, data: Any, keys: Any, steps: Any) -> Any:
+@generated(types.uint64, types.uintp, types.uintp, types.uint64)
+def keyed_sum(builder: Any, data: Any, keys: Any, steps: Any) -> Any:
     """The sum of `w + low(w + key) * high(w, key)` over `steps` > 0 times 8 words (checksum.py).
 
     Written as vectors, since the compiler does not vectorize a loop over addresses.
     """
-    del typing, data, keys, steps
     vector = ir.VectorType(_WORD, SUM_WORDS)
-
-    def everywhere(value: int) -> Any:
-        return ir.Constant(vector, [value] * SUM_WORDS)
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        low, half = everywhere(0xFFFFFFFF), everywhere(32)
-        entry = builder.basic_block
-        body, after = builder.append_basic_block("body"), builder.append_basic_block("after")
-        words, keys = (builder.inttoptr(each, vector.as_pointer()) for each in arguments[:2])
-        builder.branch(body)
-        builder.position_at_end(body)
-        index, total = builder.phi(_WORD), builder.phi(vector)
-        word, key = (
-            builder.load(builder.gep(pointer, [index]), align=1) for pointer in (words, keys)
-        )
-        first = builder.and_(builder.add(word, key), low)
-        second = builder.add(builder.lshr(word, half), builder.lshr(key, half))
-        product = builder.mul(first, builder.and_(second, low))
-        summed = builder.add(total, builder.add(word, product))
-        following = builder.add(index, _WORD(1))
-        for value, begun, changed in ((index, _WORD(0), following), (total, everywhere(0), summed)):
-            value.add_incoming(begun, entry)
-            value.add_incoming(changed, body)
-        builder.cbranch(builder.icmp_unsigned("<", following, arguments[2]), body, after)
-        builder.position_at_end(after)
-        lanes = [builder.extract_element(summed, _INT(lane)) for lane in range(SUM_WORDS)]
-        result = lanes[0]
-        for lane in lanes[1:]:
-            result = builder.add(result, lane)
-        return result
-
-    return types.uint64(types.uintp, types.uintp, types.uint64), build
+    low, half, zero = (ir.Constant(vector, [n] * SUM_WORDS) for n in (0xFFFFFFFF, 32, 0))
+    entry = builder.basic_block
+    body, after = builder.append_basic_block("body"), builder.append_basic_block("after")
+    pointers = [builder.inttoptr(each, vector.as_pointer()) for each in (data, keys)]
+    builder.branch(body)
+    builder.position_at_end(body)
+    index, total = builder.phi(_WORD), builder.phi(vector)
+    word, key = (builder.load(builder.gep(pointer, [index]), align=1) for pointer in pointers)
+    first = builder.and_(builder.add(word, key), low)
+    second = builder.add(builder.lshr(word, half), builder.lshr(key, half))
+    product = builder.mul(first, builder.and_(second, low))
+    summed = builder.add(total, builder.add(word, product))
+    following = builder.add(index, _WORD(1))
+    for value, begun, changed in ((index, _WORD(0), following), (total, zero, summed)):
+        value.add_incoming(begun, entry)
+        value.add_incoming(changed, body)
+    builder.cbranch(builder.icmp_unsigned("<", following, steps), body, after)
+    builder.position_at_end(after)
+    result, *lanes = (builder.extract_element(summed, _INT(lane)) for lane in range(SUM_WORDS))
+    for lane in lanes:
+        result = builder.add(result, lane)
+    return result
 
 
-@generated
-def put_word(typing: Any, address: Any, word: Any) -> Any:
+@generated(types.int64, types.uintp, types.uint64)
+def put_word(builder: Any, address: Any, word: Any) -> Any:
     """Store a 64-bit word at any address, aligned or not."""
-    del typing, address, word
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        builder.store(arguments[1], pointer, align=1)
-        return _WORD(0)
-
-    return types.int64(types.uintp, types.uint64), build
+    builder.store(word, builder.inttoptr(address, _WORD.as_pointer()), align=1)
+    return _WORD(0)
 
 
-@generated
-def fetch_for_write(typing: Any, address: Any) -> Any:
+@generated(types.int64, types.uintp)
+def fetch_for_write(builder: Any, address: Any) -> Any:
     """Prefetch memory that is about to change; any address is valid."""
-    del typing, address
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
-
-    def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        del context, signature
-        declare: Any = cgutils.get_or_insert_function
-        function = declare(builder.module, kind, "llvm.prefetch.p0")
-        pointer = builder.inttoptr(arguments[0], _BYTES)
-        builder.call(function, [pointer, _INT(1), _INT(3), _INT(1)])
-        return _WORD(0)
-
-    return types.int64(types.uintp), build
+    declare: Any = cgutils.get_or_insert_function
+    function = declare(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, _BYTES), _INT(1), _INT(3), _INT(1)])
+    return _WORD(0)
