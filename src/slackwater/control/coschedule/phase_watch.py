@@ -48,6 +48,10 @@ class PhaseWatch:
             most_s = self._limits.share_after * known_s
         return one.cut_s + now_s - one.hold.since_s >= most_s
 
+    def rolls_on(self, one: JobPhases, now_s: float) -> bool:
+        """Whether its rollout goes on while another waits for the nodes."""
+        return self.goes_on(one, Phase.ROLLOUT, now_s) and self.is_waited_for(one)
+
     def is_waited_for(self, one: JobPhases) -> bool:
         """Whether another waits for the nodes that it holds."""
         return one.hold is not None and self._scheduler.waits_for(one.hold.nodes, one.job)

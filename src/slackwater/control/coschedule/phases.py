@@ -10,7 +10,6 @@ without end, lets others in when they wait.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import commands as do
@@ -21,6 +20,7 @@ from slackwater.control.coschedule.job_phases import Hold, JobPhases
 from slackwater.control.coschedule.job_state import JobState, JobStatus
 from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_profiler import PhaseProfiler
 from slackwater.control.coschedule.phase_watch import IdleRule, PhaseWatch
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.coschedule.unmanaged_work import OpenWork, UnmanagedWork
@@ -32,7 +32,7 @@ from slackwater.control.rollout.commands import ReleaseInstance, ReportFault
 from slackwater.control.rollout.events import InstanceLost, JobGated
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import InstanceId, JobId, NodeId
+from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.placement import Phase
@@ -78,6 +78,7 @@ class PhaseKeeper:
         self._jobs: dict[JobId, JobPhases] = {}
         self._apart = UnmanagedWork()
         self._watcher = PhaseWatch(scheduler, self.limits)
+        self._profiler = PhaseProfiler(scheduler, self.limits)
         self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
         self._queue: deque[do.Command] = deque()
         self._out: list[Said] = []
@@ -90,18 +91,9 @@ class PhaseKeeper:
         return self._jobs.get(job)
 
     def slowdown(self, job: JobId, now_s: float) -> float | None:
-        """Its time on its SLO clock so far, over what its phases and its own time between them
-        took of that.
-        """
-        one, state = self._jobs.get(job), self.scheduler.find(job)
-        if one is None or state is None:
-            return None
-        alone_s = state.seen_s
-        if one.hold is not None:
-            alone_s += now_s - one.hold.since_s
-        elif one.is_idle and state.joined:
-            alone_s += now_s - state.free_s
-        return max(state.elapsed_s(now_s) / alone_s, 1.0) if alone_s > 0 else None
+        """Of a job that takes part, so far; None before its clock runs."""
+        one = self._jobs.get(job)
+        return None if one is None else self._profiler.slowdown(one, now_s)
 
     def jobs(self) -> list[JobPhases]:
         return list(self._jobs.values())
@@ -112,7 +104,7 @@ class PhaseKeeper:
         event: on.Event | of_phase.PhaseEvent | of_job.JobEnded | of_job.JobHeard | InstanceLost,
     ) -> list[Said]:
         """What happened to phases, or to what they need."""
-        self._begin(event.now_s)
+        self._now_s = event.now_s
         match event:
             case of_job.JobEnded(_, job):
                 self._ended(job)
@@ -165,7 +157,7 @@ class PhaseKeeper:
 
     def hear(self, message: Heard, now_s: float) -> list[Said]:
         """What another component says, as it says it."""
-        self._begin(now_s)
+        self._now_s = now_s
         match message:
             case TurnOpened():
                 self._turn_opened(message)
@@ -261,7 +253,8 @@ class PhaseKeeper:
             self._apart.turn_closed(event.job, event.sequence)
             return
         one.turn_closed(event.sequence, self._now_s)
-        if self.scheduler.yields(one.job, at_boundary=True) and self._cut_short(one):
+        if self._profiler.yields(one, at_boundary=True):
+            self._cut_short(one)
             return
         if not one.asks and one.at_tail() and one.hold is not None:
             self._tell(on.TailReached(self._now_s, one.job, one.hold.permit))
@@ -320,39 +313,38 @@ class PhaseKeeper:
         one.op_over(event.request, self._now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
-            one.trains_only = one.trains_only or self._goes_on(one, Phase.TRAIN)
+            one.trains_only = one.trains_only or self._watcher.goes_on(
+                one, Phase.TRAIN, self._now_s
+            )
             if one.hold is not None:
                 one.hold.step(self._now_s)
-            if self.scheduler.yields(one.job, at_boundary=True) and self._cut_short(one):
+            if self._profiler.yields(one, at_boundary=True):
+                self._cut_short(one)
                 return
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
         self._look(one)
 
-    def _cut_short(self, one: JobPhases) -> bool:
-        """End the phase of a job that is being profiled: what it has still open goes on with its
-        next one. Training with nothing left open is over.
+    def _cut_short(self, one: JobPhases) -> None:
+        """End the phase of a job that is being profiled. Training with nothing left open is over;
+        what else it has still open goes on with its next one.
         """
-        if one.asks or one.hold is None or one.is_over():
-            return False
+        assert one.hold is not None
         if one.hold.phase is Phase.TRAIN and not one.ops:
             self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
-            return True
+            return
         hold = one.cut(self._now_s)
         self._close(one, hold, "")
-        finished = on.PhaseFinished(
-            self._now_s, one.job, hold.permit, 0.0, cut=True, step_s=hold.longest_step_s
-        )
-        self._tell(finished)
+        ended = (self._now_s, one.job, hold.permit, 0.0)
+        self._tell(on.PhaseFinished(*ended, cut=True, step_s=hold.longest_step_s))
         self._look(one)
-        return True
 
     def _let_members_in(self) -> bool:
         """Cut rollouts of unprofiled jobs where a member waits: their turns keep their tokens."""
         for one in self._jobs.values():
-            if one.hold is None or one.hold.phase is not Phase.ROLLOUT:
-                continue
-            if self.scheduler.yields(one.job, at_boundary=False) and self._cut_short(one):
+            rolls = one.hold is not None and one.hold.phase is Phase.ROLLOUT
+            if rolls and self._profiler.yields(one, at_boundary=False):
+                self._cut_short(one)
                 return True
         return False
 
@@ -415,12 +407,14 @@ class PhaseKeeper:
             self._out.append(of_job.IterationDone(self._now_s, job))
         self._tell(event)
         if hold.kept:
-            self._widen(hold.nodes)
-        profiled = hold.phase is Phase.TRAIN and self._profiled(one)
+            self._out += self._gates.beside(hold.nodes, self._now_s)
+        profile = self._profiler.profile(one) if hold.phase is Phase.TRAIN else None
         done = one.asks and hold.phase is Phase.TRAIN and one.iteration >= one.terms.iterations
-        if done and not profiled:
+        if profile is not None:
+            self._out.append(of_job.JobProfiled(self._now_s, job, profile))
+        elif done:
             self._out.append(of_job.JobEnded(self._now_s, job, "finished", "made its iterations"))
-        elif not profiled:
+        else:
             self._look(one)
             if one.is_idle:
                 one.idle_since_s = self._now_s
@@ -471,22 +465,6 @@ class PhaseKeeper:
         assert one.hold is not None
         self._finish(one, max(one.hold.heard_s - one.hold.since_s, 0.0))
 
-    def _profiled(self, one: JobPhases) -> bool:
-        """Whether a guest is known now; its profile is that of its longest warm cycle."""
-        trains = one.seen.get(Phase.TRAIN, [])
-        if not self.scheduler.is_guest(one.job) or len(trains) < self.limits.cycles:
-            return False
-        if one.iteration >= one.terms.iterations:
-            return False
-        first = 1 if self.limits.cycles > 1 else 0
-        one.trains_only = Phase.ROLLOUT not in one.seen  # then each step is an iteration
-        rollouts = one.seen.get(Phase.ROLLOUT, trains)
-        syncs = one.seen.get(Phase.SYNC, [0.0])
-        lengths = (max(rollouts[first:] or rollouts), max(trains[first:]), min(syncs))
-        profile = one.terms.profile(*lengths)
-        self._out.append(of_job.JobProfiled(self._now_s, one.job, profile))
-        return True
-
     def _lose(self, one: JobPhases, why: str) -> None:
         """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are
         closed.
@@ -496,7 +474,7 @@ class PhaseKeeper:
             hold = one.end(self._now_s, 0.0)
             self._close(one, hold, why)
             if hold.kept:
-                self._widen(hold.nodes)
+                self._out += self._gates.beside(hold.nodes, self._now_s)
 
     def _crash(self, one: JobPhases, why: str) -> None:
         """It had its chance: another has the nodes, and it comes again, unless that happened too
@@ -521,16 +499,10 @@ class PhaseKeeper:
             why = self._watcher.why_lost(one, self._now_s)
             if why is not None:
                 self._crash(one, why)
-            elif self._goes_on(one, Phase.ROLLOUT) and self._watcher.is_waited_for(one):
+            elif self._watcher.rolls_on(one, self._now_s):
                 self._finish(one, self._now_s - hold.since_s)  # its turns go on with the next one
 
-    def _goes_on(self, one: JobPhases, phase: Phase) -> bool:
-        return self._watcher.goes_on(one, phase, self._now_s)
-
     # ---- what the co-scheduler says ----
-    def _begin(self, now_s: float) -> None:
-        self._now_s = now_s
-
     def _tell(self, event: on.Event) -> None:
         self._queue.extend(self.scheduler.handle(event))
 
@@ -553,7 +525,7 @@ class PhaseKeeper:
                 one = self._jobs[job]
                 one.epoch, one.idle_since_s = epoch, self._now_s
                 out.append(command)
-                self._close_gates(one)
+                out += self._gates.of_both(one, self._now_s)
                 self._look(one)
             case do.StopJob(job, epoch, _, reason):
                 one = self._jobs[job]
@@ -563,7 +535,7 @@ class PhaseKeeper:
                 out.append(command)
             case do.HoldJob(job, reason):
                 self._answer(job, "held", reason)
-                self._close_gates(self._jobs[job])
+                out += self._gates.of_both(self._jobs[job], self._now_s)
                 out.append(command)
                 for other in self._jobs.values():
                     if other.is_idle and other.epoch:
@@ -629,7 +601,7 @@ class PhaseKeeper:
             one = self._jobs[job] = JobPhases(job, terms)
             work = self._apart.taken(job)
             one.turns, one.ops = work.turns, work.ops
-            self._close_gates(one)
+            self._out += self._gates.of_both(one, self._now_s)
         one.terms = terms
         return one
 
@@ -647,14 +619,8 @@ class PhaseKeeper:
         self._out.append(self._gates.after(one, hold, self._now_s))
         self._out.append(phase_do.PermitEnded(one.job, hold.known_as, lost))
 
-    def _close_gates(self, one: JobPhases) -> None:
-        self._out += self._gates.of_both(one, self._now_s)
-
     def _gate_turns(self, one: JobPhases) -> None:
         self._out.append(self._gates.of_turns(one, self._now_s))
-
-    def _widen(self, nodes: Sequence[NodeId]) -> None:
-        self._out += self._gates.beside(nodes, self._now_s)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
