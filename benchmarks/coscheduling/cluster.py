@@ -28,7 +28,7 @@ from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.cluster.workload import ProductionWorkload
 
 POLICIES = {
-    "ours": PolicyConfig(name="ours"),
+    "ours": PolicyConfig(name="interleaving"),
     "regrouping": PolicyConfig(name="regrouping", regroup_every_s=3600.0),
     "profiled_horizon": PolicyConfig(
         name="horizon", options={"profiled": 1}, regroup_every_s=600.0

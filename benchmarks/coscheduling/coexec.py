@@ -34,7 +34,7 @@ _SLO = 2.0
 # Rollout and training take about as long.
 _SHAPE = Shape(groups=2, answers=6, tokens=84)
 _LIMIT_S = 240.0
-_SETTINGS = CoscheduleSettings(placement="ours", tails=False)
+_SETTINGS = CoscheduleSettings(placement="interleaving", tails=False)
 _JOBS = (0, 1, 2)
 
 

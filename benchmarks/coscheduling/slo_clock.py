@@ -35,7 +35,12 @@ def run(options: BenchOptions) -> dict[str, object]:
             (folder / "fleet.toml").write_text(two_nodes())
             with own_service(
                 *(folder / "state", "tiny", folder / "model"),
-                *("--fleet", str(folder / "fleet.toml"), "--set", "coschedule.placement=ours"),
+                *(
+                    "--fleet",
+                    str(folder / "fleet.toml"),
+                    "--set",
+                    "coschedule.placement=interleaving",
+                ),
             ) as (url, key):
                 found = run_beside_strangers(url, key, "tiny", iterations, lengths)
         figures |= {

@@ -36,7 +36,7 @@ def plan(
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="Placement policy.")] = "ours",
+    policy: Annotated[str, typer.Option(help="Placement policy.")] = "interleaving",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the input and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[

@@ -70,11 +70,13 @@ def test_removing_the_last_arrival_undoes_its_placement(name: str) -> None:
         policy.remove(JobId("late"), 0.0)
     # Ours may use the occasion to move others together: then it rents fewer nodes, never more.
     assert len(policy.rented()) <= len(before)
-    if name != "ours":
+    if name not in ("interleaving", "ours"):
         assert list(policy.rented()) == before
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name not in ("ours", "colocated")])
+@pytest.mark.parametrize(
+    "name", [name for name in EVERY if name not in ("interleaving", "ours", "colocated")]
+)
 def test_a_job_that_can_never_fit_is_told_why(name: str) -> None:
     policy = make_policy(name, fleet(2, 2))
     wide = policy.place(job("wide", 100, 100, rollout_nodes=3), 0.0)

@@ -21,6 +21,7 @@ _ORDERINGS: dict[str, Callable[[Standing], Ordering]] = {
 
 # The order of phases that belongs to a placement; the others keep round robin.
 _BELONGS: dict[str, OrderingName] = {
+    "interleaving": "plan",
     "ours": "plan",
     "horizon": "hrrs",
     "pack": "hrrs",

@@ -25,7 +25,7 @@ class CoscheduleSettings:
     cost.
     """
 
-    placement: str = "ours"
+    placement: str = "interleaving"
     ordering: Literal["auto", "plan", "round_robin", "hrrs", "fcfs"] = "auto"
     backfill: bool = True
     guard: bool = True

@@ -68,7 +68,7 @@ def _group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     return GroupPlacement(fleet, size, colocate=bool(options.whole("colocate", 0)))
 
 
-def _ours(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _interleaving(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
     return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
 
@@ -111,7 +111,8 @@ def _horizon(
 
 
 POLICIES: dict[str, Callable[[FleetView, Options, int], GroupedPlacement]] = {
-    "ours": _ours,
+    "interleaving": _interleaving,
+    "ours": _interleaving,  # its name before 0.2; goes in 0.3
     "group": _group,
     "horizon": _horizon("pack"),
     "pack": _horizon("pack"),

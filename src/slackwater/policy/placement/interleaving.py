@@ -34,9 +34,9 @@ _MERGERS_AT_ONCE = 4
 
 
 class Interleaving(GroupedPlacement):
-    """Our policy. A rebalance looks at `thin_groups` groups at most."""
+    """See the module. A rebalance looks at `thin_groups` groups at most."""
 
-    name = "ours"
+    name = "interleaving"
 
     def __init__(
         self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6

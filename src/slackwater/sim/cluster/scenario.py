@@ -37,7 +37,7 @@ class PolicyConfig:
     beyond the declared ones.
     """
 
-    name: str = "ours"
+    name: str = "interleaving"
     ordering: Literal["auto", "round_robin", "plan", "hrrs", "fcfs"] = "auto"
     backfill: bool = True
     guard: Literal["auto", "yes", "no"] = "auto"

@@ -25,7 +25,7 @@ from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario
 
-_GUARDED = frozenset({"ours"})
+_GUARDED = frozenset({"interleaving", "ours"})
 
 
 def simulate(

@@ -28,7 +28,7 @@ from slackwater.sim.fleet.engine_faults import EngineFaults
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.serving import Visitor
 
-POLICIES = ("ours", "group", "colocated", "solo")
+POLICIES = ("interleaving", "group", "colocated", "solo")
 _CALM_S = 14 * 86_400.0
 
 
