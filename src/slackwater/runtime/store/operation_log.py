@@ -16,6 +16,12 @@ from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.schema import models, operation_payloads, operations
 
 _MODEL_COLUMNS = ("model", "session", "tenant", "model_seq", "base_model", "seed", "created_s")
+# Made once: making a statement takes longer than executing it.
+_NUMBERED = sa.select(operations.c.request, operations.c.kind, operations.c.digest).where(
+    operations.c.model == sa.bindparam("of_model"), operations.c.seq == sa.bindparam("number")
+)
+_ADD, _ADD_PAYLOAD = operations.insert(), operation_payloads.insert()
+_FINISH = operations.update().where(operations.c.request == sa.bindparam("finished"))
 
 
 def digest_of(payload: bytes) -> str:
@@ -37,11 +43,7 @@ class Submission:
 def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, bool]:
     """Write it down; if its number is taken, the operation that has it. True if it is new."""
     op = new.operation
-    found = connection.execute(
-        sa.select(operations.c.request, operations.c.kind, operations.c.digest).where(
-            operations.c.model == op.model, operations.c.seq == op.seq
-        )
-    ).first()
+    found = connection.execute(_NUMBERED, {"of_model": op.model, "number": op.seq}).first()
     digest = digest_of(new.payload)
     if found is not None:
         if found.kind != op.kind or (new.strict and found.digest != digest):
@@ -49,19 +51,18 @@ def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, b
                 f"seq_id: {op.seq} of model {op.model} was sent before as another {found.kind}"
             )
         return RequestId(found.request), False
-    connection.execute(
-        operations.insert().values(
-            request=op.request,
-            model=op.model,
-            tenant=new.tenant,
-            seq=op.seq,
-            kind=op.kind.value,
-            digest=digest,
-            status=OpStatus.WAITING.value,
-            created_s=new.now_s,
-        )
-    )
-    connection.execute(operation_payloads.insert().values(request=op.request, payload=new.payload))
+    row = {
+        "request": op.request,
+        "model": op.model,
+        "tenant": new.tenant,
+        "seq": op.seq,
+        "kind": op.kind.value,
+        "digest": digest,
+        "status": OpStatus.WAITING.value,
+        "created_s": new.now_s,
+    }
+    connection.execute(_ADD, row)
+    connection.execute(_ADD_PAYLOAD, {"request": op.request, "payload": new.payload})
     return op.request, True
 
 
@@ -83,17 +84,15 @@ def finish_operation(
 ) -> None:
     """The operation is over."""
     status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
-    connection.execute(
-        operations.update()
-        .where(operations.c.request == request)
-        .values(
-            status=status.value,
-            result=outcome.result,
-            error=outcome.error,
-            owner=None if outcome.owner is None else outcome.owner.value,
-            finished_s=now_s,
-        )
-    )
+    changed = {
+        "finished": request,
+        "status": status.value,
+        "result": outcome.result,
+        "error": outcome.error,
+        "owner": None if outcome.owner is None else outcome.owner.value,
+        "finished_s": now_s,
+    }
+    connection.execute(_FINISH, changed)
 
 
 def payload_of(connection: Connection, request: RequestId) -> bytes:

@@ -21,6 +21,13 @@ from slackwater.runtime.store.operation_log import digest_of
 from slackwater.runtime.store.schema import samples, sampling_sessions
 
 _AT_ONCE = 1000  # values in one statement; databases have limits
+# Made once: making a statement takes longer than executing it.
+_NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
+    samples.c.sampling_session == sa.bindparam("in_session"),
+    samples.c.seq == sa.bindparam("number"),
+)
+_ADD = samples.insert()
+_FINISH = samples.update().where(samples.c.request == sa.bindparam("finished"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +177,23 @@ def add_sample(
 ) -> tuple[RequestId, bool]:
     """Write it down; if its number is taken, the request that has it. True if it is new."""
     digest = digest_of(payload)
-    found = connection.execute(
-        sa.select(samples.c.request, samples.c.digest).where(
-            samples.c.sampling_session == session.sampling_session, samples.c.seq == seq
-        )
-    ).first()
+    numbered = {"in_session": session.sampling_session, "number": seq}
+    found = connection.execute(_NUMBERED, numbered).first()
     if found is not None:
         if found.digest != digest:
             raise RefusedError(f"seq_id: {seq} was sent before with another request")
         return RequestId(found.request), False
-    connection.execute(
-        samples.insert().values(
-            request=request,
-            sampling_session=session.sampling_session,
-            tenant=session.tenant,
-            seq=seq,
-            digest=digest,
-            payload=payload,
-            status=OpStatus.WAITING.value,
-            created_s=now_s,
-        )
-    )
+    row = {
+        "request": request,
+        "sampling_session": session.sampling_session,
+        "tenant": session.tenant,
+        "seq": seq,
+        "digest": digest,
+        "payload": payload,
+        "status": OpStatus.WAITING.value,
+        "created_s": now_s,
+    }
+    connection.execute(_ADD, row)
     return request, True
 
 
@@ -198,18 +201,16 @@ def finish_sample(
     connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
     status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
-    connection.execute(
-        samples.update()
-        .where(samples.c.request == request)
-        .values(
-            status=status.value,
-            payload=None,
-            result=outcome.result,
-            error=outcome.error,
-            owner=None if outcome.owner is None else outcome.owner.value,
-            finished_s=now_s,
-        )
-    )
+    changed = {
+        "finished": request,
+        "status": status.value,
+        "payload": None,
+        "result": outcome.result,
+        "error": outcome.error,
+        "owner": None if outcome.owner is None else outcome.owner.value,
+        "finished_s": now_s,
+    }
+    connection.execute(_FINISH, changed)
 
 
 def drop_results(
