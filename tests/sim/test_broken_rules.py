@@ -209,7 +209,12 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "job stuck": (OperationsController, "_pick", nothing, "jobs never ended"),
     "job completed": (JobRegistry, "handle", does_not_hear_of_the_end, "is running"),
     "turns counted": (JobRegistry, "_used", nothing, r"\d+ turns of \d+"),
-    "permit back": (PhaseKeeper, "_close", keeps_the_end_secret, "permits are still out"),
+    "permit back": (
+        PhaseKeeper,
+        "_close",
+        keeps_the_end_secret,
+        "permits are still out|jobs never ended",
+    ),
 }
 
 

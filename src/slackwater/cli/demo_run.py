@@ -248,8 +248,9 @@ class DemoRun:
                 listed = self._client.ask("GET", "/slackwater/instances")["instances"]
                 mine = next((row for row in listed if row["instance"] == name), {})
             self._instance["was"] = mine.get("state", "gone")
-            self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
-            self._display.say(f"instance {name} is killed")
+            if mine:
+                self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
+                self._display.say(f"instance {name} is killed")
             while True:
                 yield
 
