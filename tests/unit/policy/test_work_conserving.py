@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.ids import JobId, NodeId
@@ -124,7 +124,9 @@ drawn_member = st.tuples(lengths, lengths, st.integers(0, 1), st.floats(1.0, 3.0
     st.lists(drawn_member, min_size=2, max_size=4),
     st.lists(st.floats(0.05, 1.0), min_size=1, max_size=7),
 )
-@settings(max_examples=150, deadline=None)
+@settings(  # most drawn groups are such that not even the plan keeps every budget
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.filter_too_much]
+)
 def test_every_member_keeps_its_budget_whatever_its_phases_take(
     drawn: list[tuple[float, float, int, float]], shares: list[float]
 ) -> None:
