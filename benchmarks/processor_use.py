@@ -13,7 +13,6 @@ _ROLES = (
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
     ("slackwater.serve.http.helper", "helpers"),
-    ("slackwater.serve.front.process", "front"),
     ("grpo_driver", "drivers"),
 )
 PLANE = "plane"

@@ -41,6 +41,8 @@ def encoded(step: int, part: int = 0, *, wrong: bool = False) -> bytes:
 class ScriptedConnection:
     """Gives one message after the answer to the one before, then nothing; keeps every answer."""
 
+    lost = False
+
     def __init__(self, script: Sequence[messages.ToWorker], answers: Path) -> None:
         self._script, self._answers = list(script), answers
         self._ready = True
@@ -111,6 +113,8 @@ def train_then_work(plan: RankPlan, *, layouts: Sequence[str], steps: int, folde
 
 class PipedConnection:
     """A pipe to whoever plays the control plane."""
+
+    lost = False
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
