@@ -4,6 +4,7 @@ are too many.
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -181,6 +182,25 @@ def test_turns_resume_from_the_tokens_that_their_engines_still_have(tmp_path: Pa
     with_desk(tmp_path, before)
     report = messages.HeldTurns([held(0), held(1, "another"), held(2, cut=4)])
     with_desk(tmp_path, after, [("e.1", report)])
+
+
+@pytest.mark.parametrize(("count", "score"), [(10_000, -0.5), (3, float("nan")), (3, -math.inf)])
+def test_what_no_engine_can_have_sampled_is_not_believed(
+    tmp_path: Path, count: int, score: float
+) -> None:
+    requests: list[str] = []
+
+    async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
+        requests.append(await desk.submit(SESSION, 0, sample()))
+
+    async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
+        turn = CONTROLLERS[-1].rollout.books.turns[TurnId(f"{requests[0]}/0")]
+        assert len(turn.tokens) == 0
+
+    with_desk(tmp_path, before)
+    tokens, scores = np.full(count, 7, "<u4").tobytes(), np.full(count, score, "<f4").tobytes()
+    lie = messages.HeldTurn(f"{requests[0]}/0", SESSION.version, tokens, scores)
+    with_desk(tmp_path, after, [("e.1", messages.HeldTurns([lie]))])
 
 
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ class EngineExecutor:
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s
-        if held is None or held.version != spec.version:
+        if held is None or not _is_believable(held, spec):
             self.feed(on.TurnSubmitted(loop_time(), spec))
             return
         tokens = np.frombuffer(held.tokens, "<u4").tolist()
@@ -449,3 +449,10 @@ def _heartbeat(
         prefilled_tokens=int(gauges.get("prefilled_tokens", 0)),
         stalled=gauges.get("stalled", 0.0) > 0,
     )
+
+
+def _is_believable(held: messages.HeldTurn, spec: TurnSpec) -> bool:
+    """Whether an engine can have generated this of the turn."""
+    scores = np.frombuffer(held.logprobs, "<f4")
+    fits = len(scores) <= spec.sampling.max_tokens
+    return held.version == spec.version and fits and bool(np.isfinite(scores).all())
