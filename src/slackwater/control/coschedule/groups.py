@@ -265,6 +265,12 @@ class Groups:
             if request.job != but
         )
 
+    def keeps_waiting(self, state: JobState) -> bool:
+        """Whether another member of its group waits, be it for nodes or for its turn."""
+        assert state.placement is not None
+        group = self._groups[state.placement.group]
+        return bool(group.pending) or any(job != state.spec.job for job in group.waiting)
+
     def _adopt(self, group: _Group, now_s: float) -> None:
         group.ordering.adopt(self._members(group, now_s), group.plan)
 

@@ -53,8 +53,8 @@ class PhaseWatch:
         return self.goes_on(one, Phase.ROLLOUT, now_s) and self.is_waited_for(one)
 
     def is_waited_for(self, one: JobPhases) -> bool:
-        """Whether another waits for the nodes that it holds."""
-        return one.hold is not None and self._scheduler.waits_for(one.hold.nodes, one.job)
+        """Whether another waits for the nodes that it holds, or for its turn after this one."""
+        return one.hold is not None and self._scheduler.is_waited_for(one.job, one.hold.nodes)
 
     def stillness(self, one: JobPhases, now_s: float) -> IdleRule | None:
         """None if it has something to do."""

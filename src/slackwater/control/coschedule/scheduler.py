@@ -151,9 +151,14 @@ class CoScheduler:
         """Whether any job waits for a place."""
         return bool(self._held)
 
-    def waits_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
-        """Whether another job waits for one of the nodes."""
-        return self._groups.waits_for(nodes, but) or self._guests.wait_for(nodes, but)
+    def is_waited_for(self, job: JobId, nodes: tuple[NodeId, ...]) -> bool:
+        """Whether another job waits for one of the nodes that this one holds, or for its turn to
+        come after this one's.
+        """
+        state = self._places.placed.get(job)
+        if state is not None and self._groups.keeps_waiting(state):
+            return True
+        return self._groups.waits_for(nodes, job) or self._guests.wait_for(nodes, job)
 
     def yields(self, job: JobId, *, at_boundary: bool) -> bool:
         """Whether it is being profiled on nodes that a member of a group waits for: nobody knows

@@ -7,6 +7,7 @@ from dataclasses import replace
 from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.phase_commands import PermitEnded
+from slackwater.control.coschedule.phase_events import PermitAsked
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import REST, WATCH
 from slackwater.control.jobs.events import JobEnded
@@ -15,6 +16,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobTerms
 from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
 
 STEP = (OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP)
 
@@ -90,6 +92,17 @@ def test_a_client_that_only_trains_is_kept_and_others_have_their_turn_between_it
     stage.turn(a)  # it samples after all: what it trains on next is an iteration again
     one = stage.keeper.find(a)
     assert one is not None and not one.trains_only
+
+
+def test_a_job_that_trains_on_lets_in_another_whose_turn_comes_after_its_next_rollout() -> None:
+    stage = PhaseStage(limits=PhaseLimits(share_after=5.0, least_s=1000.0))
+    a, b = stage.submit("a"), stage.submit("b")
+    step(stage, a, 12.0)  # longer than it said: by the plan it rolls out next, and b after it
+    stage.permits()
+    stage.tell(PermitAsked(stage.now_s, b, Phase.ROLLOUT, 0))
+    while stage.now_s < 100.0 and not (given := stage.permits()):
+        step(stage, a, 1.0)
+    assert ("b", "rollout") in given and stage.now_s <= 5 * PROFILE.train_s + 1.0
 
 
 def test_an_iteration_of_many_steps_is_one_even_if_it_takes_long() -> None:
