@@ -22,12 +22,12 @@ import numpy as np
 from benchmarks.coscheduling.bare_phases import machine_ceiling
 from benchmarks.coscheduling.coexec_prediction import predicted_throughput
 from benchmarks.coscheduling.coexec_shop import JobResult, Run, Shape, Shop
-from benchmarks.coscheduling.permit_account import Stretch
 from benchmarks.options import BenchOptions
 from slackwater.cli.demo import two_nodes
 from slackwater.cli.own_service import own_service
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.model.errors import UnavailableError
+from slackwater.timeline.permit_account import Stretch
 from slackwater.zoo.tiny import make_model
 
 _SLO = 2.0

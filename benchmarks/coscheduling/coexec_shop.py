@@ -13,17 +13,17 @@ from typing import Any
 
 import httpx
 
-from benchmarks.coscheduling.permit_account import (
+from benchmarks.processor_use import HOST, ProcessorUse, beside_phases
+from slackwater.model.errors import UnavailableError
+from slackwater.model.job_life import JobStage
+from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.timeline.permit_account import (
     Account,
     JobTimes,
     Stretch,
     account,
     stretches,
 )
-from benchmarks.processor_use import HOST, ProcessorUse, beside_phases
-from slackwater.model.errors import UnavailableError
-from slackwater.model.job_life import JobStage
-from slackwater.runtime.store.state_directory import StateDirectory
 
 FIRST_STEPS = 3  # profiled, placed, and in step with the others by then
 _MODULE = "benchmarks.coscheduling.grpo_driver"

@@ -70,14 +70,17 @@ class DemoDisplay:
 
 
 _MEANINGS = (
-    "slowdown: an iteration's time with others over its time alone; bound: the most that the job's "
-    "SLO allows; switch: a node goes from one job to another"
+    "slowdown: an iteration's time with others over its time alone, medians by this command's "
+    "clock; bound: the most that the job's SLO allows; waits: for a node that another job holds; "
+    "hand-over: the job's own code, messages, and weights on their way; switch: a node goes from "
+    "one job to another"
 )
 
 
 def demo_table(result: dict[str, Any]) -> RenderableType:
     """All of it."""
-    parts: list[RenderableType] = [_jobs(result["jobs"]), _pools(result["pools"])]
+    parts: list[RenderableType] = [_jobs(result["jobs"]), *_times(result["jobs"])]
+    parts.append(_pools(result["pools"]))
     took_s, alone_s = result["took_s"], result["alone_s"]
     lines = [
         f"together {took_s:.0f} s on one fleet; the same jobs one after the other, alone, "
@@ -104,20 +107,30 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
     for name in ("iterations", "reward", "s alone", "s shared", "slowdown", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        slow = Text("-")
-        if row["slowdown"] is not None:
-            kept = row["slowdown"] <= row["bound"]
-            slow = Text(f"{row['slowdown']:.2f}", "green" if kept else "red")
+        kept = row["slowdown"] <= row["bound"]
         table.add_row(
             row["job"],
             str(row["iterations"]),
             f"{row['reward_first']:.3f} → {row['reward_last']:.3f}",
             f"{row['alone_s']:.2f}",
             f"{row['shared_s']:.2f}",
-            slow,
+            Text(f"{row['slowdown']:.2f}", "green" if kept else "red"),
             f"{row['bound']:.2f}",
         )
     return table
+
+
+def _times(rows: list[dict[str, Any]]) -> list[Table]:
+    """Where the jobs' time went; nothing if the service has no co-scheduler."""
+    split = [(row["job"], when, row["time"][when]) for row in rows for when in ("alone", "shared")]
+    split = [one for one in split if one[2] is not None]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("where the time went", no_wrap=True)
+    for name in ("rollout", "train", "waits", "hand-over"):
+        table.add_column(name, justify="right")
+    for job, when, parts in split:
+        table.add_row(f"{job}, {when}", *(f"{part:.0%}" for part in parts.values()))
+    return [table] if split else []
 
 
 def _pools(pools: dict[str, dict[str, float]]) -> Table:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from slackwater.cli.demo_display import DemoDisplay
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.timeline.permit_account import account, stretches, without_warm_up
 
 _PATIENCE_S = 1800.0
 _WORKERS_S = 240.0  # a first start compiles
@@ -38,7 +39,6 @@ class WatchedJob:
     name: str
     marks: dict[int, tuple[float, dict[str, Any]]] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
-    slowdown: float | None = None
 
     def look(self, row: dict[str, Any], now_s: float) -> None:
         self.last = row
@@ -103,14 +103,14 @@ def sharing_figures(
 ) -> dict[str, Any]:
     """Per job the iteration times alone and shared; total times; pool utilization."""
     both_s = min(job.ended_s for job in jobs)  # until the first was done
-    per_job = {
-        job.name: {
-            "alone_s": alone[job.name].seconds,
-            "shared_s": TypicalIteration.of(job, both_s).seconds,
-            "slowdown": job.slowdown,
+    per_job = {}
+    for job in jobs:
+        alone_s, shared_s = alone[job.name].seconds, TypicalIteration.of(job, both_s).seconds
+        per_job[job.name] = {
+            "alone_s": alone_s,
+            "shared_s": shared_s,
+            "slowdown": shared_s / alone_s,
         }
-        for job in jobs
-    }
     return {
         "per_job": per_job,
         "took_s": max(job.ended_s for job in jobs) - min(job.began_s for job in jobs),
@@ -202,18 +202,21 @@ class DemoRun:
             {file["name"]: file["iterations"] for file in files},
         )
         per_job, pools = figures.pop("per_job"), figures["pools"]
+        timeline, shares = self._timeline(jobs)
         if shared is not None:
             for pool in pools:
                 pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
         return {
             "jobs": [
-                self._row(file, one) | per_job[one.name] | {"profile": dict(solo[one.name].profile)}
+                self._row(file, one)
+                | per_job[one.name]
+                | {"time": shares[one.name], "profile": dict(solo[one.name].profile)}
                 for file, one in zip(files, jobs, strict=True)
             ],
             **figures,
             "permits": None if shared is None else shared["permits"],
             "instance": self._instance,
-            "timeline": self._timeline(),
+            "timeline": timeline,
         }
 
     def _row(self, file: dict[str, Any], one: WatchedJob) -> dict[str, Any]:
@@ -269,11 +272,8 @@ class DemoRun:
             rows = {
                 row.get("name"): row for row in self._client.ask("GET", "/slackwater/jobs")["jobs"]
             }
-            slow = {row["job"]: row["slowdown"] for row in (self._shared() or {"jobs": []})["jobs"]}
             for job in jobs:
                 job.look(rows[job.name], time.monotonic())
-                said = slow.get(job.last["job"])
-                job.slowdown = said if said is not None else job.slowdown
             self._display.show([job.last for job in jobs])
             look([job.last for job in jobs])
             time.sleep(LOOK_S)
@@ -299,13 +299,26 @@ class DemoRun:
         found: dict[str, Any] | None = None if answer.is_error else answer.json()
         return found
 
-    def _timeline(self) -> str | None:
+    def _timeline(
+        self, jobs: Sequence[WatchedJob]
+    ) -> tuple[str | None, dict[str, dict[str, dict[str, float] | None]]]:
+        """The file to look at, and how each job's time divides, alone and together."""
         answer = self._client.send("GET", "/slackwater/coschedule/timeline")
         if answer.is_error:
-            return None
+            return None, {job.name: {"alone": None, "shared": None} for job in jobs}
         path = self._folder / "timeline.json"
         path.write_bytes(answer.content)
-        return str(path)
+        permits = without_warm_up(stretches(answer.content))
+        names = {job.name: str(job.last["job"]) for job in jobs}
+        together = account(permits, list(names.values()), 1)
+        shares: dict[str, dict[str, dict[str, float] | None]] = {}
+        for name, job in names.items():
+            alone = account(permits, [f"{job}-alone"], 1)
+            shares[name] = {
+                "alone": None if alone is None else alone.jobs[f"{job}-alone"].shares(),
+                "shared": None if together is None else together.jobs[job].shares(),
+            }
+        return str(path), shares
 
 
 def _curves(row: dict[str, Any]) -> list[dict[str, float]]:

@@ -23,8 +23,11 @@ def stage_text(stage: str) -> Text:
 
 
 def iterations(row: dict[str, Any]) -> str:
-    """A job's progress, if known."""
-    done, of = row.get("iteration") or row.get("iterations_done") or 0, row.get("iterations")
+    """A job's progress, if known: of one that a recipe drives it is the recipe's, whose warm-up is
+    no iteration.
+    """
+    done = row.get("iteration") or (0 if row.get("recipe") else row.get("iterations_done", 0))
+    of = row.get("iterations")
     return f"{done}/{of}" if of else (str(done) if done else "")
 
 

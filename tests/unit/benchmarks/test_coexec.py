@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from benchmarks.coscheduling import coexec
 from benchmarks.coscheduling.coexec_shop import JobResult, Run, profile_of
-from benchmarks.coscheduling.permit_account import Stretch, account
 from benchmarks.options import BenchOptions
 from slackwater.model.errors import UnavailableError
+from slackwater.timeline.permit_account import Stretch, account
 
 _CYCLE_S, _STEPS = 4.0, 8
 

@@ -10,9 +10,7 @@ from slackwater.cli.demo_display import demo_table
 from slackwater.cli.demo_run import TypicalIteration, WatchedJob, sharing_figures
 
 
-def watched(
-    name: str, ends_s: list[float], *, engine_s: float, trainer_s: float, slowdown: float | None
-) -> WatchedJob:
+def watched(name: str, ends_s: list[float], *, engine_s: float, trainer_s: float) -> WatchedJob:
     """A job whose iterations end at these times and use so much of both pools; mark 0 is its
     submission.
     """
@@ -26,7 +24,6 @@ def watched(
         }
         job.look(row, at_s)
         job.look({**row, "engine_s": 99.0}, at_s + 0.2)  # seen again before the next is done
-    job.slowdown = slowdown
     return job
 
 
@@ -34,14 +31,14 @@ STALLED = [0.0, 20.0, 22.0, 24.0, 31.0, 33.0, 35.0]  # the fourth iteration of t
 
 
 def test_a_stall_is_in_no_typical_iteration() -> None:
-    job = watched("one", STALLED, engine_s=1.2, trainer_s=0.8, slowdown=None)
+    job = watched("one", STALLED, engine_s=1.2, trainer_s=0.8)
     typical = TypicalIteration.of(job)
     assert typical.seconds == pytest.approx(2.0)
     assert typical.used == pytest.approx({"engine_s": 1.2, "trainer_s": 0.8})
 
 
 def test_a_job_of_which_one_iteration_was_seen_counts_from_its_start() -> None:
-    job = watched("one", [10.0, 16.0], engine_s=1.0, trainer_s=1.0, slowdown=None)
+    job = watched("one", [10.0, 16.0], engine_s=1.0, trainer_s=1.0)
     assert TypicalIteration.of(job).seconds == pytest.approx(6.0)
 
 
@@ -56,25 +53,22 @@ def shared_run() -> dict[str, Any]:
     """Two jobs of ten iterations: 2 s each alone, with a stall; together 3 s each."""
     names = ("down", "up")
     alone = {
-        name: TypicalIteration.of(
-            watched(f"{name}-alone", STALLED, engine_s=1.2, trainer_s=0.8, slowdown=1.0)
-        )
+        name: TypicalIteration.of(watched(f"{name}-alone", STALLED, engine_s=1.2, trainer_s=0.8))
         for name in names
     }
     ends_s = [100.0, *(110.0 + 3 * i for i in range(10))]
     jobs = [
-        watched("down", ends_s, engine_s=1.2, trainer_s=0.8, slowdown=1.35),
-        watched("up", [at + 1.5 for at in ends_s], engine_s=1.2, trainer_s=0.8, slowdown=1.4),
+        watched("down", ends_s, engine_s=1.2, trainer_s=0.8),
+        watched("up", [at + 1.5 for at in ends_s], engine_s=1.2, trainer_s=0.8),
     ]
     return sharing_figures(jobs, alone, dict.fromkeys(names, 10))
 
 
-def test_all_times_are_by_the_watchers_clock_and_the_slowdown_is_the_services() -> None:
+def test_all_times_are_by_the_watchers_clock_and_the_slowdown_is_their_ratio() -> None:
     found = shared_run()
     assert found["per_job"]["down"] == pytest.approx(
-        {"alone_s": 2.0, "shared_s": 3.0, "slowdown": 1.35}
+        {"alone_s": 2.0, "shared_s": 3.0, "slowdown": 1.5}
     )
-    assert found["per_job"]["up"]["slowdown"] == 1.4
     assert found["took_s"] == pytest.approx(28.5) and found["alone_s"] == pytest.approx(36.0)
     rollout, train = found["pools"]["rollout"], found["pools"]["train"]
     assert rollout["used_alone"] == pytest.approx(0.6)
@@ -89,15 +83,18 @@ def test_the_table_shows_the_same_figures() -> None:
         {"job": name, "bound": 2.5, **rest, **figures}
         for name, figures in found.pop("per_job").items()
     ]
-    rows[1]["slowdown"] = None  # a service without a co-scheduler
+    parts = {"rollout": 0.5, "train": 0.25, "waits": 0.15, "hand_over": 0.1}
+    rows[0]["time"] = {"alone": None, "shared": parts}
+    rows[1]["time"] = {"alone": None, "shared": None}  # a service without a co-scheduler
     more = {"permits": None, "instance": {"came": None}, "timeline": None}
     text = io.StringIO()
     Console(file=text, width=100).print(demo_table({"jobs": rows, **found, **more}))
     split = [line.split() for line in text.getvalue().splitlines() if line.strip()]
     lines = {words[0]: words for words in reversed(split)}
-    assert lines["down"][-4:] == ["2.00", "3.00", "1.35", "2.50"]
-    assert lines["up"][-4:] == ["2.00", "3.00", "-", "2.50"]
+    assert lines["down"][-4:] == ["2.00", "3.00", "1.50", "2.50"]
+    assert lines["up"][-4:] == ["2.00", "3.00", "1.50", "2.50"]
+    assert lines["down,"] == ["down,", "shared", "50%", "25%", "15%", "10%"]
     assert lines["rollout"][-1] == "60%"
     assert "(1.26x)" in text.getvalue()
     meanings = " ".join(text.getvalue().split())
-    assert all(f"{word}: " in meanings for word in ("slowdown", "bound", "switch"))
+    assert all(f"{word}: " in meanings for word in ("slowdown", "bound", "waits", "switch"))

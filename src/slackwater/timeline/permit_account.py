@@ -7,10 +7,13 @@ and the weights' publishing and pulling.
 
 import itertools
 import json
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+
+_SKIPPED_S = 1e-3  # a phase that the job had nothing to do in
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,15 @@ def stretches(trace: bytes) -> list[Stretch]:
     return sorted(found, key=lambda one: one.start_s)
 
 
+def without_warm_up(permits: Sequence[Stretch]) -> list[Stretch]:
+    """Each job's from its first rollout on: what it trains before is no iteration."""
+    first_s: dict[str, float] = {}
+    for one in permits:
+        if one.phase == "rollout" and one.length_s > _SKIPPED_S:
+            first_s.setdefault(one.job, one.start_s)
+    return [one for one in permits if one.start_s >= first_s.get(one.job, math.inf)]
+
+
 @dataclass(frozen=True, slots=True)
 class JobTimes:
     """Means over a job's iterations: both phases, the hand-over after each, and the wait for
@@ -64,6 +76,17 @@ class JobTimes:
 
     def rounded(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
+
+    def shares(self) -> dict[str, float]:
+        """What part of an iteration each takes."""
+        parts = {
+            "rollout": self.rollout_s,
+            "train": self.train_s,
+            "waits": self.rollout_wait_s + self.train_wait_s,
+            "hand_over": self.handover_s + self.sync_s,
+        }
+        whole_s = max(sum(parts.values()), 1e-9)
+        return {name: round(part_s / whole_s, 4) for name, part_s in parts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,8 @@ def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -
     ends = {
         job: [one.end_s for one in ours if one.job == job and one.phase == "train"] for job in jobs
     }
+    if min(map(len, ends.values())) <= first_steps:
+        return None
     start_s = max(found[first_steps - 1] for found in ends.values())
     end_s = min(found[-1] for found in ends.values())
     if end_s <= start_s:

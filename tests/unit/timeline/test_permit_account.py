@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks.coscheduling.permit_account import Stretch, account, stretches
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.timeline.perfetto import trace_json
+from slackwater.timeline.permit_account import Stretch, account, stretches, without_warm_up
 from slackwater.timeline.spans import PermitSpans
 
 
@@ -31,6 +31,23 @@ def test_phases_waits_and_hand_overs_of_a_job_add_up_to_its_cycle() -> None:
     cycle_s = sum(mine.rounded().values())
     assert cycle_s == pytest.approx(10)
     assert 0.7 < found.utilisation["rollout"] < 0.9
+
+
+def test_the_parts_of_an_iteration_add_up_and_leave_out_what_was_trained_before_it() -> None:
+    warm_up = [Stretch("a", "train", 0.0, 5.0), Stretch("a", "rollout", 5.0, 5.0)]
+    cycles = []
+    for at_s in (10.0, 20.0, 30.0):
+        cycles += [
+            Stretch("a", "rollout", at_s, at_s + 5),
+            Stretch("a", "train", at_s + 6, at_s + 8),
+        ]
+    permits = without_warm_up([*warm_up, *cycles])
+    assert permits == cycles
+    found = account(permits, ["a"], 1)
+    assert found is not None
+    shares = found.jobs["a"].shares()
+    assert shares == {"rollout": 0.5, "train": 0.2, "waits": 0.0, "hand_over": 0.3}
+    assert account(permits[:2], ["a"], 1) is None  # too short to say
 
 
 def test_the_trace_that_a_service_draws_is_read_back() -> None:
