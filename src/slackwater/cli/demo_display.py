@@ -83,8 +83,9 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
     parts.append(_pools(result["pools"]))
     took_s, alone_s = result["took_s"], result["alone_s"]
     lines = [
-        f"together {took_s:.0f} s on one fleet; the same jobs one after the other, alone, "
-        f"{alone_s:.0f} s ({alone_s / took_s:.2f}x), or at once on {len(result['jobs'])} fleets"
+        f"since all had made an iteration: together {took_s:.0f} s on one fleet; the same "
+        f"iterations one job after the other, alone, {alone_s:.0f} s ({alone_s / took_s:.2f}x), or "
+        f"at once on {len(result['jobs'])} fleets"
     ]
     visit = result["instance"]
     if visit["came"]:

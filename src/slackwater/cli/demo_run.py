@@ -53,6 +53,10 @@ class WatchedJob:
     def ended_s(self) -> float:
         return max(at_s for at_s, _ in self.marks.values())
 
+    def done_by(self, at_s: float) -> int:
+        """Iterations that were seen complete by then."""
+        return max(number for number, (seen_s, _) in self.marks.items() if seen_s <= at_s)
+
     @property
     def over(self) -> bool:
         return self.last.get("stage") in _OVER
@@ -101,8 +105,11 @@ class TypicalIteration:
 def sharing_figures(
     jobs: Sequence[WatchedJob], alone: Mapping[str, TypicalIteration], iterations: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Per job the iteration times alone and shared; total times; pool utilization."""
+    """Per job the iteration times alone and shared; pool utilization; and, from when each had made
+    an iteration, how long the rest took, and would take one job after the other.
+    """
     both_s = min(job.ended_s for job in jobs)  # until the first was done
+    all_began_s = max(job.began_s for job in jobs)
     per_job = {}
     for job in jobs:
         alone_s, shared_s = alone[job.name].seconds, TypicalIteration.of(job, both_s).seconds
@@ -113,8 +120,11 @@ def sharing_figures(
         }
     return {
         "per_job": per_job,
-        "took_s": max(job.ended_s for job in jobs) - min(job.began_s for job in jobs),
-        "alone_s": sum((iterations[job.name] - 1) * alone[job.name].seconds for job in jobs),
+        "took_s": max(job.ended_s for job in jobs) - all_began_s,
+        "alone_s": sum(
+            (iterations[job.name] - job.done_by(all_began_s)) * alone[job.name].seconds
+            for job in jobs
+        ),
         "pools": _pool_use(jobs, alone),
     }
 
