@@ -8,7 +8,7 @@ import pytest
 
 from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.phase_commands import PermitEnded
-from slackwater.control.coschedule.phases import PhaseKeeper
+from slackwater.control.coschedule.phase_cycle import PhaseCycle
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.jobs.registry import JobRegistry
@@ -155,10 +155,10 @@ def offers_before_it_is_there(honest: Rule) -> Rule:
 
 
 def keeps_the_end_secret(honest: Rule) -> Rule:
-    def close(self: PhaseKeeper, one: Any, hold: Any, *args: Any) -> None:
+    def close(self: PhaseCycle, one: Any, hold: Any, *args: Any) -> None:
         honest(self, one, hold, *args)
         if hold.phase is Phase.ROLLOUT:
-            self._out = [said for said in self._out if not isinstance(said, PermitEnded)]
+            self.out = [said for said in self.out if not isinstance(said, PermitEnded)]
 
     return close
 
@@ -210,7 +210,7 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "job completed": (JobRegistry, "handle", does_not_hear_of_the_end, "is running"),
     "turns counted": (JobRegistry, "_used", nothing, r"\d+ turns of \d+"),
     "permit back": (
-        PhaseKeeper,
+        PhaseCycle,
         "_close",
         keeps_the_end_secret,
         "permits are still out|jobs never ended",

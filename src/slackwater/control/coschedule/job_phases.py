@@ -7,7 +7,8 @@ the train phase. A rollout is over when an operation waits and the turns that ca
 ended, or when weights are published again with no step between, since that begins the next
 iteration. A train phase is over when no operation is left and either a turn waits or the step's
 weights are published, or copied and on their way: what is left of that is the sync, which needs no
-trainer. Of a client that goes on training, and does neither, each step is an iteration.
+trainer. Of a client that goes on training, and does neither, each step is an iteration; it makes
+several in one phase where nobody waits, and another job has the nodes of its rollout.
 """
 
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class JobPhases:
     stepped: bool = False
     published: bool = False
     trains_only: bool = False
+    trains_on: bool = False  # nobody minds if its next step is of the same phase
     rest_due_s: float | None = None  # its timer
     away: bool = False  # another job has its place until it asks for something
     heard_s: float | None = None  # when its program last said that it lives, if it says so
@@ -101,7 +103,7 @@ class JobPhases:
             return False
         if self.hold.phase is Phase.ROLLOUT:
             return bool(self.ops) and not self._draining()
-        if self.stepped and self.trains_only:
+        if self.stepped and self.trains_only and not self.trains_on:
             return True
         return not self.ops and (bool(self.turns) or (self.stepped and self.published))
 

@@ -64,6 +64,11 @@ class Permits:
                     return False
         return True
 
+    def others_hold(self, nodes: Iterable[NodeId], job: JobId) -> bool:
+        """Whether another job has one of these nodes."""
+        holders = (self._holder.get(node) for place in nodes for node in self._overlapping(place))
+        return any(number is not None and self._permits[number].job != job for number in holders)
+
     def _know(self, place: NodeId) -> None:
         """Others may want devices of it under another name."""
         node = node_of(place)

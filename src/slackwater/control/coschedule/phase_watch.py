@@ -56,6 +56,12 @@ class PhaseWatch:
         """Whether another waits for the nodes that it holds, or for its turn after this one."""
         return one.hold is not None and self._scheduler.is_waited_for(one.job, one.hold.nodes)
 
+    def trains_on(self, one: JobPhases) -> bool:
+        """Whether a job that only trains would, after this step, wait for the nodes of a rollout
+        that it does not make, while nobody waits for it.
+        """
+        return self._scheduler.is_rollout_held(one.job) and not self.is_waited_for(one)
+
     def stillness(self, one: JobPhases, now_s: float) -> IdleRule | None:
         """None if it has something to do."""
         if one.is_quiet:

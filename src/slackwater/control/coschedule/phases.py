@@ -9,19 +9,15 @@ the job is a crash, and a new arrival. A client that does nothing with its permi
 without end, lets others in when they wait.
 """
 
-from collections import deque
 from typing import ClassVar, Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import commands as do
 from slackwater.control.coschedule import events as on
-from slackwater.control.coschedule import phase_commands as phase_do
 from slackwater.control.coschedule import phase_events as of_phase
-from slackwater.control.coschedule.job_phases import Hold, JobPhases
+from slackwater.control.coschedule.job_phases import JobPhases
 from slackwater.control.coschedule.job_state import JobState, JobStatus
-from slackwater.control.coschedule.phase_gates import EnginesOn, PhaseGates
+from slackwater.control.coschedule.phase_cycle import COSCHEDULE, REST, EnginesOn, PhaseCycle, Said
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phase_profiler import PhaseProfiler
-from slackwater.control.coschedule.phase_watch import IdleRule, PhaseWatch
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.coschedule.unmanaged_work import OpenWork, UnmanagedWork
 from slackwater.control.jobs import events as of_job
@@ -37,23 +33,10 @@ from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.placement import Phase
 
-COSCHEDULE = "coschedule:"
 WATCH = f"{COSCHEDULE}watch"
-REST = f"{COSCHEDULE}rest "
 
 Heard: TypeAlias = TurnOpened | TurnClosed | ReleaseInstance | ReportFault | PlaceJob | ProfileJob
 Answer: TypeAlias = Literal["placed", "held", "refused"]
-
-Said: TypeAlias = (
-    do.Command
-    | phase_do.PhaseCommand
-    | JobGated
-    | of_job.JobAnswered
-    | of_job.JobProfiled
-    | of_job.IterationDone
-    | of_job.JobCrashed
-    | of_job.JobEnded
-)
 
 
 class PhaseKeeper:
@@ -77,12 +60,7 @@ class PhaseKeeper:
         self.limits = limits or PhaseLimits()
         self._jobs: dict[JobId, JobPhases] = {}
         self._apart = UnmanagedWork()
-        self._watcher = PhaseWatch(scheduler, self.limits)
-        self._profiler = PhaseProfiler(scheduler, self.limits)
-        self._gates = PhaseGates(self._jobs, scheduler.permits, engines_on)
-        self._queue: deque[do.Command] = deque()
-        self._out: list[Said] = []
-        self._now_s = 0.0
+        self._cycle = PhaseCycle(self._jobs, scheduler, engines_on, self.limits)
         self._watching = False
 
     # ---- questions ----
@@ -93,7 +71,7 @@ class PhaseKeeper:
     def slowdown(self, job: JobId, now_s: float) -> float | None:
         """Of a job that takes part, so far; None before its clock runs."""
         one = self._jobs.get(job)
-        return None if one is None else self._profiler.slowdown(one, now_s)
+        return None if one is None else self._cycle.profiler.slowdown(one, now_s)
 
     def jobs(self) -> list[JobPhases]:
         return list(self._jobs.values())
@@ -104,7 +82,7 @@ class PhaseKeeper:
         event: on.Event | of_phase.PhaseEvent | of_job.JobEnded | of_job.JobHeard | InstanceLost,
     ) -> list[Said]:
         """What happened to phases, or to what they need."""
-        self._now_s = event.now_s
+        self._cycle.now_s = event.now_s
         match event:
             case of_job.JobEnded(_, job):
                 self._ended(job)
@@ -134,30 +112,30 @@ class PhaseKeeper:
             case TimerFired(_, token) if token == WATCH:
                 self._watch()
             case TimerFired(_, token) if token.startswith(REST):
-                self._still(self._jobs.get(JobId(token.removeprefix(REST))))
+                self._cycle.still(self._jobs.get(JobId(token.removeprefix(REST))))
             case on.PhaseFinished():
-                self._told_finished(event)
+                self._cycle.told_finished(event)
             case on.JobCrashReported(_, job, epoch) | on.JobFinished(_, job, epoch):
                 one = self._jobs.get(job)
                 if one is not None and epoch == one.epoch:
-                    self._lose(one, "its job is not placed any more")
+                    self._cycle.lose(one, "its job is not placed any more")
                     one.epoch = None
-                self._tell(event)
+                self._cycle.tell(event)
             case on.PhaseRequested(_, job, epoch):
                 one = self._jobs.get(job)
                 if one is not None and one.away:
-                    self._come_back(one)
+                    self._cycle.come_back(one)
                 elif one is not None and epoch == one.epoch:
                     one.requested_s = None  # asked for in so many words: it has something to do
-                self._tell(event)
+                self._cycle.tell(event)
             case of_phase.PermitsNumbered(_, after):
                 self.scheduler.permits.number_after(after)
             case _:
-                self._tell(event)
+                self._cycle.tell(event)
 
     def hear(self, message: Heard, now_s: float) -> list[Said]:
         """What another component says, as it says it."""
-        self._now_s = now_s
+        self._cycle.now_s = now_s
         match message:
             case TurnOpened():
                 self._turn_opened(message)
@@ -175,7 +153,7 @@ class PhaseKeeper:
 
     def _place(self, command: PlaceJob) -> None:
         """A job wants a place; one without terms shares what the service has."""
-        terms, profile, now_s = command.terms, command.profile, self._now_s
+        terms, profile, now_s = command.terms, command.profile, self._cycle.now_s
         if terms is None:
             self._answer(command.job, "placed", "shares what the service has")
             return
@@ -201,7 +179,7 @@ class PhaseKeeper:
             slo_scope=terms.slo_scope,
         )
         one.iteration = command.iterations_done
-        self._tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
+        self._cycle.tell(on.JobArrived(now_s, spec, command.iterations_done, crashes))
         if state is not None and state.status is JobStatus.HELD:
             # It crashed while it waited, and waits on.
             self._answer(command.job, "held", state.reason)
@@ -215,29 +193,29 @@ class PhaseKeeper:
             (terms.rollout_nodes, terms.train_nodes),
             (terms.rollout_devices, terms.train_devices),
         )
-        self._tell(on.ProfilingAsked(self._now_s, command.job, *nodes, *devices))
+        self._cycle.tell(on.ProfilingAsked(self._cycle.now_s, command.job, *nodes, *devices))
         if self.scheduler.is_guest(command.job):
             one.epoch = 0
-            self._look(one)
+            self._cycle.look(one)
 
     def _fell(self, one: JobPhases) -> None:
         """A job that comes again while it has a place crashed unseen: its driver did. A guest that
         is known now leaves.
         """
         if one.epoch is not None:
-            self._lose(one, "its driver is gone")
+            self._cycle.lose(one, "its driver is gone")
             epoch, one.epoch = one.epoch, None
-            self._tell(on.JobCrashReported(self._now_s, one.job, epoch))
+            self._cycle.tell(on.JobCrashReported(self._cycle.now_s, one.job, epoch))
 
     def _ended(self, job: JobId) -> None:
         """The job is over: another job may have its place."""
-        one, now_s = self._leave(job), self._now_s
+        one, now_s = self._leave(job), self._cycle.now_s
         if one is not None:
-            self._lose(one, "its job is over" if one.asks else "")
+            self._cycle.lose(one, "its job is over" if one.asks else "")
             state = self.scheduler.find(job)
             epoch = one.epoch if one.epoch is not None else (state.epoch if state else 0)
-            self._tell(on.JobFinished(now_s, job, epoch))
-            self._out += [JobGated(now_s, job, None), OpsGated(now_s, job, None)]
+            self._cycle.tell(on.JobFinished(now_s, job, epoch))
+            self._cycle.out += [JobGated(now_s, job, None), OpsGated(now_s, job, None)]
 
     def _turn_opened(self, event: TurnOpened) -> None:
         one = self._jobs.get(event.job)
@@ -245,27 +223,27 @@ class PhaseKeeper:
             self._apart.turn_opened(event.job, event.sequence)
             return
         one.turn_opened(event.sequence)
-        self._look(one)
+        self._cycle.look(one)
 
     def _turn_closed(self, event: TurnClosed) -> None:
         one = self._jobs.get(event.job)
         if one is None:
             self._apart.turn_closed(event.job, event.sequence)
             return
-        one.turn_closed(event.sequence, self._now_s)
-        if self._profiler.yields(one, at_boundary=True):
-            self._cut_short(one)
+        one.turn_closed(event.sequence, self._cycle.now_s)
+        if self._cycle.profiler.yields(one, at_boundary=True):
+            self._cycle.cut_short(one)
             return
         if not one.asks and one.at_tail() and one.hold is not None:
-            self._tell(on.TailReached(self._now_s, one.job, one.hold.permit))
-        self._look(one)
+            self._cycle.tell(on.TailReached(self._cycle.now_s, one.job, one.hold.permit))
+        self._cycle.look(one)
 
     def _instance_failed(self, instance: InstanceId) -> None:
         """It is gone, let go or at fault: a tail kept there may end anywhere on its nodes."""
         for one in self._jobs.values():
             if one.hold is not None and one.hold.kept and instance in one.hold.kept:
                 one.hold.kept = None
-                self._gate_turns(one)
+                self._cycle.gate_turns(one)
 
     # ---- what jobs say and do ----
     def _heard(self, one: JobPhases, event: of_phase.OfJob) -> None:
@@ -274,15 +252,15 @@ class PhaseKeeper:
                 one.asks = True
                 if one.hold is None:
                     one.ask = event
-                    self._look(one)
+                    self._cycle.look(one)
             case of_phase.PermitProgress():
                 self._progress(one, event)
             case of_phase.PermitReturned(_, _, permit, work_s):
                 if one.hold is not None and one.hold.known_as == permit:
-                    self._finish(one, max(work_s, 1e-9))
+                    self._cycle.finish(one, max(work_s, 1e-9))
             case PublishDetached():
                 one.published = True
-                self._look(one)
+                self._cycle.look(one)
             case OpOver():
                 self._op_over(one, event)
             case _:
@@ -294,9 +272,9 @@ class PhaseKeeper:
             self._apart.op_queued(operation)
         elif kind.needs_permit:
             one.ops.add(operation.request)
-            self._look(one)
+            self._cycle.look(one)
         elif one.begins_anew(kind):
-            self._end_quiet(one)
+            self._cycle.end_quiet(one)
 
     def _progress(self, one: JobPhases, event: of_phase.PermitProgress) -> None:
         hold = one.hold
@@ -307,187 +285,33 @@ class PhaseKeeper:
         tail = 0 < 0.8 * event.total <= event.finished < event.total
         if tail and not hold.tail_said:
             hold.tail_said = True
-            self._tell(on.TailReached(event.now_s, event.job, hold.permit))
+            self._cycle.tell(on.TailReached(event.now_s, event.job, hold.permit))
 
     def _op_over(self, one: JobPhases, event: OpOver) -> None:
-        one.op_over(event.request, self._now_s)
+        one.op_over(event.request, self._cycle.now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             one.stepped, one.published = True, False
-            one.trains_only = one.trains_only or self._watcher.goes_on(
-                one, Phase.TRAIN, self._now_s
+            one.trains_only = one.trains_only or self._cycle.watcher.goes_on(
+                one, Phase.TRAIN, self._cycle.now_s
             )
+            one.trains_on = self._cycle.watcher.trains_on(one)
             if one.hold is not None:
-                one.hold.step(self._now_s)
-            if self._profiler.yields(one, at_boundary=True):
-                self._cut_short(one)
+                one.hold.step(self._cycle.now_s)
+            if self._cycle.profiler.yields(one, at_boundary=True):
+                self._cycle.cut_short(one)
                 return
         elif event.kind is OpKind.PUBLISH and event.done:
             one.published = True
-        self._look(one)
-
-    def _cut_short(self, one: JobPhases) -> None:
-        """End the phase of a job that is being profiled. Training with nothing left open is over;
-        what else it has still open goes on with its next one.
-        """
-        assert one.hold is not None
-        if one.hold.phase is Phase.TRAIN and not one.ops:
-            self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
-            return
-        hold = one.cut(self._now_s)
-        self._close(one, hold, "")
-        ended = (self._now_s, one.job, hold.permit, 0.0)
-        self._tell(on.PhaseFinished(*ended, cut=True, step_s=hold.longest_step_s))
-        self._look(one)
+        self._cycle.look(one)
 
     def _let_members_in(self) -> bool:
         """Cut rollouts of unprofiled jobs where a member waits: their turns keep their tokens."""
         for one in self._jobs.values():
             rolls = one.hold is not None and one.hold.phase is Phase.ROLLOUT
-            if rolls and self._profiler.yields(one, at_boundary=False):
-                self._cut_short(one)
+            if rolls and self._cycle.profiler.yields(one, at_boundary=False):
+                self._cycle.cut_short(one)
                 return True
         return False
-
-    # ---- phases ----
-    def _look(self, one: JobPhases) -> None:
-        """A job did something: its phase may be over, and its next one may be wanted."""
-        if one.away and one.wanted(Phase.ROLLOUT) is not None:
-            self._come_back(one)
-            return
-        if one.must_drain():
-            one.drain()
-            self._gate_turns(one)
-        if one.is_over():
-            assert one.hold is not None
-            self._finish(one, max(self._now_s - one.hold.since_s, 1e-9))
-            return
-        if one.is_quiet:
-            self._await_rest(one)
-        expected = self.scheduler.next_phase(one.job)
-        if one.hold is not None or one.requested_s is not None or expected is None:
-            return
-        wanted = one.wanted(expected)
-        if one.epoch is None or wanted is None:
-            return
-        skips = expected is Phase.ROLLOUT and self.scheduler.is_guest(one.job)
-        if wanted is not expected and (one.cut_s or skips):
-            # The phase was over where it was cut, or it would wait for nodes that it has no use of.
-            one.end_cut(expected)
-            self.scheduler.skip_phase(one.job)
-            expected = wanted
-        if expected is Phase.ROLLOUT and one.trained_s is not None:
-            one.seen.setdefault(Phase.SYNC, []).append(self._now_s - one.trained_s)
-            one.trained_s = None
-        one.requested_s = self._now_s
-        self._tell(
-            on.PhaseRequested(self._now_s, one.job, one.epoch, expected, self._iteration(one))
-        )
-
-    def _iteration(self, one: JobPhases) -> int:
-        state = self.scheduler.find(one.job)
-        guest = self.scheduler.is_guest(one.job) or state is None
-        return one.iteration if guest or state is None else state.iterations_done
-
-    def _finish(self, one: JobPhases, work_s: float) -> None:
-        """A phase ended by itself; without work it was skipped."""
-        assert one.hold is not None
-        permit, step_s = one.hold.permit, one.hold.longest_step_s
-        self._told_finished(on.PhaseFinished(self._now_s, one.job, permit, work_s, step_s=step_s))
-
-    def _told_finished(self, event: on.PhaseFinished) -> None:
-        job, permit, work_s = event.job, event.permit, event.work_s
-        one = self._jobs.get(job)
-        if one is None or one.hold is None or one.hold.permit != permit:
-            self._tell(event)
-            return
-        hold = one.end(self._now_s, work_s)
-        self._close(one, hold, "")
-        if hold.phase is Phase.TRAIN:
-            one.iteration += 1
-            self._out.append(of_job.IterationDone(self._now_s, job))
-        self._tell(event)
-        if hold.kept:
-            self._out += self._gates.beside(hold.nodes, self._now_s)
-        profile = self._profiler.profile(one) if hold.phase is Phase.TRAIN else None
-        done = one.asks and hold.phase is Phase.TRAIN and one.iteration >= one.terms.iterations
-        if profile is not None:
-            self._out.append(of_job.JobProfiled(self._now_s, job, profile))
-        elif done:
-            self._out.append(of_job.JobEnded(self._now_s, job, "finished", "made its iterations"))
-        else:
-            self._look(one)
-            if one.is_idle:
-                one.idle_since_s = self._now_s
-                self._await_rest(one)
-
-    def _await_rest(self, one: JobPhases) -> None:
-        """Look again when it has been still for as long as makes a rest; it has one such timer."""
-        if one.rest_due_s is None or one.rest_due_s <= self._now_s:
-            one.rest_due_s = self._now_s + self.limits.rest_s
-            self._out.append(SetTimer(f"{REST}{one.job}", one.rest_due_s))
-
-    def _still(self, one: JobPhases | None) -> None:
-        """Its timer fired: it may have asked for nothing for a while."""
-        if one is None:
-            return
-        one.rest_due_s = None
-        match self._watcher.stillness(one, self._now_s):
-            case IdleRule.LOOK_AGAIN:
-                self._await_rest(one)
-            case IdleRule.END_PHASE:
-                self._end_quiet(one)
-            case IdleRule.REST:
-                self._tell(on.JobRests(self._now_s, one.job, one.epoch or 0))
-                if self.scheduler.holds_jobs:
-                    self._await_rest(one)
-            case IdleRule.MAKE_ROOM:
-                self._make_room(one)
-            case None:
-                pass
-
-    def _make_room(self, one: JobPhases) -> None:
-        """Another job may have its place until it has something to do again."""
-        self._tell(on.JobYields(self._now_s, one.job, one.epoch or 0))
-        state = self.scheduler.find(one.job)
-        if state is not None and state.status is JobStatus.AWAY:
-            one.epoch, one.away = None, True
-
-    def _come_back(self, one: JobPhases) -> None:
-        """It has something to do again, and wants a place as any other job."""
-        state = self.scheduler.find(one.job)
-        one.away = False
-        if state is not None and state.status is JobStatus.AWAY:
-            done = (state.iterations_done, state.crashes)
-            self._tell(on.JobArrived(self._now_s, state.spec, *done))
-
-    def _end_quiet(self, one: JobPhases) -> None:
-        """Its phase was over when the last of its turns or operations was."""
-        assert one.hold is not None
-        self._finish(one, max(one.hold.heard_s - one.hold.since_s, 0.0))
-
-    def _lose(self, one: JobPhases, why: str) -> None:
-        """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are
-        closed.
-        """
-        one.requested_s, one.cut_s = None, 0.0
-        if one.hold is not None:
-            hold = one.end(self._now_s, 0.0)
-            self._close(one, hold, why)
-            if hold.kept:
-                self._out += self._gates.beside(hold.nodes, self._now_s)
-
-    def _crash(self, one: JobPhases, why: str) -> None:
-        """It had its chance: another has the nodes, and it comes again, unless that happened too
-        often.
-        """
-        one.strikes += 1
-        self._lose(one, why)
-        epoch, one.epoch = one.epoch or 0, None
-        self._tell(on.JobCrashReported(self._now_s, one.job, epoch))
-        if one.strikes >= self.limits.strikes:
-            self._out.append(of_job.JobEnded(self._now_s, one.job, "failed", why))
-        else:
-            self._out.append(of_job.JobCrashed(self._now_s, one.job, why))
 
     # ---- the watch ----
     def _watch(self) -> None:
@@ -496,103 +320,61 @@ class PhaseKeeper:
             hold = one.hold
             if hold is None:
                 continue
-            why = self._watcher.why_lost(one, self._now_s)
+            why = self._cycle.watcher.why_lost(one, self._cycle.now_s)
             if why is not None:
-                self._crash(one, why)
-            elif self._watcher.rolls_on(one, self._now_s):
-                self._finish(one, self._now_s - hold.since_s)  # its turns go on with the next one
+                self._cycle.crash(one, why)
+            elif self._cycle.watcher.rolls_on(one, self._cycle.now_s):
+                self._cycle.finish(
+                    one, self._cycle.now_s - hold.since_s
+                )  # its turns go on with the next one
 
     # ---- what the co-scheduler says ----
-    def _tell(self, event: on.Event) -> None:
-        self._queue.extend(self.scheduler.handle(event))
-
     def _settled(self) -> list[Said]:
-        while self._queue or self._let_members_in():
-            while self._queue:
-                self._carry(self._queue.popleft())
+        while self._cycle.queue or self._let_members_in():
+            while self._cycle.queue:
+                self._carry(self._cycle.queue.popleft())
         if not self._watching and any(one.hold is not None for one in self._jobs.values()):
             self._watching = True
             every_s = min(self.limits.lease_s / 4, self.limits.least_s / 4)
-            self._out.append(SetTimer(WATCH, self._now_s + every_s))
-        out, self._out = self._out, []
+            self._cycle.out.append(SetTimer(WATCH, self._cycle.now_s + every_s))
+        out, self._cycle.out = self._cycle.out, []
         return out
 
     def _carry(self, command: do.Command) -> None:
-        out = self._out
+        out = self._cycle.out
         match command:
             case do.StartJob(job, epoch):
                 self._answer(job, "placed", command.reason)
                 one = self._jobs[job]
-                one.epoch, one.idle_since_s = epoch, self._now_s
+                one.epoch, one.idle_since_s = epoch, self._cycle.now_s
                 out.append(command)
-                out += self._gates.of_both(one, self._now_s)
-                self._look(one)
+                out += self._cycle.gates.of_both(one, self._cycle.now_s)
+                self._cycle.look(one)
             case do.StopJob(job, epoch, _, reason):
                 one = self._jobs[job]
                 if one.epoch == epoch:
-                    self._lose(one, reason)
+                    self._cycle.lose(one, reason)
                     one.epoch = None
                 out.append(command)
             case do.HoldJob(job, reason):
                 self._answer(job, "held", reason)
-                out += self._gates.of_both(self._jobs[job], self._now_s)
+                out += self._cycle.gates.of_both(self._jobs[job], self._cycle.now_s)
                 out.append(command)
                 for other in self._jobs.values():
                     if other.is_idle and other.epoch:
-                        self._await_rest(other)
+                        self._cycle.await_rest(other)
             case do.RefuseJob(job, reason):
                 self._answer(job, "refused", reason)
                 self._leave(job)
                 out.append(command)
             case do.GrantPermit():
-                self._granted(command)
+                self._cycle.granted(command)
             case do.ShrinkRollout(permit, job):
-                self._shrink(self._jobs[job], permit)
+                self._cycle.shrink(self._jobs[job], permit)
             case do.RentNodes() | do.ReturnNodes() | SetTimer():
                 out.append(command)
             case _:
                 assert_never(command)
-
-    def _granted(self, command: do.GrantPermit) -> None:
-        one = self._jobs[command.job]
-        held = self.scheduler.permits.find(command.permit)
-        if held is None:
-            return  # it was taken back by what followed from the same event
-        ask, now_s = one.ask, self._now_s
-        expected = command.phase
-        known_as = command.permit
-        if ask is not None and ask.phase is expected and ask.known_as is not None:
-            known_as = ask.known_as
-        hold = Hold(*(command.permit, known_as, expected, command.nodes, now_s, now_s))
-        hold.switch = command.switch
-        if one.asks and one.heard_s is not None:
-            hold.heard_s = one.heard_s  # it may have been killed while it waited
-        wanted = one.wanted(expected) if one.requested_s is not None else expected
-        asked = one.requested_s is not None and ask is not None
-        one.begin(hold)
-        if wanted is not expected:  # a phase that it has nothing to do in
-            one.ask = ask
-            self._finish(one, 0.0)
-            return
-        self._out.append(
-            phase_do.PermitGiven(
-                *(one.job, known_as, hold.phase, one.iteration if ask is None else ask.iteration),
-                *(hold.nodes, hold.switch, asked),
-            )
-        )
-        if hold.phase is Phase.ROLLOUT:
-            self._gate_turns(one)
-        else:
-            self._out.append(OpsGated(now_s, one.job, hold.nodes))
-        self._look(one)
-
-    def _shrink(self, one: JobPhases, permit: int) -> None:
-        hold = one.hold
-        if hold is None or hold.permit != permit:
-            return
-        hold.kept = self._gates.kept_for_tail(one.job, hold, self.limits.kept_share)
-        self._gate_turns(one)
-        self._out.append(phase_do.PermitShrunk(one.job, hold.known_as))
 
     # ---- gates ----
     def _one(self, job: JobId, terms: JobTerms) -> JobPhases:
@@ -601,7 +383,7 @@ class PhaseKeeper:
             one = self._jobs[job] = JobPhases(job, terms)
             work = self._apart.taken(job)
             one.turns, one.ops = work.turns, work.ops
-            self._out += self._gates.of_both(one, self._now_s)
+            self._cycle.out += self._cycle.gates.of_both(one, self._cycle.now_s)
         one.terms = terms
         return one
 
@@ -613,14 +395,7 @@ class PhaseKeeper:
         return one
 
     def _answer(self, job: JobId, answer: Answer, reason: str) -> None:
-        self._out.append(of_job.JobAnswered(self._now_s, job, answer, reason))
-
-    def _close(self, one: JobPhases, hold: Hold, lost: str) -> None:
-        self._out.append(self._gates.after(one, hold, self._now_s))
-        self._out.append(phase_do.PermitEnded(one.job, hold.known_as, lost))
-
-    def _gate_turns(self, one: JobPhases) -> None:
-        self._out.append(self._gates.of_turns(one, self._now_s))
+        self._cycle.out.append(of_job.JobAnswered(self._cycle.now_s, job, answer, reason))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""

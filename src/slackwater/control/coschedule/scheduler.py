@@ -160,6 +160,12 @@ class CoScheduler:
             return True
         return self._groups.waits_for(nodes, job) or self._guests.wait_for(nodes, job)
 
+    def is_rollout_held(self, job: JobId) -> bool:
+        """Whether another job holds nodes of a placed job's rollouts."""
+        state = self._places.placed.get(job)
+        placement = None if state is None else state.placement
+        return placement is not None and self._permits.others_hold(placement.rollout_nodes, job)
+
     def yields(self, job: JobId, *, at_boundary: bool) -> bool:
         """Whether it is being profiled on nodes that a member of a group waits for: nobody knows
         how long its phase would go on. Nodes that were kept for it are its own until the next

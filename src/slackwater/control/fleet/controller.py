@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slackwater.control.coschedule.phase_cycle import COSCHEDULE
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import COSCHEDULE, PhaseKeeper
+from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as of_device
 from slackwater.control.devices.allocator import DeviceAllocator

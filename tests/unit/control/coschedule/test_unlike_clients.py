@@ -7,9 +7,10 @@ from dataclasses import replace
 from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.phase_commands import PermitEnded
+from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import PermitAsked
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import REST, WATCH
+from slackwater.control.coschedule.phases import WATCH
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
@@ -103,6 +104,26 @@ def test_a_job_that_trains_on_lets_in_another_whose_turn_comes_after_its_next_ro
     while stage.now_s < 100.0 and not (given := stage.permits()):
         step(stage, a, 1.0)
     assert ("b", "rollout") in given and stage.now_s <= 5 * PROFILE.train_s + 1.0
+
+
+def test_a_job_that_only_trains_goes_on_while_another_rolls_out_and_yields_when_it_waits() -> None:
+    stage = PhaseStage(limits=PhaseLimits(share_after=1.0, least_s=1.0))
+    a, b = stage.submit("a"), stage.submit("b")
+    step(stage, a, 11.0)  # longer than it said: it only trains
+    rolling = stage.turn(b)
+    step(stage, a, 1.0)
+    stage.permits()
+    steps = 5
+    ahead = [(stage.op(a, kind), kind) for _ in range(steps) for kind in STEP]
+    for request, kind in ahead[:-2]:
+        stage.end_op(a, request, kind, 1.0)
+    assert stage.permits() == [] and rolling in stage.running  # all in one phase, beside b's
+    stage.end_turn(rolling)
+    stage.op(b, OpKind.FORWARD_BACKWARD)
+    assert stage.permits() == []  # a's step is not over
+    for request, kind in ahead[-2:]:
+        stage.end_op(a, request, kind, 1.0)
+    assert stage.permits() == [("b", "train")]
 
 
 def test_an_iteration_of_many_steps_is_one_even_if_it_takes_long() -> None:
