@@ -191,6 +191,11 @@ class TurnFinished(Message, frozen=True):
     version: str
 
 
+# What an engine keeps of turns for a control plane that returns, and what that takes of it.
+MAX_HELD_TURNS = 4096
+MAX_HELD_TOKENS = 1 << 22
+
+
 class HeldTurn(msgspec.Struct, frozen=True):
     """What an engine has generated of a turn: tokens (u32) and their log-probs (f32)."""
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from slackwater.wire import messages
 
-_MOST_KEPT = 4096
-_MOST_KEPT_TOKENS = 1 << 22
-
 
 @dataclass(slots=True)
 class _Turn:
@@ -67,7 +64,8 @@ class TurnHistory:
             return
         self._kept[turn.turn] = turn
         self._kept_tokens += len(turn.tokens)
-        while len(self._kept) > _MOST_KEPT or self._kept_tokens > _MOST_KEPT_TOKENS:
+        most, most_tokens = messages.MAX_HELD_TURNS, messages.MAX_HELD_TOKENS
+        while len(self._kept) > most or self._kept_tokens > most_tokens:
             self._drop_kept(next(iter(self._kept)))
 
     def _drop_kept(self, name: str) -> None:

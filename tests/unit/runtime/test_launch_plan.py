@@ -177,6 +177,16 @@ def test_what_is_not_planned_is_refused_in_one_line(
     assert "\n" not in said
 
 
+def test_the_log_alone_tells_a_worker_that_is_not_expected_yet_from_one_with_a_wrong_key(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run(tmp_path, engine("engine-0.2"), "engine-0").endswith("'engine-0.2' is wrong")
+    assert "'engine-0.2' waits for its node's agent" in caplog.text
+    caplog.clear()
+    assert run(tmp_path, sandbox(), "engine-0").endswith("'sandbox-0.1' is wrong")
+    assert "the key of 'sandbox-0.1' is wrong" in caplog.text
+
+
 def test_an_engine_cannot_take_another_workers_name_after_its_proof(tmp_path: Path) -> None:
     said = run(tmp_path, engine("serving-0.1"), "engine-0", name="engine-0.1")
     assert "engine-0.1 says that it is 'serving-0.1'" in said

@@ -203,6 +203,35 @@ def test_what_no_engine_can_have_sampled_is_not_believed(
     with_desk(tmp_path, after, [("e.1", messages.HeldTurns([lie]))])
 
 
+def test_an_engine_is_believed_once_and_no_more_than_an_engine_keeps(tmp_path: Path) -> None:
+    tokens = np.full(1 << 12, 7, "<u4").tobytes()
+    scores = np.full(1 << 12, -0.5, "<f4").tobytes()
+
+    def report(prefix: str, turns: int, length: int = 4) -> messages.HeldTurns:
+        return messages.HeldTurns(
+            [
+                messages.HeldTurn(f"{prefix}/{i}", "v", tokens[:length], scores[:length])
+                for i in range(turns)
+            ]
+        )
+
+    def kept(*reports: tuple[str, messages.HeldTurns]) -> int:
+        rollout = EngineExecutor(
+            live_driver(FleetController()),
+            WorkerHub(OneKey("secret")),
+            EngineHooks(lambda worker: None),
+        )
+        for worker, message in reports:
+            rollout.engine_said(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
+        return len(rollout.take_held())
+
+    most = messages.MAX_HELD_TURNS
+    assert kept(("e.1", report("a", most + 100))) == most
+    assert kept(("e.1", report("a", 3)), ("e.1", report("b", 3)), ("e.2", report("c", 3))) == 6
+    few = messages.MAX_HELD_TOKENS // (len(tokens) // 4)  # as many long ones
+    assert few <= kept(("e.1", report("a", 2 * few, len(tokens)))) < 2 * few
+
+
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         request = await desk.submit(SESSION, 0, sample())

@@ -33,6 +33,8 @@ from slackwater.wire.tokens import decode_tokens
 
 logger = logging.getLogger(__name__)
 
+_MAX_HELD_BYTES = 8 * messages.MAX_HELD_TOKENS + 1024 * messages.MAX_HELD_TURNS  # of an engine
+
 TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
 TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
 
@@ -156,6 +158,7 @@ class EngineExecutor:
         self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._held: dict[TurnId, messages.HeldTurn] | None = {}
+        self._reported: set[WorkerId] = set()  # whose held turns are known
         self.returned: Callable[[WorkerId], None] = lambda worker: None
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
@@ -198,6 +201,7 @@ class EngineExecutor:
         late.
         """
         held, self._held = self._held, None
+        self._reported.clear()
         return held or {}
 
     def cancel(self, turn: TurnId) -> None:
@@ -302,7 +306,7 @@ class EngineExecutor:
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
             case messages.HeldTurns(turns):
-                self._hold(turns)
+                self._hold(worker, turns)
                 self.returned(worker)
             case messages.VersionReady(version, kept):
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
@@ -313,11 +317,16 @@ class EngineExecutor:
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
 
-    def _hold(self, turns: Sequence[messages.HeldTurn]) -> None:
-        """Of a turn that several engines had, the most."""
-        if self._held is None:
+    def _hold(self, worker: WorkerId, turns: Sequence[messages.HeldTurn]) -> None:
+        """Of a turn that several engines had, the most; of an engine, as much as one keeps."""
+        if self._held is None or worker in self._reported:
             return
-        for held in turns:
+        self._reported.add(worker)
+        left_bytes = _MAX_HELD_BYTES
+        for held in turns[: messages.MAX_HELD_TURNS]:
+            left_bytes -= len(held.tokens) + len(held.logprobs) + len(held.turn + held.version)
+            if left_bytes < 0:
+                return
             other = self._held.get(TurnId(held.turn))
             more = other is None or len(held.tokens) > len(other.tokens)
             if more and len(held.tokens) == len(held.logprobs) and len(held.tokens) % 4 == 0:

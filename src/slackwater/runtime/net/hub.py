@@ -52,6 +52,14 @@ class _TakenError(PermissionError):
     """Another connection has the name, perhaps a dead one that has not been noticed yet."""
 
 
+class _UnexpectedError(PermissionError):
+    """No worker of that name is expected; the log says so, the answer must not."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"the key of {worker!r} is wrong")
+        self.seen = f"{worker!r} waits for its node's agent, which has named no such worker yet"
+
+
 class WorkerHub:
     """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
@@ -186,15 +194,19 @@ class WorkerHub:
             return
         except (FrameError, TimeoutError, OSError, SlackwaterError) as error:
             again = isinstance(error, _TakenError | TimeoutError)
-            self._refuse(writer, str(error) or "no hello came in time", again=again)
+            seen = error.seen if isinstance(error, _UnexpectedError) else None
+            self._refuse(writer, str(error) or "no hello came in time", again=again, seen=seen)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
             return
         await self._keep(hello, reader, writer, decoder, rest)
 
     @staticmethod
-    def _refuse(writer: asyncio.StreamWriter, reason: str, *, again: bool = False) -> None:
-        logger.warning("peer refused reason=%s", reason)
+    def _refuse(
+        writer: asyncio.StreamWriter, reason: str, *, again: bool = False, seen: str | None = None
+    ) -> None:
+        """Tell the peer why; `seen` is what the log says instead."""
+        logger.warning("peer refused reason=%s", seen or reason)
         writer.write(messages.encode(messages.HelloRefused(reason, again)))
 
     async def _keep(
@@ -245,7 +257,10 @@ class WorkerHub:
         nonces = request.nonce + ours
         wanted = peer_proof(key if key is not None else new_nonce(), request.worker, nonces)
         given = answer.proof if isinstance(answer, messages.ChallengeResponse) else b""
-        if not hmac.compare_digest(given, wanted) or key is None:
+        proved = hmac.compare_digest(given, wanted)
+        if key is None:
+            raise _UnexpectedError(request.worker[:64])
+        if not proved:
             raise PermissionError(f"the key of {request.worker[:64]!r} is wrong")
         welcomed = plane_proof(key, request.worker, nonces)
         writer.write(messages.encode(messages.Welcome(self._heartbeat_every_s, welcomed)))
