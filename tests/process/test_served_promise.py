@@ -50,6 +50,10 @@ def replay(service: ServiceProcess, trace: Path) -> dict[str, Any]:
     return figures
 
 
+def rows_of_trace(trace: Path) -> list[str]:
+    return trace.read_text().splitlines()
+
+
 @pytest.mark.timeout(900)
 def test_users_are_answered_and_counted_while_a_job_borrows_the_device_and_gives_it_back(
     new_service: Callable[..., ServiceProcess], tmp_path: Path
@@ -83,6 +87,10 @@ def test_users_are_answered_and_counted_while_a_job_borrows_the_device_and_gives
     serving = service.get("/slackwater/status").json()["serving"]
     assert sum(minute["requests"] for minute in serving["minutes"]) == _REQUESTS
     assert {minute["attainment"] for minute in serving["minutes"]} == {1.0}
+    header, *seen = service.get("/slackwater/traces/served").text.splitlines()
+    assert header == rows_of_trace(trace)[0] and len(seen) == _REQUESTS
+    asked = sorted(row.split(",", 1)[1] for row in rows_of_trace(trace)[1:])
+    assert sorted(row.split(",", 1)[1] for row in seen) == asked  # the trace of a week, as it came
     metrics = service.get("/metrics").text
     assert "slackwater_serving_slo_attainment_last_minute" in metrics
     assert "slackwater_serving_worker_slo_attainment_last_minute" in metrics

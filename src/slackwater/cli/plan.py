@@ -2,12 +2,16 @@
 
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slackwater.cli.running_service import Key, ServiceClient, State, Url, find_service
+from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +36,13 @@ def plan(
         typer.Option(metavar="FILE", help="Instead: a fleet with five kinds of slack."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="With --slacks: seeds.")] = 3,
+    from_service: Annotated[
+        bool,
+        typer.Option("--from-service", help="With --slacks: a service's jobs and last week."),
+    ] = False,
+    url: Url = None,
+    key: Key = None,
+    state: State = DEFAULT_STATE,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
@@ -69,15 +80,25 @@ def plan(
         from slackwater.cli.slack_plan import check_alone, plan_slacks
 
         check_alone(fleet, jobs)
-        plan_slacks(
-            *(slacks, sets or []),
-            seeds=seeds,
-            dry_run=dry_run,
-            as_json=as_json,
-            plot=plot,
-            output=output,
-        )
+        with tempfile.TemporaryDirectory(prefix="slackwater-plan-") as folder:
+            measure = None
+            if from_service:
+                from slackwater.cli.measured_scenario import measured_tables
+
+                service = ServiceClient(*find_service(url, key, state))
+                measure = partial(measured_tables, service, folder=Path(folder))
+            plan_slacks(
+                *(slacks, sets or []),
+                seeds=seeds,
+                dry_run=dry_run,
+                as_json=as_json,
+                plot=plot,
+                output=output,
+                measure=measure,
+            )
         return
+    if from_service:
+        raise ConfigError("--from-service: needs --slacks FILE, which has the pools and prices")
     if fleet is None or jobs is None:
         raise ConfigError("--fleet and --jobs: both are needed, or --slacks FILE instead")
     entry = read_fleet(fleet, sets or [])

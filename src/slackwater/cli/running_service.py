@@ -95,10 +95,19 @@ class ServiceClient:
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object of the response."""
+        found: dict[str, Any] = self._succeed(method, path, body).json()
+        return found
+
+    def text(self, path: str) -> str:
+        """The response as it is."""
+        return self._succeed("GET", path).text
+
+    def _succeed(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> "httpx.Response":
         answer = self.send(method, path, body)
         if answer.is_success:
-            found: dict[str, Any] = answer.json()
-            return found
+            return answer
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         said = str(answer.json()["error"]) if is_json else f"{path}: {answer.text[:500]}"
         kinds = {404: NotFoundError, 422: ConfigError, 429: UnavailableError, 503: UnavailableError}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,11 @@ def plan_slacks(
     as_json: bool,
     plot: Path | None,
     output: Path | None,
+    measure: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
-    """Print a first answer on stderr, then what all combinations say, over the seeds."""
+    """Print a first answer on stderr, then what all combinations say, over the seeds. `measure`
+    puts what was measured in the place of the file's tables.
+    """
     from slackwater.cli.atomic_file import check_place, write_atomically
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.run_tables import show
@@ -35,7 +39,7 @@ def plan_slacks(
     from slackwater.sim.slacks.contributions import SlackStudy, study_in_steps
     from slackwater.sim.slacks.scenario import read_slack_scenario
 
-    scenario = read_slack_scenario(file, sets)
+    scenario = read_slack_scenario(file, sets, measure)
     fmt = plot_format(plot)
     check_place(output, "--output")
     if dry_run:

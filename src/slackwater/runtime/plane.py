@@ -60,6 +60,7 @@ from slackwater.runtime.services.submissions import Submissions
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.services.workers import Workers
+from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
@@ -98,6 +99,7 @@ class ControlPlane:
         self.tenants = Tenants.open(state, settings.tenants)
         self.failed = asyncio.Event()
         self.store = Store(settings.database_url or state.database_url, self.failed.set)
+        self.traces = WorkloadTraces(state.root / "traces")
         self.meters = Meters()
         self.board = FutureBoard(self.meters.settled)
         self.background = Background(lambda error: self.failed.set())
@@ -176,7 +178,7 @@ class ControlPlane:
     def _open_engines(self) -> None:
         served, lending, promise = self._served, None, None
         if served is not None:
-            promise = SloTracker(served.model, served.slo, loop_time())
+            promise = SloTracker(served.model, served.slo, loop_time(), self.traces.served)
             lending = ServingExecutor(
                 self.runtime, self.hub.send, self._offers(), promise.keeps_promise
             )
@@ -276,6 +278,7 @@ class ControlPlane:
             operations=self.training,
             rollout=self.rollout,
             jobs=self.jobs,
+            traces=self.traces,
             end_session=self.end_session,
         )
         self._publications = Publications(
@@ -451,6 +454,7 @@ class ControlPlane:
         self.fair_work.close()
         self.helpers.close()
         await self.jobs.save()
+        await self.traces.save()
         await self.store.close()
         self._recording.close()
 

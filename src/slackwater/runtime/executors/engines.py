@@ -185,7 +185,7 @@ class EngineExecutor:
         promise, waits = self.promise, arrived_s is not None
         if promise is not None and waits and spec.base_model == promise.model:
             spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
-            promise.arrived(spec.turn, since_s)
+            promise.arrived(spec.turn, since_s, len(spec.prompt))
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s

@@ -12,6 +12,7 @@ from collections import defaultdict
 from slackwater.control.operations.flights import RunHead
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.ids import JobId, WorkerId
+from slackwater.model.instance import InstanceKind
 from slackwater.model.job_life import JobStage
 from slackwater.model.operation import OpKind
 from slackwater.model.placement import Phase
@@ -87,6 +88,11 @@ class ActivitySampler:
             present.add(record.spec.instance)
             self._sample_engine(record, now_s, doing)
             self.slack.saw(record.spec.kind, passed_s, busy=bool(record.attempts))
+        self._plane.traces.saw_spot(
+            record.spec.instance
+            for record in self._plane.controller.rollout.books.instances
+            if record.spec.kind is InstanceKind.SPOT
+        )
         self._sample_trainers(now_s, passed_s, present, doing)
         self._note_losses(present, now_s)
         self._account(doing, passed_s)

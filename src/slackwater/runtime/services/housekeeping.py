@@ -18,6 +18,7 @@ from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
+from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store import operation_log, sample_log
 from slackwater.runtime.store.checkpoints import (
@@ -52,6 +53,7 @@ class Housekeeping:
     operations: TrainerExecutor
     rollout: EngineExecutor
     jobs: Jobs
+    traces: WorkloadTraces
     end_session: Callable[[SessionId, dict[str, Any], str], Awaitable[None]]
     _stopping: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
@@ -70,6 +72,7 @@ class Housekeeping:
             await self._expire()
             self.jobs.end_idle()
             await self.jobs.save()
+            await self.traces.save()
             try:
                 async with asyncio.timeout(_EVERY_S):
                     await self._stopping.wait()

@@ -1,7 +1,7 @@
 """Whether a service keeps its SLO as users see it: from the arrival of their HTTP request."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ _MANY_LATE = 2  # one late request alone says nothing about a share of many
 @dataclass(slots=True)
 class _Asked:
     arrived_s: float
+    prompt_tokens: int
     first_s: float = _NEVER_S
 
 
@@ -56,19 +57,27 @@ class SloTracker:
     """Follows the requests for one served model; `since_s` is when it started.
 
     A failed request misses the SLO. One that its user gives up counts only if it was late by then.
+    `note` hears of answers: the time that each took, and the tokens of its prompt and of itself.
     """
 
-    def __init__(self, model: str, slo: ServingSlo, since_s: float) -> None:
+    def __init__(
+        self,
+        model: str,
+        slo: ServingSlo,
+        since_s: float,
+        note: Callable[[float, int, int], None] = lambda took_s, prompt, output: None,
+    ) -> None:
         self.model, self.slo = model, slo
         self._since_s = since_s
         self._asked: dict[TurnId, _Asked] = {}
         self._recent: deque[_Answered] = deque()
         self._minutes: deque[ServedMinute] = deque(maxlen=_KEPT_MINUTES)
         self._overload = Overload(slo.share)
+        self._note = note
 
-    def arrived(self, turn: TurnId, at_s: float) -> None:
+    def arrived(self, turn: TurnId, at_s: float, prompt_tokens: int = 0) -> None:
         """Its request came at that moment."""
-        self._asked[turn] = _Asked(at_s)
+        self._asked[turn] = _Asked(at_s, prompt_tokens)
 
     def passed_on(self, turn: TurnId, now_s: float) -> None:
         """Tokens of it are on their way to the user."""
@@ -83,6 +92,7 @@ class SloTracker:
             first_s = min(asked.first_s, now_s)
             tpot_s = (now_s - first_s) / max(tokens - 1, 1)
             self._count(_Answered(now_s, first_s - asked.arrived_s, tpot_s))
+            self._note(now_s - asked.arrived_s, asked.prompt_tokens, tokens)
 
     def failed(self, turn: TurnId, now_s: float) -> None:
         """It has no answer."""

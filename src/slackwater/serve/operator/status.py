@@ -1,5 +1,6 @@
 """Operator endpoints: health, metrics, status."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,8 @@ from slackwater.model.ids import TenantId
 from slackwater.model.instance import InstanceState
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE
 from slackwater.runtime.plane import ControlPlane
-from slackwater.serve.http.auth import Caller, find_job_key, find_tenant
+from slackwater.runtime.services.workload_traces import TraceKind
+from slackwater.serve.http.auth import Caller, find_job_key, find_tenant, require_operator
 from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
 from slackwater.serve.operator.metrics import exposition
 
@@ -89,5 +91,12 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "nodes": plane.fleet.rows(),
             "jobs": plane.submissions.listed(plane.jobs.listed(tenant)),
         }
+
+    @router.get("/slackwater/traces/{kind}")
+    async def traces(kind: TraceKind, tenant: Caller) -> Response:
+        """A week of served requests, or of spot engines, as CSV; for the operator."""
+        require_operator(plane, tenant, "traces")
+        text = await asyncio.to_thread(lambda: b"".join(plane.traces.trace(kind)))
+        return Response(text, media_type="text/csv")
 
     return router

@@ -1,9 +1,10 @@
 """A fleet with five kinds of slack, as a user writes it down: pools, links, jobs and traces."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
@@ -205,10 +206,16 @@ class SlackScenario:
         return drawn_arrivals(PERIOD_S, seed, rate=served.requests_per_s)
 
 
-def read_slack_scenario(path: Path, assignments: Iterable[str] = ()) -> SlackScenario:
-    """A file with `--set a.b=c` put in; the paths in it start from its folder."""
+def read_slack_scenario(
+    path: Path,
+    assignments: Iterable[str] = (),
+    measure: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> SlackScenario:
+    """A file with the tables that `measure` makes of it, and `--set a.b=c`, put in; the paths in it
+    start from its folder.
+    """
     table, folder = read_table(str(path))
-    table = override(table, assignments)
+    table = override(table if measure is None else {**table, **measure(table)}, assignments)
     if "folder" in table:
         raise ConfigError("folder: is no key of the file; paths start from the file's folder")
     return dataclasses.replace(decode(SlackScenario, table), folder=folder)
