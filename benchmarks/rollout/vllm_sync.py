@@ -2,8 +2,9 @@
 
 Four ways for the same model: an adapter loaded while the server runs, the same adapter merged into
 the base and reloaded, whole weights in phases, and whole weights reloaded. Each time runs from a
-published version to the server's last answer. Adapters of two jobs are updated under load, and
-every turn must be what the server samples alone from its version.
+published version to the server's last answer; the pause is the part in which no turn runs.
+Adapters of two jobs are updated under load, and every turn must be what the server samples alone
+from its version.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -58,7 +60,9 @@ class _Versions:
         self._store = DirectoryWeightStore(folder / "weights")
         served = folder / "served"
         served.mkdir()
-        self.directories = VersionDirectories(WeightLane(self._store), model, _BASE, served)
+        self.directories = VersionDirectories(
+            WeightLane(self._store), model, _BASE, served, in_memory=True
+        )
         self._model, self._config = model, net_config(model)
         self._draw = torch.Generator().manual_seed(seed)
         self._base: dict[str, Tensor] | None = None
@@ -163,6 +167,7 @@ async def _whole(
 ) -> dict[str, object]:
     """Whole versions, each way on a server without load, as an instance switches."""
     found: dict[str, list[float]] = {"merged_reload": [], "phased": [], "reload": []}
+    pauses: dict[str, list[float]] = {way: [] for way in found}
     for number in range(updates):
         for way, seconds in found.items():
             version = f"{way}-{number}"
@@ -176,11 +181,16 @@ async def _whole(
                     await asyncio.to_thread(versions.directories.merge, version)
                 directory = versions.directories.directory(version)
                 if way == "phased":
-                    await server.load_weights(directory, version)
+                    work = partial(server.load_weights, directory, version)
                 else:
-                    await server.reload_weights(directory)
+                    work = partial(server.reload_weights, directory)
+                pauses[way].append(await _timed(work))
 
             seconds.append(await _timed(sync))
             versions.directories.drop(version)
             options.progress("whole versions", 0.5 + number / updates / 2)
-    return {f"{way}_s": statistics.median(seconds) for way, seconds in found.items()}
+    figures: dict[str, object] = {}
+    for way, seconds in found.items():
+        figures[f"{way}_s"] = statistics.median(seconds)
+        figures[f"{way}_pause_s"] = statistics.median(pauses[way])
+    return figures

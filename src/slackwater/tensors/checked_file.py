@@ -180,16 +180,22 @@ def _get(descriptor: int, begin: int, piece: Sequence[_Part]) -> list[int]:
     return sums
 
 
+def file_entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
+    """The entries of a safetensors header, in the order of their data, and its bytes."""
+    entries, stop = {}, 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
+        start, stop = stop, stop + tensors[name].nbytes
+        shape, kind = list(tensors[name].shape), _KINDS[tensors[name].dtype]
+        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+    return entries, stop
+
+
 def _write(
     path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], labels: Mapping[str, str]
 ) -> None:
     """Data first, in one stream through checksum and file; the header when the sums are known."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
-    entries, stop = {}, 0
-    for name in order:
-        start, stop = stop, stop + tensors[name].nbytes
-        shape, kind = list(tensors[name].shape), _KINDS[tensors[name].dtype]
-        entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+    entries, stop = file_entries(tensors)
+    order = list(entries)
 
     def header(sums: Mapping[str, int]) -> bytes:
         own = dict(sorted({**metadata_of(sums, meta), **labels}.items()))

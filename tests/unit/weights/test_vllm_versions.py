@@ -1,15 +1,18 @@
-"""What a vLLM server loads after its adapter took a delta: the directory is the version, to the
-bit.
-"""
+"""What a vLLM server loads: the directory of a version is the version, to the bit."""
 
+import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from slackwater.model.payload import Payload
-from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.loading import load_net, net_config, net_tensors
+from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
@@ -48,3 +51,90 @@ def test_a_delta_changes_the_adapters_copy_and_the_server_gets_the_whole(tmp_pat
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
         assert lane.pulled_over_relay == 2
         assert not versions.pull("v2", [Payload("v2", "v1")], keep=True), "it is there already"
+
+
+def own_tensors(model: Path) -> dict[str, Tensor]:
+    make_model("tiny", model, 0)
+    return {name: tensor.clone() for name, tensor in net_tensors(load_net(model)).items()}
+
+
+def equal(file: Path, tensors: Mapping[str, Tensor]) -> bool:
+    loaded = load_file(file)
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+    wanted = {**tensors, "lm_head.weight": head}
+    return loaded.keys() == wanted.keys() and all(
+        torch.equal(loaded[name], wanted[name]) for name in wanted
+    )
+
+
+def test_a_dropped_versions_memory_takes_the_next_and_the_ones_beside_it_stay(
+    tmp_path: Path,
+) -> None:
+    tensors = own_tensors(tmp_path / "model")
+    (tmp_path / "served").mkdir()
+    store = DirectoryWeightStore(tmp_path / "store")
+    versions = VersionDirectories(
+        WeightLane(store), tmp_path / "model", "base", tmp_path / "served", in_memory=True
+    )
+    published: dict[str, dict[str, Tensor]] = {}
+    files: dict[str, str] = {}
+    for number in range(5):
+        version = f"v{number}"
+        published[version] = {name: tensor + number for name, tensor in tensors.items()}
+        store.publish(version, published[version], lora_meta(None))
+        versions.pull(version)
+        file = versions.directory(version) / "model.safetensors"
+        files[version] = str(file.readlink())
+        assert equal(file, published[version])
+        if number:
+            before = versions.directory(f"v{number - 1}") / "model.safetensors"
+            assert equal(before, published[f"v{number - 1}"])
+            versions.drop(f"v{number - 1}")
+    assert len(set(files.values())) == 2, files
+    seen = (
+        "import sys; from safetensors import safe_open;"
+        "print(len(safe_open(sys.argv[1], 'pt').keys()))"
+    )
+    path = str(versions.directory("v4") / "model.safetensors")
+    other = subprocess.run([sys.executable, "-c", seen, path], capture_output=True, timeout=60)
+    assert int(other.stdout) == len(tensors | {"lm_head.weight": None}), other.stderr
+
+
+def test_a_file_on_the_disk_holds_the_same(tmp_path: Path) -> None:
+    tensors = own_tensors(tmp_path / "model")
+    (tmp_path / "served").mkdir()
+    store = DirectoryWeightStore(tmp_path / "store")
+    versions = VersionDirectories(
+        WeightLane(store), tmp_path / "model", "base", tmp_path / "served"
+    )
+    store.publish("v", tensors, lora_meta(None))
+    versions.pull("v")
+    file = versions.directory("v") / "model.safetensors"
+    assert not file.is_symlink()
+    assert equal(file, tensors)
+
+
+def test_an_adapter_is_merged_into_the_base(tmp_path: Path) -> None:
+    tensors = own_tensors(tmp_path / "model")
+    (tmp_path / "served").mkdir()
+    store = DirectoryWeightStore(tmp_path / "store")
+    versions = VersionDirectories(
+        WeightLane(store), tmp_path / "model", "base", tmp_path / "served"
+    )
+    assert equal(versions.directory("base") / "model.safetensors", tensors)
+    lora, config = LoraSpec(4), net_config(tmp_path / "model")
+    factors = LoraAdapter.create(lora, config).tensors
+    for factor in factors.values():
+        factor.copy_(torch.randn(factor.shape, generator=torch.Generator().manual_seed(1)))
+    store.publish("a", factors, lora_meta(lora))
+    versions.pull("a")
+    versions.merge("a")
+    adapter = LoraAdapter(lora, config, factors)
+    wanted = {"lm_head.weight": tensors["model.embed_tokens.weight"], **tensors}
+    for layer in lora.shapes(config):
+        pair = adapter.pair(layer)
+        assert pair is not None
+        first, second = pair
+        wanted[f"{layer}.weight"] = wanted[f"{layer}.weight"] + lora.scale * (second @ first)
+    assert versions.adapter("a") is None
+    assert equal(versions.directory("a") / "model.safetensors", wanted)

@@ -122,7 +122,10 @@ async def adapt(options: argparse.Namespace) -> None:
         files = node_files(options.files, secret(), pin())
         model = files.model(options.model)
         lane = weight_lane(files.weights(), options)
-        versions = VersionDirectories(lane, model, options.base_version, Path(folder))
+        own = options.program is not None
+        versions = VersionDirectories(
+            lane, model, options.base_version, Path(folder), in_memory=own
+        )
         base = versions.directory(options.base_version)
         dialect = _DIALECTS[options.engine]
         process, url = None, options.url

@@ -106,6 +106,8 @@ class ServerInstance:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._contexts: dict[int, int] = {}
         self._switching: asyncio.Task[None] | None = None
+        self._loading: str | None = None
+        self._unwanted: set[str] = set()  # to drop when the server reads or holds them no more
         self._pulls: set[asyncio.Task[None]] = set()
         self._produced_tokens = 0
         self._prefilled_tokens = 0
@@ -150,6 +152,7 @@ class ServerInstance:
 
     async def _pull(self, message: messages.PullVersion) -> None:
         version, way = message.version, [Payload(*each) for each in message.way]
+        self._unwanted.discard(version)
         try:
             kept = await asyncio.to_thread(self._versions.pull, version, way, keep=message.keep)
             await self._load_adapter(version)
@@ -175,7 +178,8 @@ class ServerInstance:
             await asyncio.to_thread(self._versions.merge, version)
 
     async def _drop(self, version: str) -> None:
-        if version == self._loaded:
+        if version in (self._loaded, self._loading):
+            self._unwanted.add(version)
             return
         if (name := self._adapters.pop(version, None)) is not None:
             with contextlib.suppress(SlackwaterError):  # it goes with the server
@@ -205,7 +209,7 @@ class ServerInstance:
 
     async def _switch(self, version: str) -> None:
         """Load another version; turns of one that cannot be loaded are given back."""
-        self._loaded = None  # a load that fails may leave anything
+        self._loaded, self._loading = None, version  # a load that fails may leave anything
         try:
             await self._server.load_weights(self._versions.directory(version), version)
             self._loaded = version
@@ -216,7 +220,10 @@ class ServerInstance:
                 self._waiting.remove(message)
                 self._refuse(message.request, error)
         finally:
-            self._switching = None
+            self._switching = self._loading = None
+        unwanted, self._unwanted = self._unwanted, set()
+        for each in unwanted:
+            await self._drop(each)
         self._pump()
 
     async def _run(self, message: messages.Generate) -> None:
