@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,23 @@ import aiohttp
 
 _WAIT_S = 60.0
 _LOOK_S = 0.05
+_STEPS = 10  # of a drag
+
+# Notes when jobs are listed and lanes are painted, on the page's own clock: zero is the navigation.
+_NOTE_FIRST_VIEW = """(() => {
+  const drawn = () => /[1-9]\\d* lanes/.test(document.querySelector('.tools .note')?.textContent)
+    && document.querySelector('tr[data-job]');
+  const look = () => { if (drawn()) window.firstView_ms = performance.now();
+    else requestAnimationFrame(look); };
+  requestAnimationFrame(look);
+})()"""
+_NOTE_FRAMES = """(() => {
+  const frames_ms = window.frames_ms = [];
+  const tick = (now) => {
+    if (window.frames_ms === frames_ms) { frames_ms.push(now); requestAnimationFrame(tick); }
+  };
+  requestAnimationFrame(tick);
+})()"""
 
 
 def find_chromium() -> str | None:
@@ -62,6 +80,29 @@ class Page:
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
+
+    async def first_view_s(self, url: str) -> float:
+        """From the navigation until the fleet is drawn: its jobs and its lanes."""
+        await self.open("about:blank")
+        added = await self.call("Page.addScriptToEvaluateOnNewDocument", source=_NOTE_FIRST_VIEW)
+        await self.open(url)
+        await self.wait("window.firstView_ms !== undefined")
+        await self.call("Page.removeScriptToEvaluateOnNewDocument", identifier=added["identifier"])
+        found_ms: float = await self.value("window.firstView_ms")
+        return found_ms / 1000
+
+    async def main_thread_s(self) -> float:
+        """Processor time that the page's thread has spent so far."""
+        found = await self.call("Performance.getMetrics")
+        named = {one["name"]: one["value"] for one in found["metrics"]}
+        return float(named["TaskDuration"])
+
+    async def frames_ms(self, act: Callable[[], Awaitable[None]]) -> list[float]:
+        """The time from each frame to the next while that is done."""
+        await self.value(_NOTE_FRAMES)
+        await act()
+        at_ms: list[float] = await self.value("window.frames_ms")
+        return [after - before for before, after in itertools.pairwise(at_ms)]
 
     async def value(self, expression: str) -> Any:
         """What an expression is, on the page."""
@@ -120,8 +161,9 @@ class Page:
     async def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
         mouse = "Input.dispatchMouseEvent"
         await self.call(mouse, type="mousePressed", x=x, y=y, button="left", clickCount=1)
-        for part in range(1, 6):
-            at = {"x": x + (to_x - x) * part / 5, "y": y + (to_y - y) * part / 5}
+        for part in range(1, _STEPS + 1):
+            share = part / _STEPS
+            at = {"x": x + (to_x - x) * share, "y": y + (to_y - y) * share}
             await self.call(mouse, type="mouseMoved", button="left", buttons=1, **at)
         await self.call(mouse, type="mouseReleased", x=to_x, y=to_y, button="left", clickCount=1)
 
@@ -155,6 +197,7 @@ class Chromium:
         page = Page(self._socket)
         for part in ("Page", "Runtime", "Log", "Network"):
             await page.call(f"{part}.enable")
+        await page.call("Performance.enable", timeDomain="threadTicks")
         shape = {"width": 1440, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         await page.call("Emulation.setDeviceMetricsOverride", **shape)
         features = [{"name": "prefers-color-scheme", "value": "dark"}]
@@ -186,7 +229,3 @@ class Chromium:
 def _write(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
-
-
-def _read(file: Path) -> str:
-    return file.read_text().strip() if file.exists() else ""

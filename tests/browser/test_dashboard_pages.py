@@ -8,7 +8,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import aiohttp
 import pytest
 
 from browser.chromium import Chromium, Page, find_chromium
+from browser.live_fleet import LiveFleet, Server
 from browser.recorded_fleet import write_recording
 from process.service_process import ServiceProcess
 from slackwater.zoo.tiny import make_model
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason="needs Chromium"
 
 ROWS = "document.querySelectorAll('tr[data-job]').length"
 VIEWERS, MEASURED_S = 8, 8.0
+FIRST_VIEW_S = 1.0
+FRAME_S = 1 / 60  # of processor time, so that a page on a free machine never misses a frame
 
 
 def job_file(name: str, step: int) -> dict[str, Any]:
@@ -77,6 +79,11 @@ async def drawn(page: Page, canvas: str, colors: int) -> None:
     )
 
 
+def within(limit_s: float) -> float:
+    """A wait that ends in that time on a machine that is free has longer on one that is not."""
+    return limit_s * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 async def zoomed(page: Page) -> None:
     """The wheel narrows the window, dragging moves it."""
     shown = "document.querySelector('.tools .note').textContent"
@@ -104,17 +111,15 @@ def test_two_live_jobs_are_watched_stopped_and_resumed(
             await page.wait("document.body.innerText.includes('rollout for')", 240)
             await page.wait("/[1-9]\\d* switches/.test(document.body.innerText)", 240)
             await page.wait("document.body.innerText.includes('phases of others')", 120)
+            took_s = await page.first_view_s(f"{service.url}/dashboard")
+            print(f"first view of a live fleet: {took_s:.2f} s")
+            assert took_s <= within(FIRST_VIEW_S)
             await zoomed(page)
             await page.wait("!document.querySelector('.tools .on')")
-            await open_job(page, tmp_path)
-            if "SLACKWATER_PICTURES" in os.environ:  # a run that has something to show
-                await page.click("a.back")
-                await page.wait("/(\\d\\d|[4-9]) switches/.test(document.body.innerText)", 400)
-                await drawn(page, "canvas.lanes", 4)
-            await picture(page, "fleet", tmp_path)
-            await page.click("tr[data-job$='/up']")
+            await open_job(page)
             await stop_and_resume(page)
             await ask_the_planner(page, tmp_path)
+            await look_again(page, tmp_path)
             assert own_errors(page) == []
             assert page.hosts == {service.url.removeprefix("http://")}
 
@@ -141,7 +146,7 @@ async def log_in(page: Page, service: ServiceProcess, tmp_path: Path) -> None:
     assert await page.value("document.cookie") == ""  # no script can read the session
 
 
-async def open_job(page: Page, tmp_path: Path) -> None:
+async def open_job(page: Page) -> None:
     await page.click("tr[data-job$='/up']")
     await page.wait("document.querySelector('h1')?.textContent === 'up'")
     await page.wait("document.querySelector('.log').textContent.includes('step')", 240)
@@ -150,10 +155,9 @@ async def open_job(page: Page, tmp_path: Path) -> None:
     await page.wait("document.querySelector('tr[data-trajectory]') !== null", 120)
     await page.click("tr[data-trajectory]")
     await page.wait("document.querySelectorAll('.conversation span[title]').length > 0")
+    await page.wait("document.querySelector('.legend .key.unlikely') !== null")
     said = "document.querySelector('.conversation').textContent"
     assert await page.value(f"/[0-9]/.test({said})")  # digits: tokens have their text
-    await picture(page, "conversation", tmp_path, ".conversation")
-    await picture(page, "job", tmp_path)
 
 
 async def stop_and_resume(page: Page) -> None:
@@ -169,6 +173,18 @@ async def ask_the_planner(page: Page, tmp_path: Path) -> None:
     await page.press("One more rollout node")
     await page.wait("document.body.innerText.includes('jobs that have a place')", 290)
     await picture(page, "what-if", tmp_path)
+
+
+async def look_again(page: Page, tmp_path: Path) -> None:
+    """Back to the fleet, and to the job; for the manual once there is something to show."""
+    await page.click("nav a[data-view='fleet']")
+    if "SLACKWATER_PICTURES" in os.environ:
+        await page.wait("/([3-9]\\d|\\d\\d\\d) switches/.test(document.body.innerText)", 700)
+    await drawn(page, "canvas.lanes", 4)
+    await picture(page, "fleet", tmp_path)
+    await open_job(page)
+    await picture(page, "conversation", tmp_path, ".conversation")
+    await picture(page, "job", tmp_path)
 
 
 async def cpu_share_of_a_viewer(service: ServiceProcess) -> float:
@@ -235,11 +251,10 @@ def test_a_recorded_run_of_a_hundred_jobs_on_a_thousand_devices(tmp_path: Path) 
 
 async def look_at_recording(url: str, tmp_path: Path) -> None:
     async with Chromium() as page:
-        await page.open(url)
-        took_s = await page.wait(f"{ROWS} === 100")
+        took_s = await page.first_view_s(url)
         print(f"first view of a recording: {took_s:.2f} s")
-        if os.getloadavg()[0] < 1.0:  # else it tells of the machine
-            assert took_s <= 1.0
+        assert took_s <= within(FIRST_VIEW_S)
+        assert await page.value(ROWS) == 100
         assert "key" not in await page.value("location.href")
         await page.wait("document.querySelector('.tools .note').textContent.includes('1000 lanes')")
         await drawn(page, "canvas.lanes", 6)
@@ -248,7 +263,7 @@ async def look_at_recording(url: str, tmp_path: Path) -> None:
         await page.wait(f"[...document.querySelectorAll('.job i')].some({colored})")
         await picture(page, "recording", tmp_path)
         await zoomed(page)
-        print(f"frames while dragging: {await frames_per_s(page):.0f} per s")
+        await smooth(page)
         await page.click("tr[data-job$='agent-007']")
         await page.wait("document.querySelector('h1')?.textContent === 'agent-007'")
         await page.wait("document.body.innerText.includes('train ')")
@@ -257,15 +272,48 @@ async def look_at_recording(url: str, tmp_path: Path) -> None:
         assert own_errors(page) == []
 
 
-async def frames_per_s(page: Page) -> float:
-    """How many frames are drawn while the timeline is dragged."""
-    await page.value(
-        "window.frames_ = 0; (function tick() { window.frames_++; requestAnimationFrame(tick); })()"
-    )
+def test_a_live_fleet_of_a_hundred_jobs_keeps_what_a_person_scrolled_to(tmp_path: Path) -> None:
+    source = LiveFleet(write_recording(tmp_path / "fleet.json"))
+    server = Server(source)
+    try:
+        asyncio.run(scroll_and_wait(f"{server.url}/dashboard#key={source.key}"))
+    finally:
+        server.stop()
+
+
+async def scroll_and_wait(url: str) -> None:
+    async with Chromium() as page:
+        print(f"first view of a live fleet of 1,000 devices: {await page.first_view_s(url):.2f} s")
+        await page.value("document.querySelector('.scroll').scrollTop = 900")
+        await page.value("document.querySelectorAll('tr[data-job]')[30].focus({preventScroll: 1})")
+        for _ in range(3):  # figures of another second have replaced every row
+            await page.value("document.querySelector('tr[data-job]').dataset.old = ''")
+            await page.wait("document.querySelector('tr[data-job]').dataset.old === undefined")
+        assert await page.value("document.querySelector('.scroll').scrollTop") == 900
+        focused = "[...document.querySelectorAll('tr[data-job]')].indexOf(document.activeElement)"
+        assert await page.value(focused) == 30
+        await smooth(page)
+        assert own_errors(page) == []
+
+
+async def smooth(page: Page) -> None:
+    """Zooming and panning: time between frames, and what each costs the page's thread."""
     left, top, width, height = await page.place("canvas.lanes")
-    began_s = time.monotonic()
-    before = await page.value("window.frames_")
-    for _ in range(6):
-        await page.drag(left + width / 2, top + height / 2, left + width / 2 - 90, top + 60)
-    drawn = await page.value("window.frames_") - before
-    return float(drawn) / (time.monotonic() - began_s)
+    x, y = left + width / 2, top + height / 2
+
+    async def zoom_and_pan() -> None:
+        for turn in range(6):
+            for _ in range(5):
+                await page.wheel(x, y, 60 if turn % 2 else -60)
+            await page.drag(x, y, x - 90, y + 60)
+            await page.drag(x, y, x + 90, y - 60)
+
+    before_s = await page.main_thread_s()
+    frames_ms = sorted(await page.frames_ms(zoom_and_pan))
+    each_s = (await page.main_thread_s() - before_s) / len(frames_ms)
+    middle_ms, slow_ms = (frames_ms[int(share * len(frames_ms))] for share in (0.5, 0.95))
+    print(
+        f"{len(frames_ms)} frames while zooming and panning: {middle_ms:.0f} ms from one to the "
+        f"next, 95 % within {slow_ms:.0f} ms; {1000 * each_s:.1f} ms of processor time each"
+    )
+    assert each_s <= FRAME_S

@@ -1,73 +1,14 @@
 """What one more viewer of a large live fleet costs the control plane."""
 
 import asyncio
-import threading
-import time
 from pathlib import Path
-from typing import Literal
 
 import aiohttp
-import uvicorn
-from fastapi import FastAPI
 
+from browser.live_fleet import LiveFleet, Server
 from browser.recorded_fleet import write_recording
-from slackwater.serve.dashboard.recorded import RecordedSource
-from slackwater.serve.dashboard.routes import dashboard_routes
-from slackwater.serve.http.server import bind
-from slackwater.timeline.lanes import ROLLOUT
 
 VIEWERS, MEASURED_S, LANES_IN_VIEW = 8, 10.0, 52
-
-
-class LiveFleet(RecordedSource):
-    """A recording of 100 jobs on 1,000 devices that goes on."""
-
-    mode: Literal["live", "recording"] = "live"
-
-    def __init__(self, trace: Path) -> None:
-        super().__init__(trace)
-        self._began_s = time.monotonic()
-
-    def now_s(self) -> float:
-        return self._end_s + time.monotonic() - self._began_s
-
-    async def work(self) -> None:
-        """Every lane ends a span a second."""
-        while True:
-            now_s = self.now_s()
-            for number, lane in enumerate(self.timeline.lanes()):
-                self.timeline.append(lane, number % 100, ROLLOUT, now_s - 0.9, now_s)
-            await asyncio.sleep(1.0)
-
-
-class Server:
-    """The dashboard in a thread, whose processor time can be read."""
-
-    def __init__(self, source: LiveFleet) -> None:
-        app = FastAPI()
-        app.include_router(dashboard_routes(source))
-        self._listening = bind("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
-        self._source = source
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-        self._thread.start()
-
-    async def _run(self) -> None:
-        working = asyncio.create_task(self._source.work())
-        await self._server.serve(sockets=[self._listening])
-        working.cancel()
-
-    async def spent_s(self) -> float:
-        assert self._thread.ident is not None
-        clock = time.pthread_getcpuclockid(self._thread.ident)
-        before_s = time.clock_gettime(clock)
-        await asyncio.sleep(MEASURED_S)
-        return time.clock_gettime(clock) - before_s
-
-    def stop(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join(30)
 
 
 async def watch(browser: aiohttp.ClientSession) -> None:
@@ -108,10 +49,10 @@ async def share_of_a_viewer(server: Server, key: str) -> float:
             assert answer.status == 200
         watching = [asyncio.create_task(watch(browser))]
         await asyncio.sleep(3.0)
-        one_s = await server.spent_s()
+        one_s = await server.spent_s(MEASURED_S)
         watching += [asyncio.create_task(watch(browser)) for _ in range(VIEWERS)]
         await asyncio.sleep(3.0)
-        all_s = await server.spent_s()
+        all_s = await server.spent_s(MEASURED_S)
         for task in watching:
             task.cancel()
         ended = await asyncio.gather(*watching, return_exceptions=True)

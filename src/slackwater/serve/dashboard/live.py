@@ -3,7 +3,6 @@
 import asyncio
 import codecs
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterator
@@ -32,6 +31,7 @@ _OVER_SHOWN = 100
 _ACTIONS_SHOWN = 20
 _LINKS_SHOWN = 40
 _NODES_SHOWN = 200
+_HOLDERS_SHOWN = 3
 _TRAJECTORIES_SHOWN = 12
 _TOKENS_SHOWN = 8192
 _CHECKPOINTS_SHOWN = 50
@@ -71,6 +71,7 @@ class LiveSource:
         rows = self._jobs(viewer, shared)
         found: dict[str, Any] = {
             "now_s": round(self.now_s(), 3),
+            "lanes": len(self.timeline.lanes()),
             "problems": problems_of(plane, viewer.tenant),
             "gauges": gauges_of(plane) if operator else shared_gauges(plane),
             "jobs": rows,
@@ -104,7 +105,7 @@ class LiveSource:
         more = {} if shared is None else {row["job"]: row for row in shared["jobs"]}
         rows = [more.get(row["job"], {}) | row for row in rows]
         for row in rows:
-            row["why"] = _why_it_waits(row, rows)
+            row["why"] = why_it_waits(row, rows)
         return rows
 
     def _weights(self, viewer: Viewer) -> list[dict[str, Any]]:
@@ -119,24 +120,21 @@ class LiveSource:
                 "turns": record.turns,
             }
             for record, offered, pulling in self._plane.controller.weights.newest()
-            if self._sees(viewer, record.job)
+            if self.sees(viewer, record.job)
         ]
 
-    def _sees(self, viewer: Viewer, job: JobId | None) -> bool:
+    def sees(self, viewer: Viewer, job: str | None) -> bool:
+        """Whether what is of this job, or of none, is the viewer's to see."""
         if viewer.is_operator or job is None:
             return viewer.is_operator
-        entry = self._plane.controller.jobs.find(job)
+        entry = self._plane.controller.jobs.find(JobId(job))
         return entry is not None and entry.tenant == viewer.tenant
-
-    def sees(self, viewer: Viewer, job: str) -> bool:
-        """Whether a span of the timeline is the viewer's to see."""
-        return self._sees(viewer, JobId(job))
 
     # ---- one job ----
     def _owner(self, viewer: Viewer, job: str) -> TenantId:
         """Whose the job is; only those whose it is, and the operator, learn that there is one."""
         entry = self._plane.controller.jobs.find(JobId(job))
-        if entry is None or not self._sees(viewer, entry.job):
+        if entry is None or not self.sees(viewer, entry.job):
             raise NotFoundError(f"job: {job[:200]!r} is not a job of yours")
         return entry.tenant
 
@@ -269,14 +267,10 @@ class LiveSource:
             raise RefusedError("no job has finished an iteration yet, so no length is known")
         spot = _count(plane, InstanceKind.SPOT)
         rollout, train = plane.settings.coscheduled_nodes
-        found = PlannedFleet(
-            max(len(rollout), 1) + spot, max(len(train), 1), spot_nodes=spot, jobs=known
-        )
+        nodes = (max(len(rollout), 1) + spot, max(len(train), 1))
         if (shared := plane.settings.coschedule) is None:
-            return found
-        return dataclasses.replace(
-            found, host_memory_gb=shared.host_memory_gb, placement=shared.placement
-        )
+            return PlannedFleet(*nodes, spot_nodes=spot, jobs=known)
+        return PlannedFleet(*nodes, spot, shared.host_memory_gb, shared.placement, known)
 
     def _planned_job(self, job: JobId) -> PlannedJob | None:
         """Lengths of the co-scheduler's profile; without one, device seconds per iteration."""
@@ -319,18 +313,22 @@ def _spelled(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
         yield decoder.decode(codec.token_bytes(token))
 
 
-def _why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Who holds what a waiting job needs, or why it has no place."""
     if row["stage"] in ("held", "refused", "failed"):
         return str(row["reason"])
     if row.get("waits_s") is None:
         return ""
+    # A job without a group is being profiled, on whichever nodes come free.
     holders = [
         f"{other['job'].partition('/')[2] or other['job']} ({other['phase']})"
         for other in rows
-        if other.get("phase") and other.get("group") == row.get("group")
+        if other.get("phase") and row.get("group") in (None, other.get("group"))
     ]
-    whom = f" while {', '.join(holders)} holds its nodes" if holders else ""
+    more = f" and {len(holders) - _HOLDERS_SHOWN} more" if len(holders) > _HOLDERS_SHOWN else ""
+    hold = "hold" if len(holders) > 1 else "holds"
+    named = ", ".join(holders[:_HOLDERS_SHOWN])
+    whom = f" while {named}{more} {hold} the nodes" if holders else ""
     return f"waits {row['waits_s']:.1f} s for its turn{whom}"
 
 

@@ -65,6 +65,7 @@ class RecordedSource:
         if trace is not None:
             self._read_trace(trace)
         self._jobs = self._job_rows()
+        self._figures = self._all_figures()
 
     def viewer(self, key: str) -> Viewer | None:
         same = secrets.compare_digest(key.encode(), self.key.encode())
@@ -140,22 +141,25 @@ class RecordedSource:
             row = rows.setdefault(job, _empty_row(job))
             row["folder"] = folder
             if curves:
-                row |= {"iteration": len(curves["step"]), "reward": curves.get("reward", [])[-1:]}
-                row["reward"] = row["reward"][0] if row["reward"] else None
+                rewards = curves.get("reward") or [None]
+                row |= {"iteration": len(curves["step"]), "reward": rewards[-1]}
         return rows
 
     # ---- what is shown ----
     def snapshot(self, viewer: Viewer) -> dict[str, Any]:
-        lanes = self.timeline.lanes()
+        return self._figures
+
+    def _all_figures(self) -> dict[str, Any]:
         return {
             "now_s": round(self._end_s, 3),
+            "lanes": len(self.timeline.lanes()),
             "title": self._name,
             "jobs": [_public(row) for row in self._jobs.values()],
             "problems": [],
             "pools": {},
             "nodes": [],
             "weights": [],
-            "gauges": {"lanes": len(lanes), "busy": self._busy()},
+            "gauges": {"busy": self._busy()},
             "slack": self._slack(),
         }
 
@@ -179,9 +183,7 @@ class RecordedSource:
         nodes = [lane for lane in self.timeline.lanes() if _is_node(lane)]
         if not nodes:
             return []
-        used_s = sum(
-            (end_s or self._end_s) - since_s for n in nodes for since_s, end_s in n.rented_s
-        )
+        used_s = sum(self._rented_s(lane) for lane in nodes)
         alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
         said = "phases as recorded, on nodes of each job's own, without switches"
         hours = (alone_s / 3600.0, used_s / 3600.0)

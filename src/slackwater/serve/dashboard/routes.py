@@ -152,7 +152,7 @@ class Dashboard:
         viewer, sent = session.viewer, b""
         while not self.source.is_closing() and self.sessions.find(token) is session:
             made = self.figures.get(_audience(viewer), lambda: self.source.snapshot(viewer))
-            yield b": same\n\n" if made is sent else b"event: snapshot\ndata: %b\n\n" % made
+            yield b": same\n\n" if made == sent else b"event: snapshot\ndata: %b\n\n" % made
             sent = made
             await asyncio.sleep(_EVERY_S)
         yield b"event: end\ndata: {}\n\n"

@@ -105,7 +105,7 @@ def test_a_service_leaves_the_lanes_of_its_engines_and_trainers(tmp_path: Path) 
     assert set(rows) == {"mine/placed", "mine/free"}
     assert rows["mine/placed"]["device_s"] == 12.0
     assert rows["mine/free"]["breakdown"] == {"rollout": 3.0, "train": 5.0, "queued": 0.0}
-    assert figures["gauges"] == {"lanes": 3, "busy": 0.5}
+    assert figures["lanes"] == 3 and figures["gauges"] == {"busy": 0.5}
     found = source.timeline.window(TimelineWindow(0.0, 20.0, 1000, 0, 10), source.now_s())
     assert found["lanes"] == [
         ["rollout-0", "rollout nodes"],

@@ -7,17 +7,23 @@ export function h(tag, props, ...children) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "class") made.className = value;
     else if (name === "width") made.style.width = value; // CSSOM: allowed by the policy
-    else if (name === "color") made.style.background = value;
     else made.setAttribute(name, value === true ? "" : value);
   }
   made.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return made;
 }
 
+// What a person has scrolled to and focused inside stays so: figures are filled in anew every second.
 export function fill(place, ...children) {
+  const scrolled = [...place.querySelectorAll(".scroll")].map((one) => one.dataset.scrolled ?? 0); // scrollTop would lay the page out
+  const kept = place.contains(document.activeElement) ? keyOf(document.activeElement) : undefined;
   place.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
+  if (scrolled.some(Boolean)) [...place.querySelectorAll(".scroll")].forEach((one, at) => { one.scrollTop = one.dataset.scrolled = scrolled[at] ?? 0; });
+  if (kept) [...place.querySelectorAll("[tabindex]")].find((one) => keyOf(one) === kept)?.focus({ preventScroll: true });
   return place;
 }
+addEventListener("scroll", ({ target }) => { if (target.classList?.contains("scroll")) target.dataset.scrolled = target.scrollTop; }, { capture: true, passive: true });
+const keyOf = (element) => element.dataset.job ?? element.dataset.trajectory;
 
 // Between a press and its release nothing is replaced, or the click would be nobody's.
 let pressed = false, waiting = new Map();
@@ -80,14 +86,26 @@ export function count(value) {
 
 export const percent = (share) => `${(100 * share).toFixed(0)} %`;
 
+// A canvas asks for colours thousands of times a frame; looking one up makes the browser restyle the page.
+function remembered(make) {
+  const known = new Map();
+  matchMedia("(prefers-color-scheme: light)").addEventListener("change", () => known.clear());
+  return (name, kind) => {
+    const key = kind === undefined ? name : `${name} ${kind}`;
+    if (!known.has(key)) known.set(key, make(name, kind));
+    return known.get(key);
+  };
+}
+export const css = remembered((name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+
 // Twelve hues that stay apart; further jobs take them again, lighter.
 const HUES = [188, 28, 145, 350, 265, 48, 210, 320, 95, 12, 235, 168];
-export function jobColor(number, kind) {
+export const jobColor = remembered((number, kind) => {
   const round = Math.floor(number / HUES.length);
   const light = { rollout: 46, train: 62, sync: 74, tail: 54 }[kind] ?? 58;
   const pale = kind === "rollout" ? 42 : 62;
   return `hsl(${HUES[number % HUES.length]} ${pale - 8 * (round % 3)}% ${light + 7 * (round % 2)}%)`;
-}
+});
 
 let csrf = "";
 export const setCsrf = (token) => { csrf = token; };

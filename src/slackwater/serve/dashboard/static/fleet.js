@@ -3,7 +3,7 @@
 import { bar, card, count, fill, h, jobColor, panel, percent, pill, seconds, shortJob, table } from "./dom.js";
 import { Timeline } from "./timeline.js";
 
-const OVER = ["finished", "failed", "stopped", "refused"];
+export const OVER = ["finished", "failed", "stopped", "refused"];
 
 export class FleetView {
   constructor(place, context) {
@@ -12,20 +12,21 @@ export class FleetView {
     this.filter = h("input", { type: "search", placeholder: "Find a job", "aria-label": "Find a job", oninput: () => this.update(this.snapshot) });
     this.jobs = h("div", {});
     this.side = h("div", { class: "side" });
+    this.below = h("div", { class: "stack" });
     const lanes = h("div", {});
     this.jobsTitle = h("span", { class: "note" });
     fill(place, this.cards,
       h("section", { class: "panel wide" }, h("header", {}, h("h2", {}, "Timeline")), lanes),
       h("div", { class: "columns" },
-        h("section", { class: "panel" }, h("header", {}, h("h2", {}, "Jobs"), this.jobsTitle, h("span", { class: "grow" }), this.filter), this.jobs), this.side));
-    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", open: (job) => context.go("job", job), named: () => { if (this.snapshot) this.update(this.snapshot); } });
+        h("div", { class: "stack" }, h("section", { class: "panel" }, h("header", {}, h("h2", {}, "Jobs"), this.jobsTitle, h("span", { class: "grow" }), this.filter), this.jobs), this.below), this.side));
+    this.timeline = new Timeline(lanes, { live: context.session.mode === "live", open: (job) => context.go("job", job), named: () => this.paintJobs() });
   }
 
   close() { this.timeline.close(); }
 
   update(snapshot) {
     this.snapshot = snapshot;
-    this.timeline.setNow(snapshot.now_s);
+    this.timeline.setNow(snapshot.now_s, snapshot.lanes);
     fill(this.cards, cards(snapshot, this.before, this.context.session.mode));
     this.before ??= snapshot;
     if (snapshot.now_s - this.before.now_s > 5) this.before = snapshot;
@@ -33,16 +34,27 @@ export class FleetView {
     const shown = snapshot.jobs.filter((row) => row.job.toLowerCase().includes(wanted)).sort((a, b) => OVER.includes(a.stage) - OVER.includes(b.stage));
     this.jobsTitle.textContent = `${snapshot.jobs.length}`;
     fill(this.jobs, this.jobTable(shown));
-    fill(this.side, sidePanels(snapshot));
+    this.paintJobs();
+    const below = panelsBelow(snapshot), side = sidePanels(snapshot);
+    fill(this.below, side.length ? below : []); // a recording has nothing else to show beside its jobs
+    fill(this.side, side.length ? side : below);
+  }
+
+  // Jobs have the colours of their spans; which those are comes with the timeline.
+  paintJobs() {
+    const numbers = new Map((this.timeline.data?.jobs ?? []).map((job, at) => [job, at]));
+    for (const row of this.jobs.querySelectorAll("tr[data-job]")) {
+      const number = numbers.get(row.dataset.job);
+      if (number !== undefined) row.querySelector(".job i").style.background = jobColor(number, "train");
+    }
   }
 
   jobTable(rows) {
     const live = this.context.session.mode === "live";
-    const colors = new Map((this.timeline.data?.jobs ?? []).map((job, at) => [job, at]));
     const columns = live ? ["job", "stage", "iteration", ">reward", "slowdown / bound", ">device time", "now"] : ["job", ">iterations", ">reward", "time", ">device time", ">began"];
     const cells = (row) => live
-      ? [name(row, colors), pill(row.stage), iterations(row), row.reward?.toFixed(3), budget(row), seconds(row.device_s), now(row)]
-      : [name(row, colors), row.iterations_done || row.iteration, row.reward?.toFixed(3), split(row.breakdown), seconds(row.device_s), seconds(row.began_s)];
+      ? [name(row), pill(row.stage), iterations(row), row.reward?.toFixed(3), budget(row), seconds(row.device_s), now(row)]
+      : [name(row), row.iterations_done || row.iteration, row.reward?.toFixed(3), split(row.breakdown), seconds(row.device_s), seconds(row.began_s)];
     return table(columns, rows.slice(0, 200).map((row) => ({
       cells: cells(row),
       props: { class: "link", tabindex: "0", "data-job": row.job, onclick: () => this.context.go("job", row.job), onkeydown: (event) => { if (event.key === "Enter") this.context.go("job", row.job); } },
@@ -50,7 +62,7 @@ export class FleetView {
   }
 }
 
-const name = (row, colors) => h("span", { class: "job" }, h("i", { color: colors.has(row.job) ? jobColor(colors.get(row.job), "train") : "transparent" }), row.name ?? shortJob(row.job));
+const name = (row) => h("span", { class: "job" }, h("i", {}), row.name ?? shortJob(row.job));
 
 function iterations(row) {
   const done = row.iteration ?? row.iterations_done ?? 0;
@@ -80,7 +92,7 @@ export function split(parts) {
 function cards(snapshot, before, mode) {
   const { jobs, gauges } = snapshot;
   if (mode !== "live") {
-    return [card("recording", snapshot.title, seconds(snapshot.now_s)), card("jobs", String(jobs.length)), card("lanes", String(gauges.lanes)),
+    return [card("recording", snapshot.title, seconds(snapshot.now_s)), card("jobs", String(jobs.length)), card("lanes", String(snapshot.lanes)),
       card("busy", percent(gauges.busy), "of all lanes' time")];
   }
   const waits = jobs.filter((row) => row.waits_s !== undefined && row.waits_s !== null || row.stage === "held").length;
@@ -93,10 +105,17 @@ function cards(snapshot, before, mode) {
   made.push(card("turns", count((gauges.rollout_live_turns ?? 0) - (gauges.rollout_waiting_turns ?? 0)), `${count(gauges.rollout_waiting_turns ?? 0)} wait`));
   const tokens = (of) => of.jobs.reduce((sum, row) => sum + (row.tokens ?? 0), 0);
   const passed = before ? snapshot.now_s - before.now_s : 0;
-  if (passed > 0.5) made.push(card("tokens / s", count(Math.round(Math.max(tokens(snapshot) - tokens(before), 0) / passed))));
+  made.push(card("tokens / s", passed > 0.5 ? count(Math.round(Math.max(tokens(snapshot) - tokens(before), 0) / passed)) : "–"));
   made.push(card("training ops", count(gauges.waiting_operations ?? 0), "wait"));
   made.push(card("past their SLO", String(atRisk), "jobs", atRisk ? "bad" : "good"));
   return made;
+}
+
+function panelsBelow(snapshot) {
+  const found = [], waiting = snapshot.jobs.filter((row) => row.why && !OVER.includes(row.stage));
+  if (waiting.length) found.push(panel("Why others wait", "", h("ul", { class: "waits" }, waiting.slice(0, 20).map((row) => h("li", {}, h("b", {}, row.name ?? shortJob(row.job)), " ", row.why)))));
+  if (snapshot.slack?.length) found.push(savings(snapshot));
+  return found;
 }
 
 function sidePanels(snapshot) {
@@ -105,10 +124,7 @@ function sidePanels(snapshot) {
     const rows = snapshot.nodes.slice(0, 60).map((row) => [row.node, row.job ? h("span", {}, shortJob(row.job), " ", h("span", { class: `phase ${row.phase}` }, row.phase)) : h("span", { class: "faint" }, row.tail ? `tail of ${shortJob(row.tail)}` : "idle"), seconds(row.since_s), h("span", { class: "progress" }, bar(row.utilisation, "train"), percent(row.utilisation))]);
     found.push(panel("Who holds what", `${snapshot.permits ? `${count(snapshot.permits.switches)} switches` : ""}`, table(["node", "held by", ">for", "used"], rows, "")));
   }
-  const waiting = snapshot.jobs.filter((row) => row.why && !OVER.includes(row.stage));
-  if (waiting.length) found.push(panel("Why others wait", "", h("ul", { class: "waits" }, waiting.slice(0, 20).map((row) => h("li", {}, h("b", {}, row.name ?? shortJob(row.job)), " ", row.why)))));
   if (snapshot.capacity) found.push(capacity(snapshot));
-  if (snapshot.slack?.length) found.push(savings(snapshot));
   if (snapshot.serving) found.push(serving(snapshot.serving));
   if (snapshot.weights.length) {
     const rows = snapshot.weights.slice(0, 20).map((row) => [h("span", { title: row.version }, row.job ? shortJob(row.job) : row.model), `#${row.number}`, row.offered, row.pulling || "", row.turns || ""]);

@@ -1,12 +1,10 @@
 // One job: its curves, where its time goes, its slowest trajectories, checkpoints and logs.
 
-import { ask, card, count, fill, h, panel, percent, pill, seconds, shortJob, table, whenReleased } from "./dom.js";
-import { budget, split } from "./fleet.js";
+import { ask, card, count, css, fill, h, panel, percent, pill, seconds, shortJob, table, whenReleased } from "./dom.js";
+import { OVER, budget, split } from "./fleet.js";
 import { Timeline } from "./timeline.js";
 import uPlot from "./uPlot.esm.js";
 
-const OVER = ["finished", "failed", "stopped", "refused"];
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 if (!document.querySelector("link[data-charts]")) document.head.append(h("link", { rel: "stylesheet", href: "/dashboard/static/uPlot.min.css", "data-charts": true }));
 
@@ -37,7 +35,7 @@ export class JobView {
   close() { this.closed = true; clearInterval(this.timer); this.sizes?.disconnect(); this.timeline.close(); for (const chart of this.charts.values()) chart.destroy(); }
 
   update(snapshot) {
-    this.timeline.setNow(snapshot.now_s);
+    this.timeline.setNow(snapshot.now_s, snapshot.lanes);
     const row = snapshot.jobs.find((one) => one.job === this.job);
     if (row) { this.row = row; this.showHead(); }
   }
@@ -103,10 +101,11 @@ export class JobView {
   chart(place, names, data) {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
     const colors = [css("--accent"), css("--train"), css("--rollout")];
+    const value = (plot, under, series, at) => shown(at === null ? plot.data?.[series]?.findLast((one) => one !== null) : under);
     return new uPlot({
       width: Math.max(place.clientWidth - 12, 200), height: 170, legend: { live: true }, cursor: { y: false },
       scales: { x: { time: false } }, axes: [{ ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000] }, { ...axis, size: 46 }],
-      series: [{ label: "step" }, ...names.map((name, at) => ({ label: name, stroke: colors[at], width: 1.6, points: { show: data[0].length < 12 }, fill: names.length === 1 ? css("--area") : undefined }))],
+      series: [{ label: "step", value }, ...names.map((name, at) => ({ label: name, value, stroke: colors[at], width: 1.6, points: { show: data[0].length < 12 }, fill: names.length === 1 ? css("--area") : undefined }))],
     }, data, place);
   }
 
@@ -152,6 +151,10 @@ export class JobView {
   }
 }
 
+const shown = (value) => value === null || value === undefined ? "" : Number.isInteger(value) ? String(value) : value.toPrecision(3);
+
+const SHADES = [["likely", "more likely than 50 %"], ["unsure", "10 to 50 %"], ["unlikely", "less than 10 %"]];
+
 // Every token; those that were sampled are shaded by their log-probability, so that what surprised
 // the model stands out. The text of a client, an environment or a tool is not shaded.
 function conversation(found) {
@@ -173,5 +176,6 @@ function conversation(found) {
   }
   const note = `${found.turns} turn${found.turns > 1 ? "s" : ""}, ${count(found.ids.length)} tokens, ${count(sampled.length)} sampled, mean log-prob ${mean.toFixed(3)}, weights ${found.version}`;
   return panel("Conversation", note, found.left_out ? h("p", { class: "note" }, `The first ${count(found.left_out)} tokens are left out.`) : null,
-    found.texts === null ? h("p", { class: "note" }, "The model has no tokenizer.json: tokens are shown by number.") : null, h("pre", { class: "conversation", tabindex: "0", "aria-label": "Conversation" }, spans));
+    found.texts === null ? h("p", { class: "note" }, "The model has no tokenizer.json: tokens are shown by number.") : null, h("pre", { class: "conversation", tabindex: "0", "aria-label": "Conversation" }, spans),
+    h("p", { class: "legend" }, SHADES.map(([kind, text]) => h("span", { class: `key ${kind}` }, h("i", {}), text)), "point at a token for its log-prob"));
 }

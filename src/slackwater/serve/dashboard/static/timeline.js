@@ -1,15 +1,14 @@
 // The fleet's timeline on a canvas: only what is visible is asked for and drawn.
 
-import { ask, fill, h, jobColor, seconds, shortJob } from "./dom.js";
+import { ask, css, fill, h, jobColor, seconds, shortJob } from "./dom.js";
 
 const KINDS = ["rollout", "train", "sync", "switch", "tail", "fault"];
-const GUTTER = 132, AXIS = 24, REFRESH_MS = 1500, LEAST_S = 0.05;
+const GUTTER = 132, AXIS = 24, MAP = 42, REFRESH_MS = 1500, LEAST_S = 0.05;
 const SETTLED_S = 10, RELOAD_S = 60; // a span may be reported a little late
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 export class Timeline {
   constructor(place, { live, open, only, named }) {
-    Object.assign(this, { live, open, only, named, start: 0, end: 60, now: 0, scroll: 0, follow: live, data: null, overview: null, hover: null });
+    Object.assign(this, { live, open, only, named, start: 0, end: 60, width: 0, height: 0, now: 0, scroll: 0, follow: live, laneCount: 0, data: null, overview: null });
     this.canvas = h("canvas", { class: "lanes", tabindex: "0", "aria-label": "Timeline: wheel zooms, drag pans" });
     this.map = h("canvas", { class: "map", "aria-label": "Overview of the whole run" });
     this.tip = h("div", { class: "tip", hidden: true });
@@ -24,7 +23,7 @@ export class Timeline {
       button("Fit", "Show the whole run", () => { this.follow = false; this.setWindow(0, Math.max(this.now, 1)); }),
       live ? this.followButton : null, this.range, h("span", { class: "grow" }), this.legend, this.colorButton), this.map, h("div", { class: "stage" }, this.canvas, this.tip));
     this.listen();
-    this.observer = new ResizeObserver(() => { this.resize(); });
+    this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.canvas);
     this.timer = setInterval(() => { if (this.live) this.load(); }, REFRESH_MS);
     this.mapTimer = setInterval(() => { if (this.live) this.loadMap(); }, 5000);
@@ -39,24 +38,25 @@ export class Timeline {
     this.colorButton.classList.toggle("on", Boolean(this.byPhase));
   }
 
-  // The first figures set the window; later ones move it while the present is followed.
-  setNow(now) {
+  // The first figures set the window and how tall it is; later ones move it while the present is followed.
+  setNow(now, lanes) {
     const first = this.now === 0;
     this.now = now;
-    if (first) { this.setWindow(this.live ? Math.max(now - 120, 0) : 0, Math.max(now, 1)); this.load(); this.loadMap(); }
+    if (first) { this.laneCount = lanes; this.resize(); this.setWindow(this.live ? Math.max(now - 120, 0) : 0, Math.max(now, 1), 0); this.loadMap(); }
     else if (this.follow) { const width = Math.max(this.end - this.start, this.zoomed ? 0 : Math.min(now, 120)); this.start = now - width; this.end = now; this.draw(); }
   }
 
-  setWindow(start, end) {
+  setWindow(start, end, delay = 60) {
     const width = Math.max(end - start, LEAST_S);
     const most = Math.max(this.now, 1) * 1.1 + 1;
     this.start = Math.max(Math.min(start, this.now), -0.05 * most);
     this.end = this.start + Math.min(width, most);
     this.followButton.classList.toggle("on", this.follow);
     this.draw();
-    clearTimeout(this.soon);
-    this.soon = setTimeout(() => this.load(), 60);
+    this.loadSoon(delay);
   }
+
+  loadSoon(delay = 60) { clearTimeout(this.soon); this.soon = setTimeout(() => this.load(), delay); }
 
   zoom(factor, at = (this.start + this.end) / 2) {
     this.zoomed = true;
@@ -65,8 +65,9 @@ export class Timeline {
   }
 
   get lanes() { return this.data?.lanes ?? []; }
-  get row() { const n = this.lanes.length; return n <= 14 ? 24 : n <= 40 ? 18 : n <= 120 ? 13 : 12; }
-  get plot() { return Math.max(this.canvas.clientWidth - GUTTER, 50); }
+  get row() { const n = this.laneCount; return n <= 14 ? 24 : n <= 40 ? 18 : n <= 120 ? 13 : 12; }
+  get wanted() { return { width: Math.round(this.plot * 2), count: Math.min(Math.ceil(this.height / this.row) + 16, 400) }; }
+  get plot() { return Math.max(this.width - GUTTER, 50); }
   x(time) { return GUTTER + (time - this.start) / (this.end - this.start) * this.plot; }
   time(x) { return this.start + (x - GUTTER) / this.plot * (this.end - this.start); }
 
@@ -75,8 +76,8 @@ export class Timeline {
     if (!this.now) return; // which window to ask for comes with the first figures
     if (this.loading || this.closed) { this.again = true; return; }
     this.loading = true;
-    const width = Math.round(this.plot * 2), old = this.data;
-    const first = Math.max(Math.floor(this.scroll / this.row) - 8, 0), count = Math.min(Math.ceil(this.canvas.clientHeight / this.row) + 16, 400);
+    clearTimeout(this.soon);
+    const old = this.data, { width, count } = this.asked = this.wanted, first = Math.max(Math.floor(this.scroll / this.row) - 8, 0);
     const same = old && old.width === width && old.first === first && old.count === count && old.start_s <= this.start && this.end <= old.end_s
       && Math.abs((old.end_s - old.start_s) / (this.end - this.start) - 2) < 0.1 && old.now_s - old.full_s < RELOAD_S;
     const pad = (this.end - this.start) / 2;
@@ -86,10 +87,9 @@ export class Timeline {
       const found = await ask(`timeline?${query}`);
       const data = { ...found, lanes: found.lanes ?? old.lanes, jobs: found.jobs ?? old.jobs, width, count, full_s: same ? old.full_s : found.now_s };
       if (same) data.rows = found.rows.map((row, at) => ({ rents: row.rents, spans: extended(old.rows[at]?.spans ?? [], row.spans, found.since_s) }));
-      const fresh = !old || old.lanes.length !== data.lanes.length;
       this.data = data;
       if (found.jobs) this.named?.(); // jobs have their colours now
-      if (fresh) this.resize();
+      if (this.laneCount !== data.lanes.length) { this.laneCount = data.lanes.length; this.resize(); }
       this.draw();
     } catch (error) { if (error.status === 401) this.close(); }
     this.loading = false;
@@ -101,14 +101,17 @@ export class Timeline {
   }
 
   resize() {
-    const height = Math.min(Math.max(this.lanes.length * this.row, 96), 432) + AXIS;
+    const height = Math.min(Math.max(this.laneCount * this.row, 48), 432) + AXIS;
     this.canvas.style.height = `${height}px`;
+    this.width = this.canvas.clientWidth; // asking for it between two drawings would lay the page out
+    this.height = this.canvas.clientHeight;
     for (const canvas of [this.canvas, this.map]) {
       canvas.width = Math.round(canvas.clientWidth * devicePixelRatio);
       canvas.height = Math.round(canvas.clientHeight * devicePixelRatio);
     }
     this.draw();
-    this.load();
+    const { width, count } = this.wanted;
+    if (this.asked && (width !== this.asked.width || count !== this.asked.count)) this.loadSoon();
   }
 
   draw() {
@@ -119,7 +122,7 @@ export class Timeline {
   paint() {
     const c = this.canvas.getContext("2d");
     c.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    const width = this.canvas.clientWidth, height = this.canvas.clientHeight;
+    const { width, height } = this;
     c.clearRect(0, 0, width, height);
     this.paintAxis(c, width, height);
     if (!this.data) return;
@@ -136,7 +139,8 @@ export class Timeline {
     }
     c.restore();
     if (this.live && this.end >= this.now) { c.fillStyle = css("--accent"); c.fillRect(this.x(this.now), AXIS - 4, 1, height); }
-    this.range.textContent = `${this.lanes.length} lanes · ${seconds(this.end - this.start)} of ${seconds(this.now)}`;
+    const range = `${this.lanes.length} lanes · ${seconds(this.end - this.start)} of ${seconds(this.now)}`;
+    if (this.range.textContent !== range) this.range.textContent = range;
   }
 
   paintAxis(c, width, height) {
@@ -146,15 +150,17 @@ export class Timeline {
     for (let time = Math.ceil(Math.max(this.start, 0) / step) * step; time <= this.end; time += step) {
       const x = this.x(time);
       c.fillStyle = css("--line"); c.fillRect(x, AXIS - 4, 1, height - AXIS + 4);
-      c.fillStyle = css("--muted"); c.fillText(clock(time, step), x + 4, AXIS / 2);
+      const label = clock(time, step);
+      c.fillStyle = css("--muted");
+      if (x + 4 + c.measureText(label).width <= width) c.fillText(label, x + 4, AXIS / 2); // never half of one
     }
   }
 
   paintLane(c, row, y, [name, pool], begins) {
     const top = y + 1.5, tall = this.row - 3;
-    if (begins) { c.fillStyle = css("--line"); c.fillRect(0, y - 0.5, this.canvas.clientWidth, 1); }
+    if (begins) { c.fillStyle = css("--line"); c.fillRect(0, y - 0.5, this.width, 1); }
     c.fillStyle = css("--bubble");
-    const left = GUTTER, right = this.canvas.clientWidth;
+    const left = GUTTER, right = this.width;
     const box = (a, b, at, height) => { const x = Math.max(this.x(a), left), end = Math.min(this.x(b), right); if (end > x) c.fillRect(x, at, Math.max(end - x, 1), height); return [x, end]; };
     for (const [since, until] of row.rents) box(since, this.live && until >= this.data.now_s ? this.now : until, top, tall);
     const s = row.spans;
@@ -166,7 +172,7 @@ export class Timeline {
       const open = s[i + 1] >= this.data.now_s - 1e-3 && this.live ? this.now : s[i + 1];
       const thin = kind === "sync" ? [top + tall * 0.3, tall * 0.4] : kind === "tail" ? [top + tall * 0.62, tall * 0.38] : [top, tall];
       const [x, end] = box(s[i], open, ...thin);
-      if (end - x > 64 && tall >= 12 && kind !== "switch" && job && s[i + 4] === 100) this.paintName(c, job, kind, x, end, top + tall / 2);
+      if (end - x > 64 && tall >= 12 && kind !== "switch" && job && (this.only ?? job) === job && s[i + 4] === 100) this.paintName(c, job, kind, x, end, top + tall / 2);
       c.globalAlpha = 1;
     }
     if (this.row >= 10) {
@@ -191,7 +197,7 @@ export class Timeline {
   paintMap() {
     const c = this.map.getContext("2d");
     c.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
-    const width = this.map.clientWidth, height = this.map.clientHeight;
+    const width = this.width, height = MAP;
     c.clearRect(0, 0, width, height);
     const series = this.overview?.series ?? {}, total = Math.max(this.now, this.overview?.end_s ?? 0, 1e-3);
     const bins = Object.values(series)[0]?.length ?? 0, below = new Float64Array(bins);
@@ -242,7 +248,7 @@ export class Timeline {
       if (act) { event.preventDefault(); if (event.key.startsWith("Arrow")) this.follow = false; act(); }
     });
     const jump = (event) => {
-      const time = (event.offsetX - GUTTER) / (this.map.clientWidth - GUTTER) * Math.max(this.now, 1e-3), half = (this.end - this.start) / 2;
+      const time = (event.offsetX - GUTTER) / (this.width - GUTTER) * Math.max(this.now, 1e-3), half = (this.end - this.start) / 2;
       this.follow = false; this.setWindow(time - half, time + half);
     };
     this.map.addEventListener("pointerdown", (event) => { this.map.setPointerCapture(event.pointerId); jump(event); });
@@ -252,12 +258,11 @@ export class Timeline {
   pan(pixels) { const by = pixels / this.plot * (this.end - this.start); this.setWindow(this.start + by, this.end + by); }
 
   scrollBy(pixels) {
-    const most = Math.max(this.lanes.length * this.row - (this.canvas.clientHeight - AXIS), 0);
+    const most = Math.max(this.laneCount * this.row - (this.height - AXIS), 0);
     const next = Math.max(Math.min(this.scroll + pixels, most), 0);
     if (next === this.scroll) return;
     this.scroll = next; this.draw();
-    clearTimeout(this.soon);
-    this.soon = setTimeout(() => this.load(), 60);
+    this.loadSoon();
   }
 
   under(x, y) {
@@ -281,7 +286,7 @@ export class Timeline {
     const when = found.from === undefined ? "" : `${clock(found.from, 0.1)} for ${seconds(found.to - found.from)}${found.share < 100 ? `, ${found.share} % busy` : ""}`;
     fill(this.tip, h("b", {}, found.job ? shortJob(found.job) : found.kind), h("span", {}, found.job ? found.kind : ""), h("span", {}, `${found.lane} (${found.pool})`), when ? h("span", {}, when) : null);
     const width = this.tip.offsetWidth;
-    this.tip.style.left = `${Math.min(event.offsetX + 14, this.canvas.clientWidth - width - 4)}px`;
+    this.tip.style.left = `${Math.min(event.offsetX + 14, this.width - width - 4)}px`;
     this.tip.style.top = `${event.offsetY + 14}px`;
   }
 }

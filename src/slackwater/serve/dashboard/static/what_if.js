@@ -29,7 +29,7 @@ export class WhatIfView {
     fill(this.result, h("p", { class: "empty working" }, `Planning: ${title} …`));
     try {
       const { now, then } = await ask("what-if", { body: change });
-      fill(this.result, panel(title, `${now.jobs} jobs`, this.compared(now, then)), panel("Job by job", null, this.jobs(now, then)));
+      fill(this.result, h("div", { class: "columns even" }, panel(title, `${now.jobs} jobs`, this.compared(now, then)), panel("Job by job", null, this.jobs(now, then))));
     } catch (error) { fill(this.result, h("p", { class: "error", role: "alert" }, error.message)); }
   }
 
