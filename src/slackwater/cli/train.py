@@ -156,7 +156,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path, trackers: Seque
     files = RunDirectory(folder, settings, trackers)
     begun = files.checkpoint.steps_done if files.checkpoint else 0
     if begun:
-        console.print(f"{folder}: resuming from step {begun}")
+        console.print(f"{folder}: resuming from step {begun}", soft_wrap=True)
     with (
         contextlib.closing(files),
         _actions(settings, url, key) as actions,

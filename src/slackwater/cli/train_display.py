@@ -82,8 +82,9 @@ class TrainDisplay:
             self._console.print(f"waiting for {what}", highlight=False)
 
     def tell(self, problem: str) -> None:
-        """Why nothing moves, above the line."""
-        self._console.print(f"the run waits: {problem}", style="red", highlight=False)
+        """Why nothing moves, above the line; unbroken, since it may hold a command to copy."""
+        said = f"the run waits: {problem}"
+        self._console.print(said, style="red", highlight=False, soft_wrap=True)
 
     def _progress(self) -> str:
         return f"{self._curve} {self._values[-1]:.3f} {sparkline(self._values)}"

@@ -111,7 +111,7 @@ def test_a_run_that_stands_still_says_the_services_problem_once() -> None:
         asked.release()
         return ["no engine serves tiny"]
 
-    with display(Console(file=out, width=100), 2, 0) as shown:
+    with display(Console(file=out, width=30), 2, 0) as shown:  # narrower than what is said
         watching = threading.Thread(target=watch_stalls, args=(shown, problems, over, 0.05))
         watching.start()
         for _ in range(3):
