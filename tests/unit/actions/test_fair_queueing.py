@@ -229,6 +229,26 @@ def test_a_tenant_with_a_share_of_the_cores_leaves_the_rest_to_others() -> None:
     assert len(waits(machine, A)) == 2
 
 
+def test_an_action_is_expected_to_start_beside_another_tenants_that_wait_for_their_own_share() -> (
+    None
+):
+    table = TenantTable(named={A: TenantLimits(core_share=0.5)})
+    broker = ActionBroker(BrokerSettings(tenants=table))
+    broker.handle(on.WorkerJoined(0.0, NODE, WorkerCapacity(cores=((0, 1),), memory_mib=1024)))
+
+    def started(name: str, tenant: TenantId) -> bool:
+        commands = broker.handle(on.ActionSubmitted(1.0, spec(name, tenant)))
+        return any(isinstance(command, do.StartAction) for command in commands)
+
+    assert broker.could_start(spec("a0", A))
+    assert [started(f"a{number}", A) for number in range(5)] == [True, *[False] * 4]
+    assert not broker.could_start(spec("a5", A))
+    assert broker.could_start(spec("b0", B))
+    assert started("b0", B)
+    assert not broker.could_start(spec("b1", B))
+    assert not started("b1", B)
+
+
 def test_an_elastic_action_gets_no_more_cores_than_its_tenant_may_hold() -> None:
     broker = ActionBroker(
         BrokerSettings(tenants=TenantTable(named={"a": TenantLimits(core_share=0.5)}))

@@ -121,6 +121,7 @@ def kill_a_supervisor(backend: BackendName, *, pinned: bool) -> str:
     os.close(heard)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+    assert root, "it failed before it had a folder; an empty path is the current one"
     try:
         if pinned and os.getuid() == 0 and (users := users_here()) is not None:
             users.close()  # who has the users next ends what is left of them

@@ -93,9 +93,12 @@ class ActionBroker:
             raise UnavailableError(why)
 
     def could_start(self, spec: ActionSpec) -> bool:
-        """A guess whether it would start at once: nobody waits, and its least cores are free."""
+        """A guess whether it would start at once: none of its tenant's waits, and the least cores
+        are free that its tenant may have. Others that wait do so for what is theirs to hold.
+        """
         books, cores = self.books, spec.need(CORES)
-        if books.waiting or cores is None:
+        owner = books.tenant(spec.tenant)
+        if owner.waiting or cores is None:
             return False
         lanes = list(books.nodes.values())
         if spec.environment is not None:
@@ -103,7 +106,8 @@ class ActionBroker:
             if place is None or not place.ready or place.line or place.node is None:
                 return False
             lanes = [books.nodes[place.node]]
-        return any(lane.free >= cores.amounts.least for lane in lanes)
+        least = cores.amounts.least
+        return any(min(lane.free, lane.left_for(owner)) >= least for lane in lanes)
 
     def check_environment(self, spec: EnvironmentSpec) -> None:
         """Raise if the tenant may not have it, whatever is free."""

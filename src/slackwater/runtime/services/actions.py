@@ -7,7 +7,7 @@ adopts the log: what waited waits again, what was running is lost unless it may 
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,7 +93,7 @@ class ActionService:
         self._recent = RecentResults()
         self._last: deque[dict[str, Any]] = deque(maxlen=200)  # without what they printed
         self._snapshots = SnapshotRegistry(tenants)
-        self._arriving = 0
+        self._arriving = Counter[TenantId]()  # that are being written to the log
         self._closed = False
         self._stopping = asyncio.Event()
         body.belongs_to(self)
@@ -163,15 +163,15 @@ class ActionService:
             raise RefusedError(failure(service, reason))
         if service is not None and service not in self._body.services:
             raise UnavailableError(f"service {service} is not staged yet; try again")
-        started = bool(request.command) and not self._arriving
+        started = bool(request.command) and not self._arriving[tenant]
         started = started and self._broker.could_start(request.spec)
-        self._arriving += 1
+        self._arriving[tenant] += 1
         try:
             now, add = time.time(), log.add_action
             add = partial(add, tenant=tenant, request=request, now_s=now, started=started)
             known = await self._store.call_small(add)
         finally:
-            self._arriving -= 1
+            self._arriving[tenant] -= 1
         if known is None:
             await self._begin(tenant, request, started=started)
         return name
@@ -190,10 +190,10 @@ class ActionService:
     def _check_room(self, tenant: TenantId) -> None:
         """Those that are being written to the log will stand in the queue too."""
         self._broker.check_room(tenant)
-        books = self._broker.books
-        if books.waiting + self._arriving >= books.settings.max_waiting:
+        books, arriving = self._broker.books, self._arriving.total()
+        if books.waiting + arriving >= books.settings.max_waiting:
             raise UnavailableError(
-                f"the queue is full: {books.waiting} actions are waiting and {self._arriving} "
+                f"the queue is full: {books.waiting} actions are waiting and {arriving} "
                 "are coming; try again later"
             )
 
