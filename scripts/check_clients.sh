@@ -4,7 +4,7 @@
 # The service is that of $SLACKWATER (default: .venv/bin/slackwater, then the one on the path).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-venv=${1:-"$here/../.venv-clients"}
+venv=$(realpath -m "${1:-"$here/../.venv-clients"}")
 service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 [ -x "$service" ] || service=slackwater
 if [ ! -x "$venv/bin/lm_eval" ]; then

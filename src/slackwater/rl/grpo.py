@@ -24,7 +24,7 @@ from slackwater.rl.environments import playable
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import ReferenceModel, Rollout, Trajectory, TrajectoryGroup, kl_estimate
 from slackwater.rl.run_directory import PromptOrder, PromptUse, RunCheckpoint, RunDirectory
-from slackwater.rl.text import Observation, TextRenderer, text_of
+from slackwater.rl.text import Observation, PlainText, text_of
 
 ADAM_EPS = 1e-8
 Watch = Callable[[int, dict[str, float]], None]
@@ -107,7 +107,7 @@ def training_client(
     return service.create_lora_training_client(model.base, rank=model.lora_rank, seed=model.seed)
 
 
-def warm_up(recipe: Recipe, training: Any, text: TextRenderer) -> None:
+def warm_up(recipe: Recipe, training: Any, text: PlainText) -> None:
     """Teach the form of an answer by demonstrations, before any reward."""
     settings, environment = recipe.warm_up, recipe.environment
     futures = []
@@ -125,7 +125,7 @@ def warm_up(recipe: Recipe, training: Any, text: TextRenderer) -> None:
         future.result()
 
 
-def _demonstrated(turns: Sequence[tuple[Observation, str]], text: TextRenderer) -> Trajectory:
+def _demonstrated(turns: Sequence[tuple[Observation, str]], text: PlainText) -> Trajectory:
     trajectory = Trajectory(text.first(turns[0][0]))
     for number, (observation, answer) in enumerate(turns):
         if number and isinstance(observation, str):

@@ -14,7 +14,7 @@ from slackwater.rl.advantages import Floats
 from slackwater.rl.environments.episode import EnvironmentReply, Episode, EpisodeEnvironment
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.run_directory import PromptUse
-from slackwater.rl.text import TextRenderer
+from slackwater.rl.text import PlainText
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Rollout:
         self,
         sampler: Any,
         environment: EpisodeEnvironment,
-        text: TextRenderer,
+        text: PlainText,
         settings: SamplingSettings,
         seed: int,
     ) -> None:

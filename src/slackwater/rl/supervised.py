@@ -18,7 +18,7 @@ from slackwater.rl.grpo import Stage, Watch, adam, save_checkpoint, training_cli
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import ReferenceModel, Trajectory
 from slackwater.rl.run_directory import PromptOrder, RunDirectory
-from slackwater.rl.text import TextRenderer, text_of
+from slackwater.rl.text import PlainText, text_of
 
 
 def run_supervised(
@@ -57,7 +57,7 @@ def run_supervised(
 class SupervisedStep:
     """Cross-entropy of the answers of a batch, by token."""
 
-    def __init__(self, recipe: Recipe, training: Any, text: TextRenderer) -> None:
+    def __init__(self, recipe: Recipe, training: Any, text: PlainText) -> None:
         self._settings = recipe.supervised
         self._tasks = recipe.environment
         self._training = training
@@ -95,7 +95,7 @@ class PreferenceStep(SupervisedStep):
     """DPO: raise the chosen answer over the rejected one, relative to the reference model."""
 
     def __init__(
-        self, recipe: Recipe, training: Any, text: TextRenderer, reference: ReferenceModel
+        self, recipe: Recipe, training: Any, text: PlainText, reference: ReferenceModel
     ) -> None:
         super().__init__(recipe, training, text)
         self._reference = reference

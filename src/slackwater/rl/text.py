@@ -1,7 +1,7 @@
 """How an interaction becomes one growing list of tokens."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 from slackwater.model.errors import ConfigError
 
@@ -9,30 +9,8 @@ _ANSWER = "\x00answer\x00"
 Observation = str | list[dict[str, str]]  # text, or a conversation's messages
 
 
-class TextRenderer(Protocol):
-    """Observations to tokens, answers to text; a turn only appends."""
-
-    stop: tuple[int, ...]
-
-    def first(self, observation: Observation) -> list[int]:
-        """The prompt of the first turn."""
-        ...
-
-    def next(self, observation: str, ended: bool) -> list[int]:
-        """What follows an answer, before the next one; `ended` if the answer had its end token."""
-        ...
-
-    def answer(self, tokens: Sequence[int]) -> str:
-        """The answer without its end token."""
-        ...
-
-    def spoken(self, text: str) -> list[int]:
-        """An answer as the model would have sampled it, its end token with it."""
-        ...
-
-
 class PlainText:
-    """Observations as they are; an answer ends with the tokenizer's end token."""
+    """Observations as they are; an answer ends with the tokenizer's end token; a turn appends."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -40,19 +18,23 @@ class PlainText:
         self.stop: tuple[int, ...] = (self._end,)
 
     def first(self, observation: Observation) -> list[int]:
+        """The prompt of the first turn."""
         if not isinstance(observation, str):
             raise ConfigError.of("model.text", "plain", 'has no messages; write text = "chat"')
         return _encode(self._tokenizer, observation)
 
     def next(self, observation: str, ended: bool) -> list[int]:
+        """What follows an answer, before the next one; `ended` if the answer had its end token."""
         tokens = _encode(self._tokenizer, observation)
         return tokens if ended else [self._end, *tokens]
 
     def answer(self, tokens: Sequence[int]) -> str:
+        """The answer without its end token."""
         kept = [token for token in tokens if token != self._end]
         return cast(str, self._tokenizer.decode(kept))
 
     def spoken(self, text: str) -> list[int]:
+        """An answer as the model would have sampled it, its end token with it."""
         return [*_encode(self._tokenizer, text), self._end]
 
 
@@ -83,7 +65,7 @@ class ChatText(PlainText):
         return cast(str, rendered)
 
 
-def text_of(kind: Literal["plain", "chat"], tokenizer: Any) -> TextRenderer:
+def text_of(kind: Literal["plain", "chat"], tokenizer: Any) -> PlainText:
     """The way of putting text that a recipe asks for."""
     return PlainText(tokenizer) if kind == "plain" else ChatText(tokenizer)
 

@@ -12,7 +12,7 @@ from slackwater.rl.environments import GuessNumber
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.rollout import Rollout, TrajectoryGroup
 from slackwater.rl.run_directory import PromptOrder
-from slackwater.rl.text import Observation
+from slackwater.rl.text import Observation, PlainText
 
 END = 258
 
@@ -48,8 +48,9 @@ class ShuffledSampler:
         return future
 
 
-class Bytes:
-    stop: tuple[int, ...] = (END,)
+class Bytes(PlainText):
+    def __init__(self) -> None:
+        self.stop = (END,)
 
     def first(self, observation: Observation) -> list[int]:
         assert isinstance(observation, str)
