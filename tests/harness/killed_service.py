@@ -178,7 +178,8 @@ class KilledService:
                 probe.bind(("127.0.0.1", self._port))
             except OSError:
                 left.append(f"port {self._port}")
-        left += [f"shared memory {name}" for name in sorted(_shared_memory() - self._memory_before)]
+        memory = _shared_memory() - self._memory_before - _mapped()  # a living process is not ours
+        left += [f"shared memory {name}" for name in sorted(memory)]
         # torch makes a cache there that is nobody's.
         files = (self._folder / "tmp").glob("slackwater*")
         return left + [f"file {path.name}" for path in files]
@@ -209,3 +210,13 @@ def _shared_memory() -> set[str]:
     # else.
     names = (path.name for path in _SHARED_MEMORY.iterdir())
     return {name for name in names if name.startswith(("slackwater", "torch", "psm_"))}
+
+
+def _mapped() -> set[str]:
+    """The shared memory that a process of this machine has in use."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            lines = (line.rsplit("/", 1) for line in maps.read_text().splitlines())
+            found |= {line[1] for line in lines if line[0].endswith(str(_SHARED_MEMORY))}
+    return found
