@@ -11,14 +11,16 @@ from slackwater.timeline.spans import Rental, Span, Timeline
 ROLLOUT_DEVICES, TRAIN_DEVICES = 12, 8  # of a group
 
 
-def write_recording(path: Path, *, groups: int = 50, hours: float = 6.0, seed: int = 7) -> Path:
+def write_recording(
+    path: Path, *, groups: int = 50, hours: float = 6.0, seed: int = 7, name: str = "agent"
+) -> Path:
     """`groups` pairs of jobs: one rolls out while the other trains, with a switch between."""
     draw, end_s = random.Random(seed), 3600 * hours
     spans: list[Span] = []
     for group in range(groups):
         rollout = [NodeId(f"rollout-{group * ROLLOUT_DEVICES + n}") for n in range(ROLLOUT_DEVICES)]
         train = [NodeId(f"train-{group * TRAIN_DEVICES + n}") for n in range(TRAIN_DEVICES)]
-        jobs = [JobId(f"team-{group % 7}/agent-{2 * group + n:03d}") for n in range(2)]
+        jobs = [JobId(f"team-{group % 7}/{name}-{2 * group + n:03d}") for n in range(2)]
         typical_s, at_s, turn = draw.uniform(90, 420), draw.uniform(0, 1800), 0
         while at_s < end_s:
             length_s = typical_s * draw.uniform(0.7, 1.3)

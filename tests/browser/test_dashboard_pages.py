@@ -238,15 +238,39 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_recorded_run_of_a_hundred_jobs_on_a_thousand_devices(tmp_path: Path) -> None:
-    trace = write_recording(tmp_path / "hundred-jobs.json")
+@contextlib.contextmanager
+def recording_shown(trace: Path) -> Iterator[str]:
+    """The address that `slackwater dashboard RUN` prints, while it runs."""
     command = [sys.executable, "-m", "slackwater", "dashboard", str(trace), "--print"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            asyncio.run(look_at_recording(process.stdout.readline().strip(), tmp_path))
+            yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def test_a_recorded_run_of_a_hundred_jobs_on_a_thousand_devices(tmp_path: Path) -> None:
+    with recording_shown(write_recording(tmp_path / "hundred-jobs.json")) as url:
+        asyncio.run(look_at_recording(url, tmp_path))
+
+
+def test_a_script_in_a_jobs_name_is_only_text(tmp_path: Path) -> None:
+    """A trace may come from anybody: unlike a service's jobs, its names are not checked."""
+    name = "<img src=none onerror=window.ran=1><script>window.ran=1</script>"
+
+    async def look(url: str) -> None:
+        async with Chromium() as page:
+            await page.first_view_s(url)
+            assert name in await page.value("document.querySelector('tr[data-job]').innerText")
+            await page.click("tr[data-job]")
+            await page.wait("document.querySelector('h1')?.textContent.startsWith('<img')")
+            assert await page.value("document.querySelector('img[src=none]')") is None
+            assert await page.value("window.ran") is None
+            assert own_errors(page) == []
+
+    with recording_shown(write_recording(tmp_path / "run.json", groups=1, name=name)) as url:
+        asyncio.run(look(url))
 
 
 async def look_at_recording(url: str, tmp_path: Path) -> None:
