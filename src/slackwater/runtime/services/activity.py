@@ -169,15 +169,19 @@ class ActivitySampler:
             del self._alive[name]
             lane = self.timeline.lane(name, "")
             self.timeline.end(lane, now_s)
-            if not self._left_in_order(name):
+            if not self._left_in_order(name, present):
                 self.timeline.add(lane, "lost", FAULT, now_s, now_s)
             lane.rented_s[-1] = (lane.rented_s[-1][0], now_s)
         self.timeline.forget_gone(_MAX_LANES)
 
-    def _left_in_order(self, name: str) -> bool:
-        """It was drained, or rests until the trainers' devices are free again."""
+    def _left_in_order(self, name: str, present: set[str]) -> bool:
+        """It was drained, rests until the trainers' devices are free again, or was a loan of a
+        serving worker that lives on.
+        """
         resting = {spec.instance for spec in self._plane.controller.steps.resting()}
-        return name in resting or name in self._plane.instances.drained
+        lender, _, loan = name.partition("~")
+        returned = bool(loan) and lender in present
+        return returned or name in resting or name in self._plane.instances.drained
 
     # ---- where a job's time goes ----
     def _account(self, doing: dict[str, set[str]], passed_s: float) -> None:
