@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 _ONE_OFF = "once-"
 _REASON_MOST = 4000
 _FAILURES_MOST = 256
+_USED_MOST = 16
 
 
 def parse_cores(text: str) -> set[int]:
@@ -121,6 +122,7 @@ class SandboxWorker:
         self._snapshots: dict[str, int] = {}
         self._next_beat_s = self._next_trim_s = 0.0
         self._orders: deque[messages.ToWorker] = deque()
+        self._used: deque[str] = deque()  # environments of one action that has ended
         self._failed: dict[str, str] = {}
 
     def run(self) -> None:
@@ -134,7 +136,8 @@ class SandboxWorker:
         """Handle the supervisor's reports and the control plane's messages; False to stop."""
         self._beat()
         patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
-        for report in self._supervisor.step(0.0 if self._orders else patience_s):
+        waits = not self._orders and not self._used
+        for report in self._supervisor.step(patience_s if waits else 0.0):
             self._tell(report)
         while came := self._connection.receive(0.0):
             self._orders.extend(came)
@@ -145,7 +148,14 @@ class SandboxWorker:
             return False
         if message is not None:
             self._do(message)
+        if self._used and (message is None or len(self._used) > _USED_MOST):
+            self._close_used(self._used.popleft())
         return True
+
+    def _close_used(self, environment: str) -> None:
+        """Between orders: what another tenant's action waits for comes first."""
+        if environment in self._supervisor.environments():
+            self._supervisor.close_environment(environment)
 
     def _beat(self) -> None:
         if time.monotonic() >= self._next_beat_s:
@@ -272,10 +282,8 @@ class SandboxWorker:
         )
         self._streamed.discard(action)
         self._send(*self._printed.pop(action, []), over)
-        one_off = self._one_off.pop(action, None)
-        if one_off in self._supervisor.environments():
-            assert one_off is not None
-            self._supervisor.close_environment(one_off)
+        if (one_off := self._one_off.pop(action, None)) is not None:
+            self._used.append(one_off)
 
 
 def _sendable(text: str) -> str:

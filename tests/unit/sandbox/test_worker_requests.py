@@ -2,7 +2,7 @@
 
 import pytest
 from sandbox_stage import run_without_root
-from worker_stage import WorkerStage, a_worker, open_environment
+from worker_stage import WorkerStage, a_worker, open_environment, run_action
 
 from slackwater.wire import sandbox
 from slackwater.wire.messages import Heartbeat
@@ -75,6 +75,31 @@ def test_an_unexpected_fault_is_the_answer_to_its_request_alone(
         assert "request failed message=RunAction" in caplog.text
         assert "Traceback" in caplog.text
         worker.check_lives()
+
+
+def test_an_order_that_waits_comes_before_what_is_left_of_an_action(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[list[str]] = []
+    with a_worker() as worker:
+        supervisor, wire = worker.stage.supervisor, worker.wire
+        send, open_one = wire.send, supervisor.open
+
+        def second_comes_with_the_end_of_the_first(*frames: bytes) -> None:
+            send(*frames)
+            if any(isinstance(said, sandbox.ActionOver) for said in wire.answers) and not held[1:]:
+                wire.tell(run_action(2, ["/bin/true"]))
+
+        def record_and_open(name: str) -> None:
+            held.append(supervisor.environments())
+            open_one(name)
+
+        monkeypatch.setattr(wire, "send", second_comes_with_the_end_of_the_first)
+        monkeypatch.setattr(supervisor, "open", record_and_open)
+        worker.tell(run_action(1, ["/bin/true"]))
+        assert worker.outcome(2).status == 0
+        assert held == [[], ["once-1"]]
+        worker.answer(Heartbeat, lambda beat: beat.gauges["environments"] == 0)
 
 
 def test_a_worker_that_is_told_to_leave_leaves() -> None:
