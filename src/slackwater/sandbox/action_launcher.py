@@ -319,7 +319,7 @@ class _Order(NamedTuple):
         return cls(
             list(launch.argv),
             dict(launch.variables),
-            str(launch.folder),
+            launch.folder,
             launch.user,
             sorted(launch.cores),
             dict(launch.rlimits),
@@ -341,7 +341,7 @@ def _spawned(order: _Order, ends: Sequence[int]) -> int:
         for place in places:
             try:
                 # For every action; a `Path` takes several times as long.
-                os.stat(place + name)  # noqa: PTH116
+                os.stat(place + name)
                 return os.posix_spawn(
                     place + name,
                     order.argv,

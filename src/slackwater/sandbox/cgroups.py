@@ -335,7 +335,7 @@ def _tried(knobs: CgroupLayout, folders: Mapping[str, Path], why: list[str]) -> 
         fences = CgroupFences(knobs, folders)
         cores = frozenset(os.sched_getaffinity(0))
         fence = fences.take("probe", None, cores)
-        launch = Launch(argv=["/bin/true"], variables={}, folder=Path("/"), cores=cores)
+        launch = Launch(argv=["/bin/true"], variables={}, folder="/", cores=cores)
         child = fence.start(launch, Limits())
         child.reap()
         child.close()

@@ -62,7 +62,9 @@ def choose(
     elif backend == "gvisor":
         chosen, backend_said = _gvisor(root)
     else:
-        chosen, backend_said = _backend(backend, users, networks, has_namespaces=has_namespaces)
+        chosen, backend_said = _backend(
+            backend, root / "etc", users, networks, has_namespaces=has_namespaces
+        )
     if allowed and "network" not in chosen.guarantees:
         fix = "cannot be kept by plain processes without root: install bubblewrap, or leave it out"
         raise ConfigError.of("--sandbox-allow", " ".join(allowed), fix)
@@ -117,14 +119,14 @@ def _docker(
 
 
 def _backend(
-    name: BackendName, users: Users | None, networks: Networks, *, has_namespaces: bool
+    name: BackendName, etc: Path, users: Users | None, networks: Networks, *, has_namespaces: bool
 ) -> tuple[Backend, str]:
     plain = PlainBackend(users is not None, has_namespaces, networks=networks)
     if name == "process":
         return plain, "as asked"
     program, why = _bubblewrap_for(users)
     if program is not None:
-        return BubblewrapBackend(program, has_namespaces, networks=networks), why
+        return BubblewrapBackend(program, etc, has_namespaces, networks=networks), why
     if name == "bubblewrap":
         raise RefusedError(f"--sandbox-backend: 'bubblewrap' cannot be used: {why}")
     return plain, why

@@ -1,9 +1,12 @@
-"""A trajectory's environment: folders that persist between its actions, and its own user."""
+"""A trajectory's environment: folders that persist between its actions, and its own user.
+
+Paths are plain strings: Python 3.12 keeps every name that a `Path` has seen, and names do not
+come again.
+"""
 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from slackwater.sandbox.file_workers import FileTask, TaskOutcome
 
@@ -51,8 +54,7 @@ class Environment:
     """
 
     name: str
-    root: Path
-    view: Path
+    root: str
     user: int | None
     mounted: bool = False
     note: Mapping[str, str | int] = field(default_factory=dict)
@@ -63,10 +65,14 @@ class Environment:
     ready_by_s: float = 0.0
 
     @property
-    def tmp(self) -> Path:
-        return self.root / "tmp"
+    def view(self) -> str:
+        return f"{self.root}/view"
 
     @property
-    def own(self) -> tuple[Path, ...]:
+    def tmp(self) -> str:
+        return f"{self.root}/tmp"
+
+    @property
+    def own(self) -> list[str]:
         """The folders that count as the environment's size."""
-        return (self.root / "upper" if self.mounted else self.view, self.tmp)
+        return [f"{self.root}/upper" if self.mounted else self.view, self.tmp]

@@ -84,8 +84,7 @@ class Environments:
             raise RefusedError(f"environment: {name!r} is open already")
         below = None if snapshot is None else self._snapshots.find(snapshot)
         user = None if self._users is None else self._users.take()
-        root = self._root / name
-        environment = Environment(name, root, root / "view", user, note=note or {})
+        environment = Environment(name, f"{self._root}/{name}", user, note=note or {})
         kept = None if note is None else {"snapshot": snapshot, "note": dict(note)}
         self._all[name] = environment
         try:
@@ -98,7 +97,7 @@ class Environments:
                 FileTask(
                     "furnish",
                     {
-                        "root": str(root),
+                        "root": environment.root,
                         "snapshot": None if below is None else str(below),
                         "overlay": environment.mounted,
                         "user": user,
@@ -113,11 +112,11 @@ class Environments:
             raise
 
     def _make_folders(self, environment: Environment, *, has_view: bool) -> None:
-        environment.root.mkdir()
-        environment.root.chmod(0o711)
+        os.mkdir(environment.root)
+        os.chmod(environment.root, 0o711)
         for folder in (environment.tmp, environment.view) if has_view else (environment.tmp,):
-            folder.mkdir()
-            folder.chmod(0o700)
+            os.mkdir(folder)
+            os.chmod(folder, 0o700)
             if environment.user is not None:
                 os.chown(folder, environment.user, environment.user)
 
@@ -138,7 +137,7 @@ class Environments:
     def _complete(self, environment: Environment, kept: Mapping[str, Any] | None) -> None:
         self._backend.opened(environment)
         if kept is not None:
-            (environment.root / _KEPT).write_text(json.dumps(kept))
+            Path(environment.root, _KEPT).write_text(json.dumps(kept))
         self._report(EnvironmentFurnished(environment.name))
         self._changed(environment, "")
 
@@ -149,7 +148,7 @@ class Environments:
         `wait` runs file workers until a condition holds, for so many seconds.
         """
         for path in self._snapshots.left_partial():
-            self._quarantine.take(path)
+            self._quarantine.take(str(path))
         self._quarantine.resume()
         for root in sorted(each for each in self._root.iterdir() if each.name[0] != "."):
             try:
@@ -169,16 +168,16 @@ class Environments:
     def _drop(self, root: Path, reason: str) -> None:
         if reason:
             logger.warning("environment is not kept name=%s why=%s", root.name, reason)
-        environment = self._all.get(root.name) or Environment(root.name, root, root / "view", None)
+        environment = self._all.get(root.name) or Environment(root.name, str(root), None)
         self.remove(environment, reason)
 
     def _adopt(self, root: Path, snapshot: str | None, note: Note) -> None:
-        environment = Environment(root.name, root, root / "view", None, note=note)
+        environment = Environment(root.name, str(root), None, note=note)
         environment.mounted = (root / "upper").is_dir()
         self._all[root.name] = environment
         is_given = True
         if self._users is not None:
-            before = environment.own[0].lstat().st_uid
+            before = os.lstat(environment.own[0]).st_uid
             is_given = self._users.take_again(before)
             environment.user = before if is_given else self._users.take()
         if environment.mounted:
@@ -192,7 +191,7 @@ class Environments:
         environment.furnishing = self._workers.submit(
             FileTask(
                 "give",
-                {"folders": [str(each) for each in environment.own], "user": environment.user},
+                {"folders": environment.own, "user": environment.user},
                 ADOPT_WITHIN_S,
                 lambda outcome: self._given(environment, outcome),
             )
@@ -220,7 +219,7 @@ class Environments:
         found.copying[name] = self._workers.submit(
             FileTask(
                 "keep_snapshot",
-                {"view": str(found.view), "partial": str(partial), "most_bytes": most_bytes},
+                {"view": found.view, "partial": str(partial), "most_bytes": most_bytes},
                 SNAPSHOT_WITHIN_S,
                 lambda outcome: self._copied(found, name, partial, outcome),
             )
@@ -238,7 +237,7 @@ class Environments:
                 error = str(fault)
         if error is not None:
             error = f"snapshot {name!r} cannot be kept: {error}"
-            self._quarantine.take(partial)
+            self._quarantine.take(str(partial))
         self._report(SnapshotEnded(name, error, outcome.value if error is None else 0))
 
     # ---- closing ----
@@ -265,4 +264,4 @@ class Environments:
             logger.exception("environment was not let go of name=%s", environment.name)
         if environment.mounted or os.path.ismount(environment.view):
             with contextlib.suppress(OSError):
-                linux.unmount(str(environment.view))
+                linux.unmount(environment.view)

@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn, Protocol
 
 from slackwater.model.errors import RefusedError, UnavailableError
@@ -282,7 +281,7 @@ def _processes_of_user(user: int) -> int:
             if entry.name.isdigit():
                 try:
                     if entry.stat().st_uid == user:
-                        count += len(list(Path(entry.path, "task").iterdir()))
+                        count += len(os.listdir(f"{entry.path}/task"))
                 except OSError:
                     continue
     return count

@@ -68,7 +68,7 @@ class TreeCopier:
     def copy(self, source: str, target: str) -> int:
         """Make the folder `target` out of the folder `source`; its bytes on disk."""
         budget = CopyBudget(self.limits)
-        os.mkdir(target, 0o700)  # noqa: PTH102
+        os.mkdir(target, 0o700)
         first = open_folder(source)
         pairs = [
             _Pair(
@@ -201,7 +201,7 @@ def furnish(
 def lay_over(below: str, root: str, user: int | None) -> None:
     """Mount `root/view` with a snapshot below and `root/upper` on top."""
     for name in ("view", "upper", "shadow"):
-        os.makedirs(f"{root}/{name}", 0o700, exist_ok=True)  # noqa: PTH103
+        os.makedirs(f"{root}/{name}", 0o700, exist_ok=True)
     if user is not None:
         os.chown(f"{root}/upper", user, user)
     # By descriptor: a name may have what separates options, or layers.

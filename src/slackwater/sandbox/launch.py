@@ -17,7 +17,6 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
@@ -35,7 +34,7 @@ FIRST_INPUT = 3  # after input, output and errors
 # All that a launcher outside a sandbox is told: with an action's own variables and folder it would
 # load libraries of the action's.
 LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
-LAUNCHER_FOLDER = Path("/")
+LAUNCHER_FOLDER = "/"
 
 
 def received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
@@ -90,7 +89,7 @@ class Launch:
 
     argv: Sequence[str]
     variables: Mapping[str, str]
-    folder: Path
+    folder: str
     user: int | None = None
     cores: frozenset[int] = frozenset()
     rlimits: Mapping[int, int] = field(default_factory=dict)

@@ -41,8 +41,8 @@ class UnreachableFolder:
 class Mounts:
     """`own_tmp` covers the machine's temporary folders; `folder` and `shown` stay reachable."""
 
-    folder: Path
-    own_tmp: Path
+    folder: str
+    own_tmp: str
     shown: Sequence[UnreachableFolder] = ()
 
     @property
@@ -51,8 +51,8 @@ class Mounts:
         return tmp_beside(self._needed)
 
     @property
-    def _needed(self) -> tuple[Path, ...]:
-        return (self.folder, *(one.folder for one in self.shown))
+    def _needed(self) -> tuple[str, ...]:
+        return (self.folder, *(str(one.folder) for one in self.shown))
 
     def make(self) -> None:
         """Make the mounts in this process, which then has its own mount namespace.
@@ -67,34 +67,34 @@ class Mounts:
 
     def _mount(self, opened: contextlib.ExitStack) -> None:
         needed = {path: _opened(path, opened) for path in self._needed}
-        covered = {one.barrier for one in self.shown} - {Path(shared) for shared in SHARED_TMP}
+        covered = {str(one.barrier) for one in self.shown} - set(SHARED_TMP)
         for barrier in covered:
-            linux.mount("none", str(barrier), "tmpfs", linux.MS_NOSUID, f"mode=755,{_COVER}")
+            linux.mount("none", barrier, "tmpfs", linux.MS_NOSUID, f"mode=755,{_COVER}")
         tmp = _opened(self.own_tmp, opened)
         for shared in SHARED_TMP:
             if has_any(shared, needed):
                 linux.mount("none", shared, "tmpfs", linux.MS_NOSUID, f"mode=1777,{_COVER}")
-                covered.add(Path(shared))
-            elif os.path.isdir(shared):  # noqa: PTH112
+                covered.add(shared)
+            elif os.path.isdir(shared):
                 linux.mount(f"/proc/self/fd/{tmp}", shared, flags=linux.MS_BIND)
         for path, descriptor in needed.items():
-            if any(path.is_relative_to(cover) for cover in covered):
-                path.mkdir(parents=True, exist_ok=True)
-                linux.mount(f"/proc/self/fd/{descriptor}", str(path), flags=linux.MS_BIND)
+            if any(has_any(cover, [path]) for cover in covered):
+                os.makedirs(path, exist_ok=True)
+                linux.mount(f"/proc/self/fd/{descriptor}", path, flags=linux.MS_BIND)
 
 
-def has_any(shared: str, folders: Iterable[Path]) -> bool:
+def has_any(shared: str, folders: Iterable[Path | str]) -> bool:
     """Whether this temporary folder holds one of the folders, so that it needs a fresh cover."""
-    return any(folder.is_relative_to(shared) for folder in folders)
+    return any(f"{folder}/".startswith(f"{shared.rstrip('/')}/") for folder in folders)
 
 
-def tmp_beside(folders: Iterable[Path]) -> str:
+def tmp_beside(folders: Iterable[Path | str]) -> str:
     """The first temporary folder that holds none of the folders: the action's own."""
     known = tuple(folders)
     return next((shared for shared in SHARED_TMP if not has_any(shared, known)), SHARED_TMP[0])
 
 
-def _opened(path: Path, opened: contextlib.ExitStack) -> int:
+def _opened(path: str, opened: contextlib.ExitStack) -> int:
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, descriptor)
     return descriptor
@@ -123,7 +123,7 @@ class MountMaker:
         """Have mounts made; a number by which they can be taken."""
         self._number += 1
         shown = [(str(one.barrier), str(one.folder)) for one in mounts.shown]
-        body = marshal.dumps((str(mounts.folder), str(mounts.own_tmp), shown))
+        body = marshal.dumps((mounts.folder, mounts.own_tmp, shown))
         order = _ORDER.pack(_MAKE, self._number, len(body)) + body
         try:
             self._running().sendall(order)
@@ -223,7 +223,7 @@ def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -
     folder, own_tmp, shown = marshal.loads(body)
     uncovered = tuple(UnreachableFolder(Path(barrier), Path(seen)) for barrier, seen in shown)
     try:
-        Mounts(Path(folder), Path(own_tmp), uncovered).make()
+        Mounts(folder, own_tmp, uncovered).make()
         held[number] = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         socket.send_fds(ends, [_ANSWER.pack(number, 0)], [held[number]])
     except OSError as error:

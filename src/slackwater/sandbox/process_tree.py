@@ -4,19 +4,23 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 # Children of this process that no action started: nobody takes them for what an action has left
 # behind.
 helpers: set[int] = set()
 
 
+def _read(name: str) -> bytes:
+    with open(f"/proc/{name}", "rb") as file:
+        return file.read()
+
+
 def children(pid: int) -> list[int]:
     """Of any of the process's threads; none if it has ended."""
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (thread / "children").read_text().split()]
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += [int(child) for child in _read(f"{pid}/task/{thread}/children").split()]
     return found
 
 
@@ -30,7 +34,7 @@ def below(pid: int) -> Iterator[int]:
 def is_alive(pid: int) -> bool:
     """Whether it still runs, and does not merely wait to be reaped."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        state = _read(f"{pid}/stat").rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
         return False
     return state not in (b"Z", b"X")
@@ -39,7 +43,7 @@ def is_alive(pid: int) -> bool:
 def variables(pid: int) -> dict[str, str]:
     """The variables that a process was started with; empty if it may not be asked."""
     try:
-        raw = Path(f"/proc/{pid}/environ").read_bytes()
+        raw = _read(f"{pid}/environ")
     except OSError:
         return {}
     pairs = (item.decode(errors="replace").partition("=") for item in raw.split(b"\0"))

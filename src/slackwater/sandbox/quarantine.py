@@ -52,7 +52,7 @@ class Quarantine:
 
     def resume(self) -> None:
         """Continue with what an earlier supervisor left."""
-        names = set(os.listdir(self._folder))  # noqa: PTH208
+        names = set(os.listdir(self._folder))
         for name in sorted(names):
             if name.endswith(_REASON):
                 if name.removesuffix(_REASON) not in names:
@@ -62,11 +62,11 @@ class Quarantine:
                 self._failures[name] = self._read(name)
             self._delete(name)
 
-    def take(self, path: Path, reason: str = "") -> None:
+    def take(self, path: str, reason: str = "") -> None:
         """Move a folder here and have it deleted; with a reason if something was wrong with it."""
-        name = f"{path.name.lstrip('.')[:200]}.{secrets.token_hex(6)}"
+        name = f"{os.path.basename(path).lstrip('.')[:200]}.{secrets.token_hex(6)}"
         try:
-            path.rename(self._folder / name)
+            os.rename(path, f"{self._folder}/{name}")
         except FileNotFoundError:
             return
         except OSError as error:
@@ -106,8 +106,8 @@ class Quarantine:
 
     def _deleted(self, name: str, outcome: TaskOutcome) -> None:
         if outcome.error is None:
-            self._failures.pop(name, None)
-            (self._folder / (name + _REASON)).unlink(missing_ok=True)
+            if self._failures.pop(name, None) is not None:
+                Path(self._folder, name + _REASON).unlink(missing_ok=True)
             return
         tries = self._failures[name].tries + 1 if name in self._failures else 1
         logger.warning("folder was not deleted name=%s try=%d why=%s", name, tries, outcome.error)

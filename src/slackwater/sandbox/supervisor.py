@@ -458,8 +458,8 @@ class SandboxSupervisor:
             FileTask(
                 "measure",
                 {
-                    "folders": [str(folder) for folder in environment.own],
-                    "view": str(environment.view),
+                    "folders": environment.own,
+                    "view": environment.view,
                     "user": environment.user,
                     "first": [each.child.reaper or each.child.pid for each in inside],
                     "enough": max(

@@ -119,7 +119,7 @@ def _make_writable(name: str, parent: int) -> None:
         return
     held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{held}", 0o700)  # noqa: PTH101  (the descriptor, not a name)
+        os.chmod(f"/proc/self/fd/{held}", 0o700)
     finally:
         os.close(held)
 
@@ -200,7 +200,7 @@ def _processes(user: int | None, first: set[int]) -> Iterable[int]:
 
 
 def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+    with open(f"/proc/{pid}/stat", "rb") as file:
         return int(file.read(4096).rpartition(b")")[2].split()[1])
 
 
@@ -224,7 +224,7 @@ def _deleted_files(pid: int) -> Iterator[tuple[int, int, int]]:
         with entries, contextlib.suppress(OSError):
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    found = os.stat(entry.path)  # noqa: PTH116  (the open file behind the link)
+                    found = os.stat(entry.path)
                     if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
                         yield found.st_dev, found.st_ino, found.st_blocks * 512
     if os.geteuid() != 0:
@@ -234,7 +234,7 @@ def _deleted_files(pid: int) -> Iterator[tuple[int, int, int]]:
 def _mapped_files(pid: int) -> Iterator[tuple[int, int, int]]:
     """Deleted files by as much as is mapped of them: only root may ask for their blocks."""
     mapped: dict[tuple[int, int], int] = {}
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as lines:  # noqa: PTH123
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps") as lines:
         for line in lines:
             found = _MAPPED.match(line)
             if found is not None and not found["path"].startswith(_IN_MEMORY):

@@ -28,7 +28,7 @@ needs_engine = pytest.mark.skipif(
 
 def test_a_container_is_asked_for_with_the_environments_folders_and_no_rights() -> None:
     root = Path("/somewhere/e")
-    body = container_body("tiny:1", Environment("e", root, root / "view", 4711), "/somewhere")
+    body = container_body("tiny:1", Environment("e", str(root), 4711), "/somewhere")
     assert body["Image"] == "tiny:1"
     assert body["User"] == "4711:4711"
     assert body["Labels"] == {"slackwater.folder": "/somewhere"}

@@ -57,13 +57,13 @@ def test_the_bundle_gives_no_rights_and_only_the_environments_folders_to_write(
     tmp_path: Path,
 ) -> None:
     backend = GvisorBackend("/usr/bin/runsc", tmp_path)
-    environment = Environment("e", tmp_path / "e", tmp_path / "e" / "view", 1234)
+    environment = Environment("e", str(tmp_path / "e"), 1234)
     order = Order(
         action="1", environment="e", command=["true"], cores=frozenset({0}), limits=Limits()
     )
     config = backend.config(environment, order, {})
     writable = {each["source"] for each in config["mounts"] if "rw" in each.get("options", ())}
-    assert writable == {str(environment.view), str(environment.tmp)}
+    assert writable == {environment.view, environment.tmp}
     process = config["process"]
     assert process["user"] == {"uid": 1234, "gid": 1234}
     assert process["noNewPrivileges"]

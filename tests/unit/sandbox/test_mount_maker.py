@@ -32,7 +32,7 @@ def mounts_in(folder: Path, said: str) -> Mounts:
     (folder / "view").mkdir(parents=True)
     (folder / "tmp").mkdir()
     (folder / "tmp" / "said").write_text(said)
-    return Mounts(folder / "view", folder / "tmp")
+    return Mounts(str(folder / "view"), str(folder / "tmp"))
 
 
 def read_inside(descriptor: int, path: str) -> bytes:
@@ -70,7 +70,7 @@ def test_each_environment_sees_its_own_temporary_folder_in_whatever_order_they_a
 def test_what_cannot_be_made_says_why_and_the_next_is_made(
     maker: MountMaker, tmp_path: Path
 ) -> None:
-    bad = maker.ask(Mounts(tmp_path / "nowhere", tmp_path / "nowhere"))
+    bad = maker.ask(Mounts(str(tmp_path / "nowhere"), str(tmp_path / "nowhere")))
     good = maker.ask(mounts_in(tmp_path / "good", "good"))
     with pytest.raises(UnavailableError, match="nowhere"):
         maker.take(bad)

@@ -8,6 +8,7 @@ import pytest
 from sandbox_stage import Stage, processes_with, wait_until_gone
 
 from harness.sleep_markers import sleep_marker
+from slackwater.sandbox.backends.bubblewrap import ETC, copy_etc
 from slackwater.sandbox.backends.port import Guarantee
 
 
@@ -102,3 +103,13 @@ def test_an_action_keeps_nothing_of_who_started_it(stage: Stage) -> None:
     assert fields["NoNewPrivs"] == "1"
     assert int(fields["SigBlk"], 16) == 0
     assert told.splitlines()[-3:] == ["4", "0", "0022"]  # 0, 1, 2, and the folder that is listed
+
+
+def test_of_etc_only_what_is_public_is_shown(tmp_path: Path) -> None:
+    shown = tmp_path / "etc"
+    (shown / "left").mkdir(parents=True)
+    copy_etc(shown)
+    assert {entry.name for entry in shown.iterdir()} <= set(ETC)
+    assert (shown / "passwd").read_bytes() == Path("/etc/passwd").read_bytes()
+    assert not (shown / "ssl" / "private").exists()
+    assert shown.stat().st_mode & 0o777 == 0o755

@@ -1,9 +1,10 @@
 """bubblewrap: each environment has its own namespaces and can write only to its folder.
 
-The machine's programs and libraries are readable under their own paths; the environment is at
-/sandbox.
+The machine's programs and libraries are readable under their own paths, and a copy of what is
+public in /etc, made at the start; the environment is at /sandbox.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -78,7 +79,8 @@ def _disabled_userns(program: str) -> list[str]:
 
 
 class BubblewrapBackend:
-    """`program` is bwrap; `shown` are further readable folders; `networks` may be granted.
+    """`program` is bwrap; `etc` is where /etc is copied to; `shown` are further readable folders;
+    `networks` may be granted.
 
     With `has_namespaces` (root) an environment's namespaces are made once and held, and its network
     is its lane's; otherwise every action has its own bwrap.
@@ -91,6 +93,7 @@ class BubblewrapBackend:
     def __init__(
         self,
         program: str,
+        etc: Path,
         has_namespaces: bool = False,
         shown: tuple[Path, ...] = (),
         *,
@@ -108,7 +111,8 @@ class BubblewrapBackend:
         if not has_namespaces:
             self._fixed += ["--unshare-user", *_disabled_userns(program)]
         self._fixed += ["--unshare-cgroup-try", "--die-with-parent", "--cap-drop", "ALL"]
-        self._fixed += ["--hostname", "sandbox", *_system()]
+        copy_etc(etc)
+        self._fixed += ["--hostname", "sandbox", *_system(), "--ro-bind", str(etc), "/etc"]
         self._fixed += ["--proc", "/proc", "--dev", "/dev", *_made_above("/var/tmp")]
         for tmp in SHARED_TMP:
             if has_any(tmp, self._shown):
@@ -125,15 +129,14 @@ class BubblewrapBackend:
             self._end(self._held.pop(name))
         if name not in self._held:
             argv = [self._program, *self._options(environment)]
-            self._held[name] = HeldSandbox(argv, str(environment.root.parent))
+            self._held[name] = HeldSandbox(argv, os.path.dirname(environment.root))
         return self._held[name]
 
     def _options(self, environment: Environment) -> list[str]:
         options = [*self._fixed]
-        view, tmp = str(environment.view), str(environment.tmp)
-        options += ["--bind", view, HOME]
+        options += ["--bind", environment.view, HOME]
         for shared in SHARED_TMP:
-            options += [] if has_any(shared, self._shown) else ["--bind", tmp, shared]
+            options += [] if has_any(shared, self._shown) else ["--bind", environment.tmp, shared]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def readiness(self, environment: Environment) -> int | None:
@@ -145,7 +148,7 @@ class BubblewrapBackend:
         limited = Launch(
             argv=order.argv,
             variables=given,
-            folder=Path(HOME),
+            folder=HOME,
             user=environment.user,
             cores=order.cores,
             rlimits={**rlimits, **order.limits.rlimits()},
@@ -200,7 +203,7 @@ def _system() -> list[str]:
             arguments += ["--symlink", str(path.readlink()), name]
         elif path.is_dir():
             arguments += ["--ro-bind", name, name]
-    return [*arguments, *_made_above("/etc/passwd"), *_bound_etc(ETC)]
+    return arguments
 
 
 def _readable(folders: Sequence[Path]) -> list[str]:
@@ -217,8 +220,15 @@ def _made_above(path: Path | str) -> list[str]:
     return [word for folder in above for word in ("--perms", "0755", "--dir", str(folder))]
 
 
-def _bound_etc(names: tuple[str, ...]) -> list[str]:
-    arguments: list[str] = []
-    for name in names:
-        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    return arguments
+def copy_etc(folder: Path) -> None:
+    """Copy what is public: one mount for all takes bwrap 1.5 ms less than one for each name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    folder.chmod(0o755)
+    for name in ETC:
+        source, keys = Path("/etc", name), shutil.ignore_patterns("private")
+        with contextlib.suppress(OSError, shutil.Error):  # there is none, or part is not public
+            if source.is_dir():
+                shutil.copytree(source, folder / name, symlinks=True, ignore=keys)
+            else:
+                shutil.copy2(source, folder / name)

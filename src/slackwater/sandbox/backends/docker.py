@@ -212,7 +212,7 @@ class DockerBackend:
         return Launch(
             argv=order.argv,
             variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},
-            folder=Path(HOME),
+            folder=HOME,
             user=environment.user,
             cores=order.cores,
             rlimits={**rlimits, **order.limits.rlimits()},

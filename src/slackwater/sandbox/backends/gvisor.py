@@ -117,8 +117,8 @@ class GvisorBackend:
         """The bundle's description of the action."""
         user = environment.user or 0
         tmp = [shared for shared in SHARED_TMP if not has_any(shared, self._shown)]
-        own = [_bind(str(environment.view), HOME, "rw")]
-        own += [_bind(str(environment.tmp), shared, "rw") for shared in tmp]
+        own = [_bind(environment.view, HOME, "rw")]
+        own += [_bind(environment.tmp, shared, "rw") for shared in tmp]
         given = variables(order, HOME, self._tmp)
         kinds = ("pid", "ipc", "uts", "mount", "network")
         return {

@@ -50,12 +50,12 @@ class PlainBackend:
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
-        tmp = self._mounts(environment).tmp if confined else str(environment.tmp)
+        tmp = self._mounts(environment).tmp if confined else environment.tmp
         limits = order.limits
         network = self._network(environment) if limits.network else {}
         return Launch(
             argv=order.argv,
-            variables=variables(order, str(environment.view), tmp),
+            variables=variables(order, environment.view, tmp),
             folder=environment.view,
             user=environment.user,
             cores=order.cores,

@@ -18,6 +18,8 @@ from slackwater.sandbox.networks import proxy_variables
 # environments' files, the network, other environments' processes, leaving processes behind.
 Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", "leftovers"]
 ALL_GUARANTEES: frozenset[Guarantee] = frozenset(get_args(Guarantee))
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
+_PATH = os.pathsep.join((str(Path(sys.executable).parent), *_SYSTEM_PATH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,17 +71,7 @@ def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
     """The variables of every action; its own win. ConfigError names an invalid one."""
     check_command(order.command, order.variables)
     cores = str(max(len(order.cores), 1))
-    path = os.pathsep.join(
-        (
-            str(Path(sys.executable).parent),
-            "/usr/local/bin",
-            "/usr/bin",
-            "/bin",
-            "/usr/sbin",
-            "/sbin",
-        )
-    )
-    given = {"HOME": home, "TMPDIR": tmp, "PATH": path, "LANG": "C.UTF-8", "USER": "sandbox"}
+    given = {"HOME": home, "TMPDIR": tmp, "PATH": _PATH, "LANG": "C.UTF-8", "USER": "sandbox"}
     threads = {"SLACKWATER_CORES": cores, "OMP_NUM_THREADS": cores}
     proxy = proxy_variables() if order.limits.network else {}
     return given | threads | proxy | dict(order.variables)
