@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 venv=$(realpath -m "${1:-"$here/../.venv-clients"}")
 service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 [ -x "$service" ] || service=slackwater
-if [ ! -x "$venv/bin/lm_eval" ]; then
+if ! "$venv/bin/python" -c 'import langchain_openai, lm_eval, verifiers' 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install -q torch==2.13.0
     "$venv/bin/pip" install -q openai langchain langchain-openai inspect-ai 'lm-eval[api]' 'verifiers==0.1.14' transformers

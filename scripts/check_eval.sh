@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Compares `slackwater eval` with lm-eval through transformers on the same model: SmolLM2-135M, or $MODEL.
-# Usage: scripts/check_eval.sh [VENV]   (with lm-eval and inspect-ai; made if it is not there, as in check_clients.sh)
+# Usage: scripts/check_eval.sh [VENV]   (made, or completed with lm-eval and accelerate; that of check_clients.sh will do)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 venv=$(realpath -m "${1:-"$here/../.venv-clients"}")
 service=${SLACKWATER:-"$here/../.venv/bin/slackwater"}
 samples=${SAMPLES:-100}
-if [ ! -x "$venv/bin/lm_eval" ]; then
+if ! "$venv/bin/python" -c 'import accelerate, lm_eval' 2>/dev/null; then # lm-eval's transformers backend wants accelerate
     "${PYTHON:-python3}" -m venv "$venv"
     "$venv/bin/pip" install -q torch==2.13.0
-    "$venv/bin/pip" install -q inspect-ai 'lm-eval[api]' transformers
+    "$venv/bin/pip" install -q 'lm-eval[api]' transformers accelerate
 fi
 work=$(mktemp -d)
 trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT

@@ -83,6 +83,11 @@ class _Versions:
             tensor.add_(noise, alpha=1e-3)
         self._store.publish(version, self._base, lora_meta(None))
 
+    def drop(self, version: str) -> None:
+        """Forget a version, as a service does that has newer ones."""
+        self.directories.drop(version)
+        self._store.drop(version)
+
 
 async def _measure(program: str, model: Path, options: BenchOptions) -> dict[str, object]:
     updates = 2 if options.quick else 10
@@ -187,7 +192,7 @@ async def _whole(
                 pauses[way].append(await _timed(work))
 
             seconds.append(await _timed(sync))
-            versions.directories.drop(version)
+            versions.drop(version)
             options.progress("whole versions", 0.5 + number / updates / 2)
     figures: dict[str, object] = {}
     for way, seconds in found.items():
