@@ -32,7 +32,8 @@ export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" TOKENIZERS_PARA
 cd "$work/tasks"
 "$service" eval tides_choice,tides_said --state "$work/state" --program "$venv/bin/lm_eval" --include_path . \
     --json >"$work/ours.json"
-"$venv/bin/lm_eval" run --model hf --model_args "pretrained=$model,dtype=float32" --device cpu --include_path . \
+# On a busy machine several threads wait for each other at every layer.
+OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$venv/bin/lm_eval" run --model hf --model_args "pretrained=$model,dtype=float32" --device cpu --include_path . \
     --tasks tides_choice,tides_said --batch_size 1 --output_path "$work/theirs" >"$work/log" 2>&1 || { tail -30 "$work/log"; exit 1; }
 "$venv/bin/python" - "$work" <<'PYTHON'
 import json, math, pathlib, sys
