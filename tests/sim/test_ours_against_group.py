@@ -9,6 +9,7 @@ import pytest
 
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
+from slackwater.policy.placement import interleaving
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
@@ -72,3 +73,16 @@ def test_no_shipped_scenario_costs_more_than_under_group_placement(name: str) ->
     ours, group = both(written.scenario(folder))
     assert ours.slo_attainment == 1.0
     assert ours.cost <= group.cost * (1 + 1e-3)
+
+
+def test_a_rebalance_that_is_spread_over_events_makes_the_same_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scenario = replace(mixed_day(3), policy=PolicyConfig(name="interleaving"))
+    monkeypatch.setattr(interleaving, "_LOOK_WORK", 1 << 40)
+    at_once = simulate(scenario)
+    monkeypatch.setattr(interleaving, "_LOOK_WORK", 1)  # one pair of groups in each event
+    spread = simulate(scenario)
+    assert spread.cost == pytest.approx(at_once.cost)
+    assert [job.moves for job in spread.jobs] == [job.moves for job in at_once.jobs]
+    assert any(job.moves for job in spread.jobs)

@@ -55,7 +55,7 @@ def test_every_fitted_cycle_is_a_valid_schedule(
         work[LEFT, index], work[BUDGET_S, index] = left, slo * left * (roll + train + sync)
         work[CAP_S, index] = slo * (roll + train + sync) if capped else np.inf
     starts = np.zeros((count, 2, MAX_ROUNDS))
-    period_s = fit_cycle(work, pins, count, starts)
+    period_s = fit_cycle(work, pins, count, starts, np.zeros(1, np.int64))
     if period_s == 0:
         return
     on_node: dict[int, list[tuple[float, float]]] = {}
@@ -88,7 +88,7 @@ def test_a_short_job_runs_several_times_inside_a_long_ones_cycle() -> None:
     work[LEFT] = 1000
     work[BUDGET_S] = [1.1 * 600 * 1000, 1.5 * 60 * 1000]
     starts = np.zeros((2, 2, MAX_ROUNDS))
-    period_s = fit_cycle(work, np.array([1, 2], np.int64), 2, starts)
+    period_s = fit_cycle(work, np.array([1, 2], np.int64), 2, starts, np.zeros(1, np.int64))
     assert period_s > 0
     assert work[ROUNDS, 0] == 1
     assert work[ROUNDS, 1] >= 4
@@ -100,4 +100,5 @@ def test_a_job_without_time_to_spare_shares_with_nobody_who_would_delay_it() -> 
     work[ROLL_S], work[TRAIN_S] = [100, 100], [100, 300]
     work[LEFT] = 1000
     work[BUDGET_S] = [1.0 * 200 * 1000, 2.0 * 400 * 1000]
-    assert fit_cycle(work, np.array([1, 2], np.int64), 2, np.zeros((2, 2, MAX_ROUNDS))) == 0
+    starts, spent = np.zeros((2, 2, MAX_ROUNDS)), np.zeros(1, np.int64)
+    assert fit_cycle(work, np.array([1, 2], np.int64), 2, starts, spent) == 0

@@ -2,7 +2,7 @@
 nodes become permits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from slackwater.control.coschedule.commands import (
     Command,
@@ -17,6 +17,7 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.unprofiled_jobs import UnprofiledJobs
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase, Placement
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import PlacementPolicy
 
 
@@ -28,18 +29,30 @@ class PlacementTable:
     def __init__(
         self,
         policy: PlacementPolicy,
+        fleet: FleetView,
         jobs: Mapping[JobId, JobState],
         groups: Groups,
         permits: Permits,
         guests: UnprofiledJobs,
     ) -> None:
         self._policy = policy
+        self._fleet = fleet
         self._jobs = jobs
         self._groups = groups
         self._permits = permits
         self._guests = guests
         self.placed: dict[JobId, JobState] = {}
-        self.rented: frozenset[NodeId] = frozenset()
+        self._by_size: dict[tuple[int, int], dict[JobId, JobState]] = {}
+        self.rented: set[NodeId] = set()
+
+    def alike(self, state: JobState) -> Collection[JobState]:
+        """The placed jobs that have parts of nodes of the same size: those that it can share
+        with.
+        """
+        return self._of_size(state).values()
+
+    def _of_size(self, state: JobState) -> dict[JobId, JobState]:
+        return self._by_size.setdefault(self._fleet.parts(state.spec.profile), {})
 
     def apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
         """Carry out what a policy answered: new placements, moves, plans, and nodes rented or given
@@ -78,7 +91,7 @@ class PlacementTable:
         if permit is not None:
             self._permits.take_back(permit)
         self._groups.leave(state)
-        del self.placed[state.spec.job]
+        del self.placed[state.spec.job], self._of_size(state)[state.spec.job]
         state.placement = None
         state.spent_s, state.clock_s = state.elapsed_s(now_s), None
         state.seen_s = state.iteration_seen_s  # the iteration that runs is made again
@@ -90,7 +103,7 @@ class PlacementTable:
         state.reason, state.displaced = placement.reason, ""
         state.epoch += 1
         state.next_phase = Phase.ROLLOUT
-        self.placed[placement.job] = state
+        self.placed[placement.job] = self._of_size(state)[placement.job] = state
         self._groups.enter(state)
         return StartJob(
             placement.job,
@@ -104,9 +117,9 @@ class PlacementTable:
         )
 
     def _settle_rent(self) -> list[Command]:
-        rented = frozenset(self._policy.rented())
-        gone, come = self.rented - rented, rented - self.rented
-        self.rented = rented
+        gone, come = self._policy.rent_changes()
+        self.rented.difference_update(gone)
+        self.rented.update(come)
         commands: list[Command] = []
         if gone:
             self._permits.forget(n for n in gone if self._permits.holder_of(n) not in self._guests)
@@ -129,7 +142,8 @@ class PlacementTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        assert self.rented == frozenset(self._policy.rented()), "rent is out of step"
+        assert self.rented == set(self._policy.rented()), "rent is out of step"
+        assert sum(map(len, self._by_size.values())) == len(self.placed), "sizes are out of step"
         for job, state in self.placed.items():
             assert state.placement is not None
             nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)

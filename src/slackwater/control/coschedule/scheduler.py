@@ -6,7 +6,7 @@ phase is next. Messages that come late or twice (an old epoch, a permit that is 
 nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -48,6 +48,7 @@ from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 
 _REBALANCE = "coschedule:rebalance"
 _DISPLACED = "coschedule:displaced"  # a job that had to make room is tried again
+_LOOK = "coschedule:look"  # a rebalance goes on
 _OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
 
 
@@ -66,8 +67,12 @@ class CoScheduler:
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
         self._held: dict[JobId, JobState] = {}
-        self._places = PlacementTable(policy, self._jobs, self._groups, self._permits, self._guests)
+        self._places = PlacementTable(
+            policy, fleet, self._jobs, self._groups, self._permits, self._guests
+        )
         self._rebalance_at_s: float | None = None
+        self._looks: dict[tuple[int, int], JobState] = {}  # by size: one of the jobs
+        self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)  # when, and which size
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
             ProfilingAsked: self._on_profiling,
@@ -237,7 +242,7 @@ class CoScheduler:
         job = state.spec.job
         self._held[job] = state  # Policies see it among those that want room.
         if observe:
-            self._observe(now_s)
+            self._observe(now_s, self._places.alike(state), state)
         answer = self._policy.place(state.spec, now_s)
         if isinstance(answer, Refusal):
             reason = f"{state.displaced}; {answer.reason}" if state.displaced else answer.reason
@@ -251,9 +256,31 @@ class CoScheduler:
             return [HoldJob(job, reason)] if changed else []
         del self._held[job]
         commands = self._places.apply([answer], now_s)
-        self._observe(now_s)
+        # The others stand as just told, but on an owned fleet where one has less time beside it.
+        told = self._places.alike(state) if self._fleet.owned else (state,)
+        self._observe(now_s, told, state)
         commands.extend(self._places.apply(self._policy.rebalance(now_s), now_s))
-        return commands
+        return commands + self._look_on(state, now_s)
+
+    def _look_on(self, state: JobState, now_s: float) -> list[Command]:
+        """Go on with a rebalance of jobs of this one's size in an event of its own."""
+        if not self._policy.is_unfinished(state.spec.profile):
+            return []
+        is_set = bool(self._looks)
+        self._looks[self._fleet.parts(state.spec.profile)] = state
+        return [] if is_set else [SetTimer(_LOOK, now_s)]
+
+    def _on_look(self, now_s: float) -> list[Command]:
+        if not self._looks:
+            return []
+        state = self._looks.pop(next(iter(self._looks)))
+        others = bool(self._looks)
+        # What those that it has just moved lose by their restart is known to the policy alone.
+        if self._observed != (now_s, self._fleet.parts(state.spec.profile)):
+            self._observe(now_s, self._places.alike(state), state)
+        commands = self._places.apply(self._policy.rebalance(now_s), now_s)
+        commands += self._look_on(state, now_s)
+        return [*commands, SetTimer(_LOOK, now_s)] if others else commands
 
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
         if event.job in self._guests:
@@ -307,20 +334,21 @@ class CoScheduler:
         freed = [node for state in leaving for node in self._places.withdraw(state, now_s)]
         answers: dict[JobId, Placement] = {}
         for state in leaving:
-            self._observe(now_s)
+            self._observe(now_s, self._places.alike(state), state)
             for placement in self._policy.remove(state.spec.job, now_s):
                 answers.pop(placement.job, None)  # The last answer stands, and stands last.
                 answers[placement.job] = placement
+        looks = [one for state in leaving for one in self._look_on(state, now_s)]
         staying = [placement for job, placement in answers.items() if job in self._places.placed]
         commands = self._places.apply(staying, now_s)
         commands.extend(self._places.grant(tuple(freed), now_s))
         commands.extend(self._admit_held(now_s))
-        return commands
+        return commands + looks
 
     def _admit_held(self, now_s: float) -> list[Command]:
         commands: list[Command] = []
         refused = False
-        order = self._policy.admission_order(self._waiting())
+        order = self._policy.admission_order(_waiting(self._held.values()))
         for job in sorted(order, key=lambda job: -self._held[job].spec.priority):
             state = self._held[job]
             # After a refusal all stand as they did.
@@ -436,12 +464,12 @@ class CoScheduler:
         if profile is not None:
             state.planned = profile
             self._groups.revised(state)
-            self._observe(now_s)
+            self._observe(now_s, self._places.alike(state), state)
             commands = self._places.apply(
                 self._policy.revise(state.spec.job, profile, now_s), now_s
             )
         if self._guard.must_leave(state, now_s):
-            self._observe(now_s)
+            self._observe(now_s, self._places.alike(state), state)
             commands += self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
         intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
         if intruder is not None:
@@ -467,13 +495,15 @@ class CoScheduler:
         return [stop, *left, HoldJob(intruder.spec.job, reason), SetTimer(_DISPLACED, now_s)]
 
     def _on_timer(self, event: TimerFired) -> list[Command]:
+        if event.name == _LOOK:
+            return self._on_look(event.now_s)
         if event.name == _DISPLACED:
             return self._admit_held(event.now_s)
         due_s = self._rebalance_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
         self._rebalance_at_s = None
-        self._observe(event.now_s)
+        self._observe(event.now_s, self._places.placed.values())
         commands = self._places.apply(self._policy.rebalance(event.now_s), event.now_s)
         if self._places.placed or self._held:
             commands.append(self._set_timer(event.now_s))
@@ -483,9 +513,12 @@ class CoScheduler:
         self._rebalance_at_s = now_s + self._config.rebalance_every_s
         return SetTimer(_REBALANCE, self._rebalance_at_s)
 
-    def _observe(self, now_s: float) -> None:
+    def _observe(
+        self, now_s: float, placed: Iterable[JobState], alike: JobState | None = None
+    ) -> None:
+        """Tell the policy how these stand, and who waits; of one job's size, if one is given."""
         standings: list[JobProgress] = []
-        for state in self._places.placed.values():
+        for state in placed:
             if state.iterations_left == 0:
                 continue  # In its last sync, about to leave.
             budget_s = self._guard.budget_to_share_s(state, now_s)
@@ -498,18 +531,12 @@ class CoScheduler:
                     train_s=state.recent_train.lately_s,
                 )
             )
-        self._policy.observe(standings, self._waiting())
-
-    def _waiting(self) -> list[JobSpec]:
-        """Jobs without nodes, in order of arrival, with the iterations that they have still to
-        make.
-        """
-        return [
-            replace(state.spec, iterations=max(state.iterations_left, 1))
-            if state.iterations_done
-            else state.spec
-            for state in self._held.values()
-        ]
+        held: Iterable[JobState] = self._held.values()
+        size = None if alike is None else self._fleet.parts(alike.spec.profile)
+        self._observed = (now_s, size)
+        if size is not None:
+            held = [state for state in held if self._fleet.parts(state.spec.profile) == size]
+        self._policy.observe(standings, _waiting(held))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
@@ -527,3 +554,13 @@ class CoScheduler:
             assert 0 <= state.iterations_done <= state.spec.iterations
             if state.status in (JobStatus.HELD, JobStatus.REFUSED):
                 assert state.reason, f"{job} was not told why it does not run"
+
+
+def _waiting(held: Iterable[JobState]) -> list[JobSpec]:
+    """Jobs without nodes, in order of arrival, with the iterations that they have still to make."""
+    return [
+        replace(state.spec, iterations=max(state.iterations_left, 1))
+        if state.iterations_done
+        else state.spec
+        for state in held
+    ]

@@ -50,8 +50,8 @@ def arriving(
 
 
 class PlacementBudget(NamedTuple):
-    """How large a group may be, what is free, what a node holds and costs, and the cost that a
-    place must beat.
+    """How large a group may be, what is free, what a node holds and costs, the cost that a place
+    must beat, and how much work may go into finding one (see `fit_cycle`).
     """
 
     most_members: int
@@ -62,3 +62,4 @@ class PlacementBudget(NamedTuple):
     rollout_price: float
     train_price: float
     to_beat: float
+    most_work: int

@@ -2,7 +2,7 @@
 parts of the same size, by any policy, and all rent from the same nodes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
@@ -11,7 +11,7 @@ from slackwater.model.placement import Placement, Refusal, node_of, overlap, pla
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.interface import JobProgress
-from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes
+from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes, changes_of
 
 Parts = tuple[int, int]  # devices of a rollout node and of a train node
 
@@ -27,6 +27,7 @@ class PlacementBySize:
         self._whole: Parts = (fleet.rollout.node_type.devices, fleet.train.node_type.devices)
         self._policies: dict[Parts, GroupedPlacement] = {}
         self._parts: dict[JobId, Parts] = {}
+        self._spoken_of: Sequence[Parts] = ()  # by the last `observe`
         self.name = self._of(self._whole).name
 
     def _of(self, parts: Parts) -> GroupedPlacement:
@@ -40,18 +41,19 @@ class PlacementBySize:
         return policy
 
     def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """How the placed jobs stand now, and which jobs want room: each policy hears of its own."""
+        """How placed jobs stand now, and which jobs want room: each policy hears of its own."""
         if len(self._policies) == 1:
             self._of(self._whole).observe(standings, waiting)
             return
-        placed: dict[Parts, list[JobProgress]] = {parts: [] for parts in self._policies}
+        placed: dict[Parts, list[JobProgress]] = {}
         for standing in standings:
-            placed[self._parts[standing.job]].append(standing)
+            placed.setdefault(self._parts[standing.job], []).append(standing)
         wanting: dict[Parts, list[JobSpec]] = {}
         for spec in waiting:
             wanting.setdefault(self._fleet.parts(spec.profile), []).append(spec)
-        for parts, policy in self._policies.items():
-            policy.observe(placed[parts], wanting.get(parts, ()))
+        self._spoken_of = [parts for parts in self._policies if parts in placed or parts in wanting]
+        for parts in self._spoken_of:
+            self._policies[parts].observe(placed.get(parts, ()), wanting.get(parts, ()))
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """Each policy orders its own; of its first and another's, the one that came first."""
@@ -90,13 +92,23 @@ class PlacementBySize:
         return self._of(self._parts[job]).isolate(job, now_s)
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Moves that pay, of all sizes."""
-        policies = tuple(self._policies.values())
-        return [placement for policy in policies for placement in policy.rebalance(now_s)]
+        """Moves that pay, of the sizes that were spoken of last."""
+        sizes = self._spoken_of if len(self._policies) > 1 else (self._whole,)
+        return [move for parts in sizes for move in self._of(parts).rebalance(now_s)]
+
+    def is_unfinished(self, profile: JobProfile) -> bool:
+        """Whether a rebalance of jobs of this size has more to look at."""
+        return self._of(self._fleet.parts(profile)).is_unfinished(profile)
 
     def rented(self) -> Sequence[NodeId]:
         """Nodes and parts of nodes that are paid for now, sorted."""
         return [node for policy in self._policies.values() for node in policy.rented()]
+
+    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+        """Nodes and parts of nodes that are paid for no more and newly, since this was asked
+        last.
+        """
+        return changes_of(self._stocks.values())
 
     def hourly_cost(self) -> float:
         """What they cost, by their devices."""

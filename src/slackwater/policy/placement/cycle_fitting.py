@@ -12,6 +12,7 @@ import numpy as np
 from slackwater.policy.columns import (
     BUDGET_S,
     LEFT,
+    MAX_ROLLOUT_NODES,
     ROLL_S,
     ROUNDS,
     SYNC_S,
@@ -97,7 +98,9 @@ def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Fl
 
 
 @compiled
-def interleave(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
+def interleave(
+    work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
+) -> bool:
     """Fill `starts[member, phase, round]` with times that repeat every period, or answer False.
 
     Times are unrolled: a chain begins in the cycle, and may run beyond its end.
@@ -121,6 +124,7 @@ def interleave(work: Floats, pins: Ints, members: int, period_s: float, starts: 
         placed = 0
         for j in np.argsort(weight, kind="mergesort"):
             rounds = int(work[ROUNDS, j])
+            spent[0] += rounds * (1 + count[0])
             if not insert(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
                 break
             placed += 1
@@ -130,7 +134,9 @@ def interleave(work: Floats, pins: Ints, members: int, period_s: float, starts: 
 
 
 @compiled
-def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> float:
+def _tightest(
+    work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
+) -> float:
     """Shrink a period for which the members' rounds fit, so that they also run no slower than they
     must.
     """
@@ -138,9 +144,9 @@ def _tightest(work: Floats, pins: Ints, members: int, period_s: float, starts: F
     for slack in _SLACKS:
         if least * slack >= period_s:
             break
-        if interleave(work, pins, members, least * slack, starts):
+        if interleave(work, pins, members, least * slack, starts, spent):
             return float(least * slack)
-    interleave(work, pins, members, period_s, starts)
+    interleave(work, pins, members, period_s, starts, spent)
     return period_s
 
 
@@ -173,12 +179,49 @@ def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
 
 
 @compiled
-def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats) -> float:
+def users_of(node: int, pins: Ints, members: int) -> int:
+    """The members that have a node, a bit each."""
+    users = 0
+    for j in range(members):
+        users |= ((pins[j] >> node) & 1) << j
+    return users
+
+
+@compiled
+def _pins_on_unlike_nodes(pins: Ints, members: int) -> Ints:
+    """Pins on one node of each set of nodes that the same members have: the others of a gang are
+    busy whenever it is, and fitting them too only takes time.
+    """
+    every = 0
+    for j in range(members):
+        every |= pins[j]
+    seen = np.empty(MAX_ROLLOUT_NODES, np.int64)
+    unlike = np.zeros(members, np.int64)
+    count = 0
+    node = 0
+    while every >> node:
+        users = users_of(node, pins, members)
+        known = users == 0
+        for i in range(count):
+            known = known or seen[i] == users
+        if not known:
+            seen[count] = users
+            for j in range(members):
+                unlike[j] |= ((users >> j) & 1) << count
+            count += 1
+        node += 1
+    return unlike
+
+
+@compiled
+def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Ints) -> float:
     """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
 
     Only periods at which some member would need another round if it were any longer are worth a
-    look, those with the most room first.
+    look, those with the most room first. The work that this took is added to `spent`.
     """
+    spent[0] += members * members
+    pins = _pins_on_unlike_nodes(pins, members)
     if _hopeless(work, pins, members):
         return 0.0
     longest = 0.0
@@ -198,8 +241,8 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats) -> float:
     order = np.argsort(shares[:count], kind="mergesort")
     for i in order[:_PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
-        if interleave(work, pins, members, periods[i], starts):
-            return _tightest(work, pins, members, periods[i], starts)
+        if interleave(work, pins, members, periods[i], starts, spent):
+            return _tightest(work, pins, members, periods[i], starts, spent)
     return 0.0
 
 

@@ -33,7 +33,7 @@ def fit_group(book: GroupBook, row: int) -> FittedCycle | None:
         starts[0, 1, 0] = work[ROLL_S, 0]
         period_s = float(work[ROLL_S, 0] + work[TRAIN_S, 0] + work[SYNC_S, 0])
     else:
-        period_s = fit_cycle(work, table.pins[row], count, starts)
+        period_s = fit_cycle(work, table.pins[row], count, starts, np.zeros(1, np.int64))
     return FittedCycle(period_s, work[ROUNDS, :count], starts) if period_s else None
 
 

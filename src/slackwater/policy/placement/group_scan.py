@@ -60,6 +60,18 @@ def free_slots(nodes: int, count: int) -> int:
 
 
 @compiled
+def first_bits(mask: int, count: int) -> int:
+    """The lowest `count` bits of a mask."""
+    result = 0
+    while count > 0:
+        low = mask & -mask
+        result |= low
+        mask ^= low
+        count -= 1
+    return result
+
+
+@compiled
 def memory_allows(pins: int, node_gb: Floats, state_gb: float, memory_gb: float) -> bool:
     """Whether every pinned node can keep the job's rollout state."""
     node = 0

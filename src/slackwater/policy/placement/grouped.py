@@ -1,7 +1,7 @@
 """What all placement policies that keep co-execution groups have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, NodeId
@@ -102,9 +102,18 @@ class GroupedPlacement(ABC):
         del now_s
         return ()
 
+    def is_unfinished(self, profile: JobProfile) -> bool:
+        """Whether a rebalance has more to look at."""
+        del profile
+        return False
+
     def rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""
         return self.book.ledger.rented()
+
+    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+        """Nodes that are paid for no more and newly, since this was asked last."""
+        return self.book.ledger.changes()
 
     def hourly_cost(self) -> float:
         """What they cost."""

@@ -104,7 +104,7 @@ class GroupBook:
         """Rollout time on its own kind of node, or on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
-    def room(self, most_members: int, to_beat: float) -> PlacementBudget:
+    def room(self, most_members: int, to_beat: float, most_work: int = 1 << 40) -> PlacementBudget:
         """What compiled scans must know of the fleet."""
         rollout, train = self.fleet.rollout.node_type, self.fleet.train.node_type
         return PlacementBudget(
@@ -116,6 +116,7 @@ class GroupBook:
             rollout_price=float(self.ledger.worth_per_h(Role.ROLLOUT)),
             train_price=float(self.ledger.worth_per_h(Role.TRAIN)),
             to_beat=float(to_beat),
+            most_work=most_work,
         )
 
     def admit(self, spec: JobSpec, choice: GroupChoice, budget_s: float) -> Member:

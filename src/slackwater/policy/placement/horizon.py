@@ -96,11 +96,9 @@ class HorizonPlacement(GroupedPlacement):
     def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how jobs stand, and what their phases took."""
         super().observe(standings, waiting)
-        self._measured = {
-            standing.job: (standing.rollout_s, standing.train_s)
-            for standing in standings
-            if standing.rollout_s is not None and standing.train_s is not None
-        }
+        for standing in standings:
+            if standing.rollout_s is not None and standing.train_s is not None:
+                self._measured[standing.job] = (standing.rollout_s, standing.train_s)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job, and subtract its footprint from the horizon."""
@@ -273,6 +271,7 @@ class HorizonPlacement(GroupedPlacement):
         """Forget a job; its footprint returns to the horizon."""
         self._release(job)
         self._unprofiled.pop(job, None)
+        self._measured.pop(job, None)
         return super().remove(job, now_s)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:

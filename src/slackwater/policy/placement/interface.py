@@ -5,7 +5,7 @@ A policy is a deterministic state machine without I/O: it names the nodes it ren
 it compares `rented()` before and after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,16 +37,17 @@ class PlacementPolicy(Protocol):
 
     A placement that carries a plan replaces the plan of its whole group, from now on. A placement
     on the nodes that its job has already only brings that plan; on others it is a move, and the
-    job's processes restart there. Whoever drives the policy calls `observe` with all placed jobs
-    just before each of `place`, `remove`, `revise`, `isolate` and `rebalance`.
+    job's processes restart there. Whoever drives the policy calls `observe` just before each of
+    `place`, `remove`, `revise`, `isolate` and `rebalance`, with the placed jobs of the size of the
+    job that this is about: the others share nothing with it.
     """
 
     @property
     def name(self) -> str: ...
 
     def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
-        """How the placed jobs stand now, and which jobs want room, with the iterations that they
-        have still to make.
+        """How placed jobs stand now (those that are not named stand as told last), and which jobs
+        want room, with the iterations that they have still to make.
         """
         ...
 
@@ -77,13 +78,23 @@ class PlacementPolicy(Protocol):
         ...
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Moves that pay, asked for after an arrival or from time to time; most policies never move
-        a job.
+        """Moves that pay, of the sizes that `observe` spoke of last; asked for after an arrival or
+        from time to time. Most policies never move a job.
+        """
+        ...
+
+    def is_unfinished(self, profile: JobProfile) -> bool:
+        """Whether a rebalance of jobs of this size has more to look at: then it is asked for again
+        soon, so that no decision takes long.
         """
         ...
 
     def rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""
+        ...
+
+    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+        """Nodes that are paid for no more and newly, since this was asked last."""
         ...
 
     def hourly_cost(self) -> float:

@@ -10,7 +10,9 @@ until the group is drained is taken, and jobs of thin groups move when that save
 restart costs.
 """
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,6 +33,20 @@ from slackwater.policy.placement.interleaving_scan import scan_cycles, train_sha
 from slackwater.policy.placement.merging import execute, sharing_strategy
 
 _MERGERS_AT_ONCE = 4
+# What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
+_ARRIVAL_WORK = 8_000
+_LOOK_WORK = 10_000
+
+
+@dataclass(slots=True)
+class _Look:
+    """Mergers that are still to be judged, the best so far, and how many may follow at once."""
+
+    pairs: deque[tuple[tuple[JobId, ...], int]]
+    changed: set[int]
+    mergers: int
+    best: Merger | None = None
+    best_pair: tuple[tuple[JobId, ...], int] | None = None
 
 
 class Interleaving(GroupedPlacement):
@@ -45,6 +61,7 @@ class Interleaving(GroupedPlacement):
         self.thin_groups = thin_groups
         self._consolidation = Consolidation(self.book, max_group_size)
         self._changed: set[int] = set()
+        self._look: _Look | None = None
         self._waiting: frozenset[JobId] = frozenset()
         self._drain = DrainBound(np.inf, None)
 
@@ -144,7 +161,7 @@ class Interleaving(GroupedPlacement):
             table.pins,
             table.cycle_s,
             arriving(job.profile, fleet, job.iterations, budget_s, job.iteration_bound_s),
-            self.book.room(self.max_group_size, to_beat),
+            self.book.room(self.max_group_size, to_beat, _ARRIVAL_WORK),
         )
         if row < 0:
             return None, np.inf
@@ -221,39 +238,72 @@ class Interleaving(GroupedPlacement):
 
     def rebalance(self, now_s: float) -> Sequence[Placement]:
         """Bring jobs of thin groups together, or lay a group out anew, where that saves more than
-        the restarts cost.
+        the restarts cost. A look that takes long goes on in the next call (`is_unfinished`), unless
+        groups have changed since.
         """
         moves: dict[JobId, Placement] = {}
         if self.fleet.owned and not self._waiting:
+            self._changed |= self._look.changed if self._look is not None else set()
+            self._look = None
             return ()
-        for _ in range(_MERGERS_AT_ONCE):
-            merger = self._best_merger(now_s)
-            if merger is None:
-                break
-            left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-            for job in execute(self.book, merger, now_s):
-                moves[job] = self.book.placement(job)
-            self._changed = left | {merger.row}
-            for row in left:
-                moves.update((told.job, told) for told in self._tighten(row))
-        self._changed.clear()
+        is_later = self._look is not None and not self._changed
+        if not is_later:
+            self._begin_look(_MERGERS_AT_ONCE)
+        self._consolidation.work_left = _LOOK_WORK
+        while (look := self._look) is not None and self._consolidation.work_left > 0:
+            if look.pairs:
+                incoming, target = look.pairs.popleft()
+                to_beat = 0.0 if look.best is None else look.best.gain
+                merger = self._consolidation.merge(incoming, target, now_s, to_beat)
+                if merger is not None:
+                    look.best, look.best_pair = merger, (incoming, target)
+                continue
+            self._look = None
+            self._changed.clear()
+            best = look.best
+            if look.best_pair is not None and is_later:
+                self._consolidation.costs.clear()  # jobs of other sizes may have taken nodes since
+                best = self._consolidation.merge(*look.best_pair, now_s)
+            if best is not None:
+                moves |= self._merge(best, now_s)
+                if look.mergers > 1:
+                    self._begin_look(look.mergers - 1)
+                    is_later = False
+                self._changed.clear()
         return [self.book.placement(job) for job in moves]
 
-    def _best_merger(self, now_s: float) -> Merger | None:
+    def is_unfinished(self, profile: JobProfile) -> bool:
+        """Whether a rebalance has more to look at."""
+        del profile
+        return self._look is not None
+
+    def _merge(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
+        left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
+        moves = {job: self.book.placement(job) for job in execute(self.book, merger, now_s)}
+        self._changed = left | {merger.row}
+        for row in left:
+            moves.update((told.job, told) for told in self._tighten(row))
+        return moves
+
+    def _begin_look(self, mergers: int) -> None:
+        """Every way to bring a thin group, or one of its jobs, into another of which one has
+        changed, and every thin group by itself.
+        """
+        changed = self._changed if self._look is None else self._changed | self._look.changed
+        self._changed = set(changed)
+        self._consolidation.costs.clear()
+        pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
         thin = self._thin_rows(most_members=3)
-        best: Merger | None = None
         for target in thin:
-            pairs: list[tuple[JobId, ...]] = [()]
+            pairs.append(((), target))
             for source in thin:
-                if source != target and {source, target} & self._changed:
+                if source != target and {source, target} & changed:
                     jobs = tuple(self.book.groups[source].jobs)
-                    pairs.append(jobs)
+                    pairs.append((jobs, target))
                     if len(jobs) > 1:
-                        pairs.extend((job,) for job in jobs)
-            for incoming in pairs:
-                to_beat = 0.0 if best is None else best.gain
-                best = self._consolidation.merge(incoming, target, now_s, to_beat) or best
-        return best
+                        pairs.extend(((job,), target) for job in jobs)
+        self._look = _Look(pairs, set(changed), mergers)
+        self._changed = set()
 
     def _thin_rows(self, most_members: int) -> list[int]:
         """Groups of few members, those that changed first, then those whose train nodes have the

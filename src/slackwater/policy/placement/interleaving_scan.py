@@ -9,6 +9,7 @@ from slackwater.policy.columns import (
     CAP_S,
     LEFT,
     MAX_MEMBERS,
+    MAX_ROLLOUT_NODES,
     ROLL_S,
     SYNC_S,
     TRAIN_S,
@@ -22,17 +23,14 @@ from slackwater.policy.placement.cycle_fitting import (
     drain_cost,
     fit_cycle,
     longest_life_s,
+    users_of,
 )
-from slackwater.policy.placement.group_scan import (
-    count_bits,
-    free_slots,
-    memory_allows,
-    next_choice,
-    spread_bits,
-)
+from slackwater.policy.placement.group_scan import count_bits, first_bits, free_slots
 
 # Groups that one arrival looks into, those first whose nodes it would keep the shortest.
 _MOST_TRIED = 256
+# Ways to take nodes of one group that it fits exactly, those first that use the idlest nodes.
+_MOST_PINNINGS = 64
 
 
 @compiled
@@ -56,48 +54,123 @@ def train_shares(rows: int, members: Ints, work: Floats, pins: Ints, most: int) 
 
 
 @compiled
+def _like_nodes(
+    work: Floats,
+    pins: Ints,
+    members: int,
+    node_mask: int,
+    node_gb: Floats,
+    job: ArrivingJob,
+    room: PlacementBudget,
+) -> Ints:
+    """The group's nodes that have time and memory for the job, in sets that the same members have;
+    those with the most time first.
+    """
+    sets, users = np.zeros(MAX_ROLLOUT_NODES, np.int64), np.zeros(MAX_ROLLOUT_NODES, np.int64)
+    shares = np.zeros(MAX_ROLLOUT_NODES)
+    count = 0
+    node = 0
+    while node_mask >> node:
+        if (node_mask >> node) & 1 and node_gb[
+            node
+        ] + job.rollout_gb <= room.rollout_node_gb + 1e-9:
+            own = users_of(node, pins, members)
+            at = 0
+            while at < count and users[at] != own:
+                at += 1
+            if at == count:
+                share = job.rollout_s * job.left / job.budget_s
+                for j in range(members):
+                    if (own >> j) & 1:
+                        share += work[ROLL_S, j] * work[LEFT, j] / work[BUDGET_S, j]
+                if share > 1.0 + 1e-9:
+                    node += 1
+                    continue
+                users[at], shares[at] = own, share
+                count += 1
+            sets[at] |= 1 << node
+        node += 1
+    found = np.empty(count, np.int64)
+    order = np.argsort(shares[:count], kind="mergesort")
+    for i in range(count):
+        found[i] = sets[order[i]]
+    return found
+
+
+@compiled
+def _first_taken(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
+    """Take so many nodes of the sets from `begin` on, the first ones first; False if they have too
+    few.
+    """
+    for i in range(begin, len(sizes)):
+        taken[i] = min(sizes[i], wanted)
+        wanted -= taken[i]
+    return bool(wanted == 0)
+
+
+@compiled
+def _next_taken(sizes: Ints, taken: Ints) -> bool:
+    """The next way to take as many nodes; False after the last."""
+    behind = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        if taken[i] > 0:
+            room = 0
+            for k in range(i + 1, len(sizes)):
+                room += sizes[k]
+            if behind + 1 <= room:
+                taken[i] -= 1
+                return _first_taken(sizes, taken, i + 1, behind + 1)
+        behind += taken[i]
+    return False
+
+
+@compiled
 def _pinned_cost(
     trial: Floats,
     pins: Ints,
     members: int,
     node_mask: int,
-    node_gb: Floats,
+    like: Ints,
     train_nodes: int,
     wanted: int,
     new: int,
-    job: ArrivingJob,
     room: PlacementBudget,
     starts: Floats,
+    spent: Ints,
 ) -> tuple[int, float]:
-    """Cheapest pinning of the last member on `wanted - new` nodes of the group and `new` added
-    ones: kept nodes or -1, cost.
+    """Cheapest pinning of the last member on `wanted - new` nodes of the group, which are in the
+    sets `like`, and `new` added ones: kept nodes or -1, cost.
+
+    Nodes of a set are alike: only how many of each are taken counts.
     """
     best_kept, best_cost = -1, np.inf
-    existing = wanted - new
-    present = count_bits(node_mask)
     no_delay = np.zeros(members)
-    choice = (1 << existing) - 1
-    while not choice >> present:
-        kept = spread_bits(choice, node_mask)
-        if memory_allows(kept, node_gb, job.rollout_gb, room.rollout_node_gb):
-            pins[members - 1] = kept | free_slots(node_mask, new)
-            cycle = fit_cycle(trial, pins, members, starts)
-            if cycle > 0.0:
-                cost = drain_cost(
-                    trial,
-                    pins,
-                    members,
-                    cycle,
-                    no_delay,
-                    train_nodes,
-                    room.rollout_price,
-                    room.train_price,
-                )
-                if cost < best_cost:
-                    best_kept, best_cost = kept, cost
-        if existing == 0:
+    sizes, taken = np.empty(len(like), np.int64), np.zeros(len(like), np.int64)
+    for i in range(len(like)):
+        sizes[i] = count_bits(like[i])
+    more = _first_taken(sizes, taken, 0, wanted - new)
+    for _ in range(_MOST_PINNINGS):
+        if not more or spent[0] >= room.most_work:
             break
-        choice = next_choice(choice)
+        kept = 0
+        for i in range(len(like)):
+            kept |= first_bits(like[i], taken[i])
+        pins[members - 1] = kept | free_slots(node_mask, new)
+        cycle = fit_cycle(trial, pins, members, starts, spent)
+        if cycle > 0.0:
+            cost = drain_cost(
+                trial,
+                pins,
+                members,
+                cycle,
+                no_delay,
+                train_nodes,
+                room.rollout_price,
+                room.train_price,
+            )
+            if cost < best_cost or (cost == best_cost and kept < best_kept):
+                best_kept, best_cost = kept, cost
+        more = _next_taken(sizes, taken)
     return best_kept, best_cost
 
 
@@ -110,13 +183,14 @@ def _local_cost(
     job: ArrivingJob,
     room: PlacementBudget,
     starts: Floats,
+    spent: Ints,
 ) -> float:
     """Cost with the last member's rollouts on the train nodes; infinite if that does not fit."""
     last = members - 1
     pins[last] = 0
     trial[ROLL_S, last], trial[SYNC_S, last] = job.local_rollout_s / train_nodes, 0.0
     cost = np.inf
-    cycle = fit_cycle(trial, pins, members, starts)
+    cycle = fit_cycle(trial, pins, members, starts, spent)
     if cycle > 0.0:
         cost = drain_cost(
             trial,
@@ -147,6 +221,7 @@ def _best_in_group(
     job: ArrivingJob,
     room: PlacementBudget,
     starts: Floats,
+    spent: Ints,
 ) -> tuple[int, int, float]:
     """Kept pins or -1, new nodes, and added cost of the best way into one group."""
     best_kept, best_new, best_cost = -1, 0, to_beat
@@ -156,15 +231,18 @@ def _best_in_group(
         stay_cost < best_cost
         and train_gb + job.rollout_gb + job.train_gb <= room.train_node_gb + 1e-9
     ):
-        cost = _local_cost(trial, pins, members, train_nodes, job, room, starts) - before_cost
+        cost = (
+            _local_cost(trial, pins, members, train_nodes, job, room, starts, spent) - before_cost
+        )
         if cost < best_cost:
             best_kept, best_new, best_cost = 0, 0, cost
+    like = _like_nodes(trial, pins, members - 1, node_mask, node_gb, job, room)
     for new in range(max(wanted - present, 0), min(wanted, room.free_rollout_nodes) + 1):
         least = stay_cost + new * room.rollout_price * job.life_h
         if least >= best_cost or present + new > room.most_rollout_nodes:
             break
         kept, cost = _pinned_cost(
-            trial, pins, members, node_mask, node_gb, train_nodes, wanted, new, job, room, starts
+            trial, pins, members, node_mask, like, train_nodes, wanted, new, room, starts, spent
         )
         if kept >= 0 and cost - before_cost < best_cost - 1e-9:
             best_kept, best_new, best_cost = kept, new, cost - before_cost
@@ -224,10 +302,10 @@ def scan_cycles(
     trial = np.zeros((work.shape[1], MAX_MEMBERS + 1))
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
-    no_delay = np.zeros(MAX_MEMBERS + 1)
+    no_delay, spent = np.zeros(MAX_MEMBERS + 1), np.zeros(1, np.int64)
     stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, room)
     for row in np.argsort(stay, kind="mergesort")[:_MOST_TRIED]:
-        if stay[row] >= best_cost:
+        if stay[row] >= best_cost or spent[0] >= room.most_work:
             break
         count, nodes = members[row], train_nodes[row]
         for column in range(len(trial)):
@@ -248,7 +326,7 @@ def scan_cycles(
         )
         kept, new, cost = _best_in_group(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
-            stay[row], before, best_cost, job, room, starts,
+            stay[row], before, best_cost, job, room, starts, spent,
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost

@@ -22,8 +22,12 @@ from slackwater.policy.columns import (
 )
 from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.placement.arrival import PlacementBudget
-from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, fit_cycle
-from slackwater.policy.placement.group_scan import count_bits, free_slots
+from slackwater.policy.placement.cycle_fitting import (
+    MAX_ROUNDS,
+    drain_cost,
+    fit_cycle,
+)
+from slackwater.policy.placement.group_scan import count_bits, first_bits, free_slots
 
 # Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already,
 # with the pins given.
@@ -62,17 +66,6 @@ def next_sharing(block: Ints, jobs: int) -> bool:
 
 
 @compiled
-def _first_bits(mask: int, count: int) -> int:
-    result = 0
-    while count > 0:
-        low = mask & -mask
-        result |= low
-        mask ^= low
-        count -= 1
-    return result
-
-
-@compiled
 def pin_blocks(
     jobs: Floats, current: Ints, block: Ints, count: int, node_mask: int, pins: Ints
 ) -> int:
@@ -102,7 +95,7 @@ def pin_blocks(
         claimed |= nodes
         for j in range(count):
             if block[j] == b:
-                pins[j] = _first_bits(nodes, int(jobs[WANTED, j]))
+                pins[j] = first_bits(nodes, int(jobs[WANTED, j]))
     for j in range(count):
         if block[j] == 0:
             pins[j] = 0
@@ -167,7 +160,13 @@ def _least_cost(
 
 @compiled
 def fit_layout(
-    jobs: Floats, current: Ints, pins: Ints, work: Floats, delay_s: Floats, starts: Floats
+    jobs: Floats,
+    current: Ints,
+    pins: Ints,
+    work: Floats,
+    delay_s: Floats,
+    starts: Floats,
+    spent: Ints,
 ) -> float:
     """The cycle of jobs under given pins: its period (0 if there is none), rounds in `work`, and
     starts.
@@ -175,7 +174,7 @@ def fit_layout(
     count = jobs.shape[1]
     _fill(jobs, current, pins, count, work, delay_s)
     if count > 1:
-        return fit_cycle(work, pins, count, starts)
+        return fit_cycle(work, pins, count, starts, spent)
     work[ROUNDS, 0] = 1.0
     starts[0, 0, 0], starts[0, 1, 0] = 0.0, work[ROLL_S, 0]
     alone = work[ROLL_S, 0] + work[TRAIN_S, 0] + work[SYNC_S, 0]
@@ -190,9 +189,10 @@ def best_layout(
     train_nodes: int,
     room: PlacementBudget,
     best_pins: Ints,
+    spent: Ints,
 ) -> float:
     """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if
-    none costs less than `room.to_beat`.
+    none costs less than `room.to_beat`. The work that this took is added to `spent`.
     """
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -208,7 +208,7 @@ def best_layout(
             least = _least_cost(work, pins, count, delay_s, train_nodes, room)
             cycle = 0.0
             if added <= room.free_rollout_nodes and least < best:
-                cycle = fit_layout(jobs, current, pins, work, delay_s, starts)
+                cycle = fit_layout(jobs, current, pins, work, delay_s, starts, spent)
             if cycle > 0.0:
                 cost = drain_cost(
                     work,

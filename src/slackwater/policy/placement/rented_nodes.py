@@ -1,6 +1,7 @@
 """Which nodes, and parts of nodes, are rented: names, limits and cost."""
 
 import heapq
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from slackwater.model.ids import NodeId
@@ -33,6 +34,8 @@ class NodeStock:
         self._divided: dict[int, int] = {}  # a bit for each free device
         self._parts: dict[int, int] = {}  # by size: free ones of divided nodes
         self.used = 0  # devices
+        self.gone: set[NodeId] = set()  # given back, and newly taken, since anyone asked
+        self.come: set[NodeId] = set()
 
     @property
     def used_share(self) -> float:
@@ -50,6 +53,11 @@ class NodeStock:
 
     def take(self, part: int) -> NodeId:
         """Rent one; the caller has asked `free` first."""
+        place = self._take(part)
+        (self.gone.remove if place in self.gone else self.come.add)(place)
+        return place
+
+    def _take(self, part: int) -> NodeId:
         self.used += part
         if part == self._whole:
             return self._name(self._take_node())
@@ -66,6 +74,7 @@ class NodeStock:
 
     def give_back(self, place: NodeId) -> None:
         """It is free again."""
+        (self.come.remove if place in self.come else self.gone.add)(place)
         number = int(node_of(place).rsplit("-", 1)[1])
         devices = place_devices(place)
         self.used -= self._whole if devices is None else len(devices)
@@ -141,6 +150,10 @@ class RentedNodes:
         """Sorted by role and number."""
         return sorted(self._rented, key=lambda node: (self._rented[node], *_order(node)))
 
+    def changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+        """Nodes of its stocks that are paid for no more and newly, since this was asked last."""
+        return changes_of(self._stocks.values())
+
     def worth_per_h(self, role: Role) -> float:
         """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes
         nobody uses.
@@ -152,6 +165,16 @@ class RentedNodes:
     def hourly_cost(self) -> float:
         """Of all rented nodes."""
         return self._fleet.price_per_h(self._count[Role.ROLLOUT], self._count[Role.TRAIN])
+
+
+def changes_of(stocks: Iterable[NodeStock]) -> tuple[Collection[NodeId], Collection[NodeId]]:
+    """Nodes that are paid for no more and newly, since this was asked last."""
+    gone, come = set[NodeId](), set[NodeId]()
+    for stock in stocks:
+        gone |= stock.gone
+        come |= stock.come
+        stock.gone, stock.come = set(), set()
+    return gone, come
 
 
 @cache
