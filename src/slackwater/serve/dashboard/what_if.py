@@ -9,16 +9,18 @@ import dataclasses
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.toml_text import toml_text
-from slackwater.serve.dashboard.source import PlannedFleet
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
 
 _LIMIT_S = 300.0
 _REMEMBERED = 32
+_SHORTEST_S = 1.0  # the shortest phase that a plan takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ async def _run_planner(folder: Path, fleet: PlannedFleet) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(fleet.jobs[0])]
         table = csv.DictWriter(file, names)
         table.writeheader()
-        table.writerows(dataclasses.asdict(job) for job in fleet.jobs)
+        table.writerows(dataclasses.asdict(job) for job in in_planned_units(fleet.jobs))
     files = ["--fleet", str(folder / "fleet.toml"), "--jobs", str(folder / "jobs.csv")]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slackwater", "plan", *files, "--json"),
@@ -94,6 +96,23 @@ async def _run_planner(folder: Path, fleet: PlannedFleet) -> dict[str, Any]:
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise RefusedError(f"the planner refused: {' '.join(last)[:300]}")
     return _summary(fleet, json.loads(said))
+
+
+def in_planned_units(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """The jobs with all times longer by one factor, so that none is shorter than a plan takes:
+    small models have phases of fractions of a second, and slowdowns do not depend on the unit.
+    """
+    shortest_s = min(min(job.rollout_s, job.train_s) for job in jobs)
+    factor = _SHORTEST_S / min(max(shortest_s, 1e-3), _SHORTEST_S)
+    return [
+        dataclasses.replace(
+            job,
+            rollout_s=max(factor * job.rollout_s, _SHORTEST_S),
+            train_s=max(factor * job.train_s, _SHORTEST_S),
+            sync_s=factor * job.sync_s,
+        )
+        for job in jobs
+    ]
 
 
 def _fleet_table(fleet: PlannedFleet) -> dict[str, Any]:
