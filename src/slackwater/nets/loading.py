@@ -83,7 +83,7 @@ def save_net(net: CausalLM, directory: Path) -> None:
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         tensors = {name: tensor.contiguous() for name, tensor in net_tensors(net).items()}
-        save_file(tensors, partial / "model.safetensors", metadata={"format": "pt"})
+        write_tensors(tensors, partial / "model.safetensors")
         fields = net.config.to_hf() | {"dtype": str(net.dtype).removeprefix("torch.")}
         (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
         partial.chmod(0o755)
@@ -93,6 +93,14 @@ def save_net(net: CausalLM, directory: Path) -> None:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """A safetensors file, as transformers reads it, that whoever may read new files can read."""
+    path.touch()
+    mode = path.stat().st_mode  # as the umask has it; safetensors makes a file of mode 0600
+    save_file(dict(tensors), path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def empty_net(

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from slackwater.model.adapter_config import HEAD
 from slackwater.model.errors import ConfigError
+from slackwater.nets.loading import write_tensors
 from slackwater.zoo.sources import weight_files
 
 _PREFIX = "base_model.model."
@@ -117,10 +118,7 @@ class _Shards:
 
     def _flush(self) -> None:
         path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors"
-        path.touch()
-        mode = path.stat().st_mode  # as the umask has it; safetensors makes a file of mode 0600
-        save_file(self._held, path, metadata={"format": "pt"})
-        path.chmod(mode)
+        write_tensors(self._held, path)
         self._written.append((path, list(self._held)))
         self._held, self._bytes = {}, 0
 

@@ -47,6 +47,9 @@ def test_a_made_model_is_the_same_from_the_same_seed_and_knows_where_a_turn_ends
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
     assert NetConfig.from_directory(tmp_path / "a").eos_token_ids == (258,)
+    (tmp_path / "plain").touch()  # with the mode that the umask gives any new file
+    modes = {(tmp_path / name).stat().st_mode for name in ("plain", "a/model.safetensors")}
+    assert len(modes) == 1
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
