@@ -30,7 +30,7 @@ def status(state: State = DEFAULT_STATE, as_json: AsJson = False) -> int:
 
         from slackwater.cli.status_screen import status_screen
 
-        Console().print(status_screen(found), highlight=False)
+        Console().print(status_screen(found), highlight=False, crop=False)
     return 0
 
 

@@ -22,7 +22,11 @@ def status_screen(found: dict[str, Any]) -> RenderableType:
     for name, values in _rows(found):
         for place, value in enumerate(values):
             table.add_row("" if place else name, value)
-    problems = [Text(f"! {line}", style="red") for line in found.get("problems", [])]
+    # Unbroken, since they may hold a command to copy.
+    problems = [
+        Text(f"! {line}", style="red", no_wrap=True, overflow="ignore")
+        for line in found.get("problems", [])
+    ]
     parts: list[RenderableType] = [*problems, table]
     if live := [row for row in found.get("jobs", []) if row["stage"] not in _OVER]:
         parts.append(_jobs(live))

@@ -20,7 +20,7 @@ from slackwater.runtime.plane import ControlPlane
 def drawn(found: dict[str, Any]) -> str:
     out = io.StringIO()
     where = {"running": True, "url": "http://here:1", "pid": 7}
-    Console(file=out, width=100).print(status_screen(where | found))
+    Console(file=out, width=100).print(status_screen(where | found), crop=False)
     return out.getvalue()
 
 
@@ -53,6 +53,9 @@ def test_the_screen_is_short_and_names_models_queues_and_jobs_but_no_raw_gauge(
     assert found["starting"] == ["agent of node local"]
 
 
+LONG = "worker x failed; `slackwater instance add --model tiny` " + "adds one " * 12  # to be copied
+
+
 def test_problems_come_first_and_jobs_that_live_have_a_line_each() -> None:
     job = {"job": "default/one", "stage": "held", "reason": "no room", "device_s": 2.0}
     over = {"job": "default/two", "stage": "finished", "reason": "", "device_s": 9.0}
@@ -60,10 +63,10 @@ def test_problems_come_first_and_jobs_that_live_have_a_line_each() -> None:
     engine = {"instance": "engine-0-0.1", "model": "tiny", "state": "ready"}
     found = {
         **{"models": {"tiny": "/m"}, "workers": {"trainer": ["trainer-0.1"]}, "gauges": gauges},
-        **{"instances": [engine], "jobs": [job, over], "problems": ["worker x failed"]},
+        **{"instances": [engine], "jobs": [job, over], "problems": [LONG]},
     }
     screen = drawn(found)
-    assert screen.lstrip().startswith("! worker x failed")
+    assert screen.splitlines()[0].strip() == f"! {LONG}".strip()  # in one piece
     assert "engines: 1 ready" in screen and "2 run, 3 wait" in screen
     assert "1 held, 1 finished" in screen
     assert "default/one" in screen and "no room" in screen and "default/two" not in screen
