@@ -13,6 +13,8 @@ from slackwater.model.ids import JobId, TrajectoryId
 from slackwater.model.turn import TurnSpec
 
 _OF_A_JOB = 24
+_OF_A_WATCHED_JOB = 512  # so that what a person was shown is still there when they open it
+_WATCHED_S = 60.0
 _MAX_TOKENS = 100_000
 NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
 
@@ -76,6 +78,7 @@ class RecentTrajectories:
         # By job as well: who sends another's conversation continues that trajectory, as its own.
         self._held: OrderedDict[tuple[JobId, TrajectoryId], RecentTrajectory] = OrderedDict()
         self._by_job: dict[JobId, deque[TrajectoryId]] = {}
+        self._looked_at_s: dict[JobId, float] = {}
         self._tokens = 0
 
     @property
@@ -91,7 +94,7 @@ class RecentTrajectories:
             self._held[key] = found
             mine = self._by_job.setdefault(spec.job, deque())
             mine.append(spec.trajectory)
-            if len(mine) > self._of_a_job:
+            while len(mine) > self._most(spec.job, now_s):
                 self._drop((spec.job, mine[0]))
         else:
             self._held.move_to_end(key)
@@ -103,8 +106,19 @@ class RecentTrajectories:
         while self._tokens > self._max_tokens and self._held:
             self._drop(next(iter(self._held)))
 
-    def of_job(self, job: JobId) -> list[RecentTrajectory]:
-        """Those that took longest first."""
+    def _most(self, job: JobId, now_s: float) -> int:
+        looked_at_s = self._looked_at_s.get(job)
+        if looked_at_s is None:
+            return self._of_a_job
+        if now_s - looked_at_s > _WATCHED_S:
+            del self._looked_at_s[job]
+            return self._of_a_job
+        return _OF_A_WATCHED_JOB
+
+    def of_job(self, job: JobId, now_s: float) -> list[RecentTrajectory]:
+        """Those that took longest first; for a minute more of them are held."""
+        if job in self._by_job:
+            self._looked_at_s[job] = now_s
         found = [self._held[job, name] for name in self._by_job.get(job, ())]
         return sorted(found, key=lambda one: one.began_s - one.ended_s)
 
@@ -118,3 +132,4 @@ class RecentTrajectories:
         mine.remove(gone.trajectory)
         if not mine:
             del self._by_job[gone.job]
+            self._looked_at_s.pop(gone.job, None)

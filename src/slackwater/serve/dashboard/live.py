@@ -181,7 +181,7 @@ class LiveSource:
                 "limit": None,
                 "turns": len(one.turns),
             }
-            for one in self._plane.rollout.recent.of_job(job)
+            for one in self._plane.rollout.recent.of_job(job, now_s)
         ]
         under_way = {row["trajectory"] for row in live}
         ended = [row for row in ended if row["trajectory"] not in under_way]
