@@ -1,10 +1,9 @@
 """The event loop's time, shared by tenants: a tenant that had more than its part lately waits.
 
 The steps of a tenant's requests (`metered`), what its streams write (`spent`) and work in slices
-(`each`) are counted in processor time: what another process took is nobody's part. With others
-active a tenant may have two fifths of the loop's time; for what it had beyond that it waits
-(`turn`), one request at a time, until the debt is paid. Alone it never waits longer than a round of
-the loop.
+(`each`) are counted. With others active a tenant may have two fifths of the loop's time; for what
+it had beyond that it waits (`turn`), one request at a time, until the debt is paid. Alone it never
+waits longer than a round of the loop.
 """
 
 import asyncio
@@ -33,12 +32,11 @@ class LoopShares:
         slice_s: float = SLICE_S,
         about_s: float = ABOUT_S,
         clock: Callable[[], float] = time.perf_counter,
-        used: Callable[[], float] = time.thread_time,
     ) -> None:
         self.several = tenants > 1
         self._slice_s = slice_s
         self._about_s = about_s
-        self._clock, self._used = clock, used
+        self._clock = clock
         self._seen_s: dict[TenantId, float] = {}
         self._owed: dict[TenantId, tuple[float, float]] = {}
         self._turns: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -93,7 +91,7 @@ class LoopShares:
         """The work's result; the time of its steps is counted as the tenant's."""
         if not self.several:
             return await work
-        return await _Metered(work, self._used, lambda took_s: self.spent(tenant, took_s))
+        return await _Metered(work, self._clock, lambda took_s: self.spent(tenant, took_s))
 
     async def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
         """Do `work` on every item in order, in short slices, one request of a tenant at a time."""
@@ -101,9 +99,9 @@ class LoopShares:
         while more:
             async with self._turns[tenant]:
                 await self._paid(tenant)
-                used_s = self._used()
-                more = self._slice(left, work, self._clock() + self._slice_s)
-                self.spent(tenant, self._used() - used_s)
+                began_s = self._clock()
+                more = self._slice(left, work, began_s + self._slice_s)
+                self.spent(tenant, self._clock() - began_s)
                 # those that wait for the turn wait for no round of the loop if there is nothing
                 # left to do
                 if more:
