@@ -334,6 +334,25 @@ def test_the_memory_of_each_worker_is_told_to_the_operator_alone(tmp_path: Path)
     with_plane(tmp_path, work)
 
 
+def test_what_users_asked_for_last_week_is_told_to_the_operator_alone(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        where = "http://test/slackwater/traces"
+        plane.traces.served(1.0, 7, 3)
+        assert (await client.get(f"{where}/served")).text.splitlines()[1:] == ["0.000,7,3"]
+        for key in (
+            plane.tenants.key_of("other"),
+            plane.tenants.job_key(TenantId("mine"), "digits"),  # a driver of the operator's own
+        ):
+            answer = await client.get(f"{where}/served", headers={"x-api-key": key})
+            assert answer.status_code == 400 and "operator's" in answer.text
+        stranger = await client.get(f"{where}/spot", headers={"x-api-key": "guess"})
+        assert stranger.status_code == 401
+        for kind in ("keys.json", "..%2f..%2fkeys.json", "served-2026-01-01"):
+            assert (await client.get(f"{where}/{kind}")).status_code in (404, 422)
+
+    with_plane(tmp_path, work)
+
+
 def test_only_ones_own_requests_can_be_cancelled(tmp_path: Path) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         session, _, request = await open_model(client)

@@ -58,6 +58,17 @@ def own_tensors(model: Path) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in net_tensors(load_net(model)).items()}
 
 
+def own_versions(
+    folder: Path, *, in_memory: bool = False
+) -> tuple[dict[str, Tensor], DirectoryWeightStore, VersionDirectories]:
+    """A model's tensors, where versions are published, and the directories made of them."""
+    tensors = own_tensors(folder / "model")
+    (folder / "served").mkdir()
+    store = DirectoryWeightStore(folder / "store")
+    places = (folder / "model", "base", folder / "served")
+    return tensors, store, VersionDirectories(WeightLane(store), *places, in_memory=in_memory)
+
+
 def equal(file: Path, tensors: Mapping[str, Tensor]) -> bool:
     loaded = load_file(file)
     head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
@@ -70,12 +81,7 @@ def equal(file: Path, tensors: Mapping[str, Tensor]) -> bool:
 def test_a_dropped_versions_memory_takes_the_next_and_the_ones_beside_it_stay(
     tmp_path: Path,
 ) -> None:
-    tensors = own_tensors(tmp_path / "model")
-    (tmp_path / "served").mkdir()
-    store = DirectoryWeightStore(tmp_path / "store")
-    versions = VersionDirectories(
-        WeightLane(store), tmp_path / "model", "base", tmp_path / "served", in_memory=True
-    )
+    tensors, store, versions = own_versions(tmp_path, in_memory=True)
     published: dict[str, dict[str, Tensor]] = {}
     files: dict[str, str] = {}
     for number in range(5):
@@ -101,12 +107,7 @@ def test_a_dropped_versions_memory_takes_the_next_and_the_ones_beside_it_stay(
 
 
 def test_a_file_on_the_disk_holds_the_same(tmp_path: Path) -> None:
-    tensors = own_tensors(tmp_path / "model")
-    (tmp_path / "served").mkdir()
-    store = DirectoryWeightStore(tmp_path / "store")
-    versions = VersionDirectories(
-        WeightLane(store), tmp_path / "model", "base", tmp_path / "served"
-    )
+    tensors, store, versions = own_versions(tmp_path)
     store.publish("v", tensors, lora_meta(None))
     versions.pull("v")
     file = versions.directory("v") / "model.safetensors"
@@ -115,12 +116,7 @@ def test_a_file_on_the_disk_holds_the_same(tmp_path: Path) -> None:
 
 
 def test_an_adapter_is_merged_into_the_base(tmp_path: Path) -> None:
-    tensors = own_tensors(tmp_path / "model")
-    (tmp_path / "served").mkdir()
-    store = DirectoryWeightStore(tmp_path / "store")
-    versions = VersionDirectories(
-        WeightLane(store), tmp_path / "model", "base", tmp_path / "served"
-    )
+    tensors, store, versions = own_versions(tmp_path)
     assert equal(versions.directory("base") / "model.safetensors", tensors)
     lora, config = LoraSpec(4), net_config(tmp_path / "model")
     factors = LoraAdapter.create(lora, config).tensors

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.model.instance import InstanceState
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE
@@ -93,9 +94,11 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         }
 
     @router.get("/slackwater/traces/{kind}")
-    async def traces(kind: TraceKind, tenant: Caller) -> Response:
+    async def traces(kind: TraceKind, request: Request, tenant: Caller) -> Response:
         """A week of served requests, or of spot engines, as CSV; for the operator."""
         require_operator(plane, tenant, "traces")
+        if find_job_key(plane.tenants, request.headers) is not None:
+            raise RefusedError("key: of a job; traces are the operator's own")
         text = await asyncio.to_thread(lambda: b"".join(plane.traces.trace(kind)))
         return Response(text, media_type="text/csv")
 
