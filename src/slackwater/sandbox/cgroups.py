@@ -11,7 +11,7 @@ from pathlib import Path
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.action_launcher import ActionLauncher
-from slackwater.sandbox.fences import Fence, Fences, PinnedFences
+from slackwater.sandbox.fences import Fence, Fences, PinnedFences, Precedence
 from slackwater.sandbox.launch import Launch, LaunchedProcess, can_have_namespaces
 from slackwater.sandbox.limits import Limits
 
@@ -19,6 +19,7 @@ ROOT = Path("/sys/fs/cgroup")
 _KILL_WITHIN_S = 5.0
 _OWN_PROCESSES = 1  # the keeper
 _CONTROLLERS = ("cpuset", "memory", "pids")
+_IDLE = "cpu.idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class CgroupLayout:
     cpu_controller: str
     cpu_used: str
     cpu_unit_s: float
+    weight: str
+    weights: Mapping[Precedence, int]
     one_folder: bool
 
 
@@ -45,6 +48,8 @@ V1 = CgroupLayout(
     cpu_controller="cpuacct",
     cpu_used="cpuacct.usage",
     cpu_unit_s=1e-9,
+    weight="cpu.shares",
+    weights={Precedence.EQUAL: 1024, Precedence.LOW: 110},
     one_folder=False,
 )
 V2 = CgroupLayout(
@@ -56,6 +61,8 @@ V2 = CgroupLayout(
     cpu_controller="cpuset",
     cpu_used="cpu.stat",
     cpu_unit_s=1e-6,
+    weight="cpu.weight",
+    weights={Precedence.EQUAL: 100, Precedence.LOW: 11},
     one_folder=True,
 )
 
@@ -119,6 +126,9 @@ class CgroupFence:
             else None
         )
         self._memory_kills = _Dial(folders["memory"] / knobs.memory_kills)
+        cpu = folders.get("cpu")
+        self._cpu = cpu if cpu is not None and (cpu / _IDLE).exists() else None
+        self._precedence = Precedence.EQUAL
         self._keeper: ActionLauncher | None = None
 
     def own(self) -> set[int]:
@@ -148,6 +158,16 @@ class CgroupFence:
             self._drop_keeper()
             return self._kept().start(launch)
 
+    def set_precedence(self, precedence: Precedence) -> None:
+        """The launcher's too. The kernel forgets the weight of a group that was idle."""
+        if self._cpu is None or precedence is self._precedence:
+            return
+        with contextlib.suppress(OSError):
+            _write(self._cpu / _IDLE, int(precedence is Precedence.LAST))
+            if precedence is not Precedence.LAST:
+                _write(self._cpu / self._knobs.weight, self._knobs.weights[precedence])
+            self._precedence = precedence
+
     def _kept(self) -> ActionLauncher:
         if self._keeper is None:
             self._keeper = ActionLauncher(self._procs, own_network=self._own_network)
@@ -167,6 +187,7 @@ class CgroupFence:
 
     def kill_all(self) -> None:
         """Repeat until the group is empty: a process may fork while we look for it."""
+        self.set_precedence(Precedence.EQUAL)  # or the end, and the launcher's report, come late
         inside = self._inside()
         deadline_s = time.monotonic() + _KILL_WITHIN_S
         while inside and time.monotonic() < deadline_s:
@@ -236,19 +257,29 @@ class CgroupFences:
         self._own_networks = can_have_namespaces()
         self._made: list[CgroupFence] = []
         self._free: list[CgroupFence] = []
-        for folder in set(folders.values()):
+        for folder in self._own_folders():
             folder.mkdir(exist_ok=True)
         self._sweep()
         if knobs.one_folder:
-            _write(folders["cpuset"] / "cgroup.subtree_control", "+cpuset +memory +pids")
+            _hand_down(folders["cpuset"], set(folders))
         else:
             cpuset = folders["cpuset"]
             for name in ("cpuset.mems", "cpuset.cpus"):
                 _write(cpuset / name, (cpuset.parent / name).read_text().strip())
 
+    def _own_folders(self) -> set[Path]:
+        """Those that hold the fences'."""
+        return {self._at[name] for name in self._at if name != "cpu" or self._knobs.one_folder}
+
+    def _lane(self, controller: str, name: str) -> Path:
+        """Of version 1, next to all other groups: only among those is it told who comes last."""
+        at = self._at[controller]
+        return at / name if at in self._own_folders() else at.with_name(f"{at.name}-{name}")
+
     def _sweep(self) -> None:
         """Kill what a killed supervisor of this name left."""
-        for folder in {child for at in self._at.values() for child in at.glob("*/")}:
+        lanes = {self._lane(controller, "lane-*") for controller in self._at}
+        for folder in {child for lane in lanes for child in lane.parent.glob(lane.name)}:
             deadline_s = time.monotonic() + _KILL_WITHIN_S
             while time.monotonic() < deadline_s:
                 left = (folder / "cgroup.procs").read_text().split()
@@ -266,7 +297,7 @@ class CgroupFences:
         if self._free:
             return self._free.pop()
         name = f"lane-{len(self._made)}"
-        folders = {key: at / name for key, at in self._at.items()}
+        folders = {controller: self._lane(controller, name) for controller in self._at}
         fence = CgroupFence(self._knobs, folders, own_network=self._own_networks)
         self._made.append(fence)
         return fence
@@ -282,13 +313,15 @@ class CgroupFences:
     def close(self) -> None:
         for fence in self._made:
             fence.remove()
-        for folder in set(self._at.values()):
+        for folder in self._own_folders():
             _remove(folder)
 
 
 def _v1_folders(root: Path, name: str) -> dict[str, Path]:
-    counted = ("cpuacct",) if (root / "cpuacct").is_dir() else ()
-    names = (*_CONTROLLERS, *counted)
+    more = [name for name in ("cpuacct", "cpu") if os.access(root / name, os.W_OK)]
+    if len({(root / name).resolve() for name in more}) < len(more):
+        more.remove("cpu")  # one hierarchy for both
+    names = (*_CONTROLLERS, *more)
     return {controller: root / controller / f"slackwater-{name}" for controller in names}
 
 
@@ -308,9 +341,19 @@ def _v2_ready(parent: Path) -> bool:
         if not set(_CONTROLLERS) <= set((parent / "cgroup.controllers").read_text().split()):
             return False
         if not set(_CONTROLLERS) <= set((parent / "cgroup.subtree_control").read_text().split()):
-            _write(parent / "cgroup.subtree_control", "+cpuset +memory +pids")
+            _hand_down(parent, set(_CONTROLLERS))
         return True
     return False
+
+
+def _hand_down(group: Path, controllers: set[str]) -> None:
+    _write(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(controllers)))
+
+
+def _v2_folders(folder: Path) -> dict[str, Path]:
+    """With precedence where the parent hands that down, too."""
+    handed = (folder.parent / "cgroup.subtree_control").read_text().split()
+    return dict.fromkeys((*_CONTROLLERS, *({"cpu"} & set(handed))), folder)
 
 
 def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
@@ -318,8 +361,7 @@ def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
     why: list[str] = []
     for parent in _v2_parents(root):
         if _v2_ready(parent):
-            folder = parent / f"slackwater-{name}"
-            found = _tried(V2, dict.fromkeys(_CONTROLLERS, folder), why)
+            found = _tried(V2, _v2_folders(parent / f"slackwater-{name}"), why)
             if found is not None:
                 return found, "control groups, version 2"
     why.append("version 2 hands down no cpuset, memory and pids here")

@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
+from enum import Enum
 from typing import NoReturn, Protocol
 
 from slackwater.model.errors import RefusedError, UnavailableError
@@ -141,6 +142,14 @@ def _reap_all(first: int, theirs: socket.socket) -> None:
                 theirs.sendall(_ENDED.pack(*ended))
 
 
+class Precedence(Enum):
+    """How an action's processes stand to all others on the machine, where the kernel tells."""
+
+    EQUAL = "equal"
+    LOW = "low"
+    LAST = "last"  # a core that it runs on counts as free
+
+
 class Fence(Protocol):
     """Round one action."""
 
@@ -150,6 +159,10 @@ class Fence(Protocol):
 
     def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
         """Start a process inside, with these cores and limits."""
+        ...
+
+    def set_precedence(self, precedence: Precedence) -> None:
+        """From now on, if it can be set here; every start begins with EQUAL."""
         ...
 
     def kill_all(self) -> None:
@@ -209,6 +222,9 @@ class PinnedFence:
         self._child = start_below_reaper(launch) if launch.user is None else start(launch)
         self._live.add(self)
         return self._child
+
+    def set_precedence(self, precedence: Precedence) -> None:
+        """Needs a control group."""
 
     def kill_all(self) -> None:
         """Neighbours may share the user: only the last one to end kills what they left."""

@@ -6,11 +6,25 @@ from typing import Literal
 
 from slackwater.sandbox.backends.port import Order
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.fences import Fence
+from slackwater.sandbox.fences import Fence, Precedence
 from slackwater.sandbox.launch import LaunchedProcess
 from slackwater.sandbox.reports import ActionEnded, End, Usage
 
 _PIPE_BYTES = 1 << 16
+_SHORT_S = 0.05  # of processor time, until which an action is as good as any other process
+_ENOUGH_OF_A_CORE = 0.25
+
+
+def precedence(used_s: float, lately_s: float, elapsed_s: float) -> Precedence:
+    """Of an action that used so much processor time in all, and `lately_s` in `elapsed_s`.
+
+    While it has a fair part of a core, it takes what others leave: nobody waits until it is
+    interrupted, and what wakes up elsewhere may run on its core. When it has less, it has its
+    weight again, so nobody starves it.
+    """
+    if used_s <= _SHORT_S:
+        return Precedence.EQUAL
+    return Precedence.LAST if lately_s >= _ENOUGH_OF_A_CORE * elapsed_s else Precedence.LOW
 
 
 class RunningAction:
@@ -32,6 +46,7 @@ class RunningAction:
         self.began_s = child.began_s
         self.memory_kills = fence.memory_kills()
         self.cpu_s = fence.cpu_s()
+        self._looked = (self.began_s, self.cpu_s)
         self.killed: tuple[End, str] | None = None
         self._unsent = memoryview(order.stdin)
         self._printed_bytes = 0
@@ -39,6 +54,15 @@ class RunningAction:
     @property
     def deadline_s(self) -> float:
         return self.asked_s + self.order.limits.wall_s
+
+    def set_precedence(self, now_s: float) -> None:
+        """By what it used since the last look."""
+        before_s, before_cpu_s = self._looked
+        cpu_s = self.fence.cpu_s()
+        self._looked = now_s, cpu_s
+        self.fence.set_precedence(
+            precedence(cpu_s - self.cpu_s, cpu_s - before_cpu_s, now_s - before_s)
+        )
 
     def feed(self) -> bool:
         """Write what the pipe takes of its input; whether there is nothing more to write."""

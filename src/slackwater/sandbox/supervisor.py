@@ -34,6 +34,7 @@ from slackwater.sandbox.users import Users
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.5
+PRECEDENCE_EVERY_S = 0.1
 MEASURE_WITHIN_S = 20.0
 _DRAIN_READS = 64
 _ENDS_WITHIN_S = 5.0
@@ -71,7 +72,7 @@ class SandboxSupervisor:
         self._selector = selectors.DefaultSelector()
         self._reports: list[Report] = []
         self._leaving: list[Fence] = []
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_precedence_s = 0.0
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o711)  # users of environments pass through, and see nothing
         linux.adopt_orphans()
@@ -312,6 +313,7 @@ class SandboxSupervisor:
             return 0.0
         now_s = time.monotonic()
         due_s = [running.deadline_s - now_s for running in self._running.values()]
+        due_s += [self._next_precedence_s - now_s] if self._running else []
         if any(each.disk.stale for each in self._environments.all()):
             due_s.append(self._next_look_s - now_s)
         for at_s in (self._workers.next_deadline_s, self._quarantine.next_try_s()):
@@ -433,6 +435,11 @@ class SandboxSupervisor:
             if now_s >= running.deadline_s and running.killed is None:
                 wall_s = running.order.limits.wall_s
                 self._kill(running, End.WALL, f"it ran longer than {wall_s:g} s")
+        if now_s >= self._next_precedence_s:
+            self._next_precedence_s = now_s + PRECEDENCE_EVERY_S
+            for running in self._running.values():
+                if running.killed is None:
+                    running.set_precedence(now_s)
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
