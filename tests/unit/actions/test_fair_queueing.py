@@ -387,3 +387,12 @@ def test_storms_of_several_tenants_keep_every_invariant_and_everything_ends(seed
     table = TenantTable(limits, {"t1": replace(limits, weight=3.0, core_share=0.5)})
     report = Storm(seed, BrokerSettings(tenants=table, return_s=20.0), tenants=3).run(1.5)
     assert report.outcomes[OutcomeKind.DONE] > 20
+
+
+@pytest.mark.parametrize(("queued", "pauses"), [(0, False), (32, False), (33, True), (80, True)])
+def test_only_a_tenant_with_a_long_queue_pauses_between_requests(queued: int, pauses: bool) -> None:
+    machine = Machine(1, BrokerSettings())
+    machine.run([Piece(B, 0.0, run_s=9.0)] * 2 + [Piece(A, 0.0)] * queued, until_s=0.0)
+    books = machine.broker.books
+    assert (books.tenant(A).pause_s > 0) == pauses
+    assert books.tenant(B).pause_s == 0

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from slackwater.model.ids import TenantId
 from slackwater.model.tenant_limits import TenantLimits
 
+_LONG_QUEUE = 32  # actions of one tenant, from which on more of them may come slowly
+_PAUSE_S = 1.0
+
 
 @dataclass(slots=True, eq=False)
 class TenantState:
@@ -19,6 +22,13 @@ class TenantState:
     @property
     def held_by_weight(self) -> float:
         return self.held_mib / self.limits.weight
+
+    @property
+    def pause_s(self) -> float:
+        """Between two requests for more, so that a flood costs the others little; nothing that
+        waits starts later for it.
+        """
+        return _PAUSE_S if self.waiting > _LONG_QUEUE else 0.0
 
     def no_room(self) -> str | None:
         """Why no more of its actions may wait, if so."""

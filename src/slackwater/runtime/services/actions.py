@@ -141,6 +141,10 @@ class ActionService:
     def limits_of(self, tenant: TenantId) -> TenantLimits:
         return self._broker.books.settings.tenants.of(tenant)
 
+    def pause_s(self, tenant: TenantId) -> float:
+        """How long the tenant should wait before it asks for more."""
+        return self._broker.books.tenant(tenant).pause_s
+
     def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
         """The MiB that an environment of the tenant's holds, which its actions have to
         themselves; `submit` refuses an environment that is not one."""
