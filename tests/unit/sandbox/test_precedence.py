@@ -1,4 +1,4 @@
-"""Precedence: an action that computes on and on gives way to everything else, and is not starved."""
+"""Precedence: an action that computes on and on comes after everything else, and never starves."""
 
 from collections.abc import Iterator
 
