@@ -98,6 +98,7 @@ class Store:
             sa.event.listen(self._engine, "connect", _tune_sqlite)
         self._thread = _OneThread("store")
         self._connection: Connection | None = None
+        self._busy_ms = _BUSY_MS  # how long the connection waits for a lock
         self._patience_s = patience_s
         self._announce_loss = lost
         self._closing = threading.Event()
@@ -149,27 +150,20 @@ class Store:
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
         try:
-            self._attempt_at_once(self._connection, work)
+            self._attempt(work, busy_ms=0)  # nor does it wait for another process's lock
         except (OperationalError, InterfaceError):
             return False
-        self._tidy_up()
+        self._tidy_up(small=True)
         return True
 
-    def _attempt_at_once(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        """Without waiting for another process that has the database locked."""
-        driver: Any = connection.connection.driver_connection
-        driver.execute("PRAGMA busy_timeout=0")
-        try:
-            return self._attempt(work)
-        finally:
-            driver.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-
-    def _tidy_up(self) -> None:
-        """Checkpoint a long log beside the writes that go on, since that waits for the disk."""
+    def _tidy_up(self, *, small: bool = False) -> None:
+        """Checkpoint a long log beside the writes that go on, since that waits for the disk; many
+        `small` writes make it long, never one.
+        """
         if not self._is_local or (self._tidying is not None and not self._tidying.done()):
             return
         self._writes += 1
-        if self._writes > _LOG_WRITES or self._log_bytes() > _LOG_BYTES:
+        if self._writes > _LOG_WRITES or (not small and self._log_bytes() > _LOG_BYTES):
             self._writes = 0
             loop = asyncio.get_running_loop()
             self._tidying = loop.run_in_executor(None, self._checkpoint)
@@ -203,9 +197,13 @@ class Store:
                     raise self._loss(str(error.orig)) from None
                 logger.warning("database %s: %s; trying again", self._shown, error.orig)
 
-    def _attempt(self, work: Callable[[Connection], T]) -> T:
+    def _attempt(self, work: Callable[[Connection], T], busy_ms: int = _BUSY_MS) -> T:
         if self._connection is None:
-            self._connection = self._engine.connect()
+            self._connection, self._busy_ms = self._engine.connect(), _BUSY_MS
+        if self._is_local and self._busy_ms != busy_ms:
+            driver: Any = self._connection.connection.driver_connection
+            driver.execute(f"PRAGMA busy_timeout={busy_ms}")
+            self._busy_ms = busy_ms
         is_committing = False
         try:
             with self._connection.begin():
