@@ -7,6 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+from starlette.types import Message
+
 from slackwater.model.ids import JobId, TenantId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason
@@ -48,6 +50,10 @@ def whole(choice: int) -> FinishedChoice:
     return FinishedChoice(choice, TurnResult(TurnId("t"), [], [], FinishReason.LENGTH, "v", 0))
 
 
+async def gone() -> Message:
+    return {"type": "http.disconnect"}
+
+
 def heard(told: Generation) -> list[tuple[int, list[int]]]:
     async def read() -> list[tuple[int, list[int]]]:
         async with asyncio.timeout(60):
@@ -69,8 +75,9 @@ def test_tokens_that_wait_are_told_together_and_choices_apart() -> None:
 def test_who_leaves_hears_nothing_more() -> None:
     told = generation(1)
     told.say(piece(0, 1), 0)
-    asyncio.run(told.leave())
+    asyncio.run(told.until_gone(gone))
     assert heard(told) == []
+    assert asyncio.run(told.results()) is None
 
 
 def test_one_that_waits_is_woken() -> None:

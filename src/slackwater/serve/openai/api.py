@@ -1,6 +1,7 @@
 """OpenAI API: models, completions, chat completions and responses, whole or streamed."""
 
 import asyncio
+import json
 import secrets
 from array import array
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.model.sampling import sample_seed
-from slackwater.runtime.executors.engines import TurnResult
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
@@ -187,30 +187,19 @@ async def _whole(
     work: FairWork,
 ) -> Response:
     """Answer when all is there; a client that leaves is not worked for."""
-
-    async def gone() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working = asyncio.create_task(generation.results())
-    watching = asyncio.create_task(gone())
+    watching = asyncio.create_task(generation.until_gone(request.receive))
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        results = await generation.results()
+        if results is None:
             return Response(status_code=204)  # which nobody will read
-        results = working.result()
         if sum(len(result.tokens) for result in results) <= _FEW_TOKENS and answers.only_text:
-            return Response(_json(answers, results), media_type="application/json")
-        whole = await work.run(tenant, _json, answers, results)
+            whole = json.dumps(answers.whole(results), allow_nan=False).encode()
+        else:
+            whole = await work.run(tenant, lambda: sliced_json(answers.whole(results)))
         return Response(whole, media_type="application/json")
     finally:
         generation.close()
-        working.cancel()
         watching.cancel()
-
-
-def _json(answers: ResponseWriter, results: list[TurnResult]) -> bytes:
-    return sliced_json(answers.whole(results))
 
 
 def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:

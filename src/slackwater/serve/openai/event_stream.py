@@ -30,7 +30,7 @@ class EventStream(Response):
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watching = asyncio.create_task(self._until_gone(receive))
+        watching = asyncio.create_task(self._generation.until_gone(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             async for data in self._events():
@@ -39,11 +39,6 @@ class EventStream(Response):
         finally:
             watching.cancel()
             self._generation.close()
-
-    async def _until_gone(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        await self._generation.leave()
 
     async def _events(self) -> AsyncIterator[bytes]:
         answers = self._answers

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
+from starlette.types import Receive
+
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
@@ -131,8 +133,10 @@ class Generation:
         self._heard.append(event)
         self._wake()
 
-    async def leave(self) -> None:
-        """The client left: end `events` in the tenant's turn, since many may leave at once."""
+    async def until_gone(self, receive: Receive) -> None:
+        """End `events` when the client leaves, in the tenant's turn: many may leave at once."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
         await self._plane.loop_shares.turn(self._tenant)
         self._open.clear()
         self._wake()
@@ -197,14 +201,15 @@ class Generation:
         )
         return ChoiceDelta(event.choice, joined)
 
-    async def results(self) -> list[TurnResult]:
-        """All choices, in order."""
+    async def results(self) -> list[TurnResult] | None:
+        """All choices, in order; None if the client left."""
         found = {
             event.choice: event.result
             async for event in self.events()
             if isinstance(event, FinishedChoice)
         }
-        return [found[place] for place in sorted(found)]
+        complete = len(found) == len(self._choices)
+        return [found[place] for place in sorted(found)] if complete else None
 
 
 class _Choice:
