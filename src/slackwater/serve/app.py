@@ -14,12 +14,12 @@ from slackwater.serve.actions.api import (
     limit_routes,
     permit_routes,
 )
-from slackwater.serve.actions.fast_path import FastPathMiddleware
 from slackwater.serve.actions.run_code import run_code_routes
 from slackwater.serve.dashboard.live import LiveSource
 from slackwater.serve.dashboard.routes import dashboard_routes
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.http.fast_path import FastPathMiddleware
 from slackwater.serve.http.host_check import HostCheck
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.openai.api import OpenAiFace, openai_routes
@@ -81,39 +81,41 @@ def create_app(plane: ControlPlane) -> FastAPI:
             await plane.training.reject(model, seq, kind, reason)
 
     add_error_handlers(app, rejected)
-    # Routes are matched in order: those that are called for every sample come first.
-    app.include_router(future_routes(plane))
-    app.include_router(sampling_routes(SamplingFace(plane)))
-    face = OpenAiFace(plane)
-    app.include_router(openai_routes(plane, face))
-    app.include_router(training_routes(training))
-    app.include_router(action_routes(plane))
-    app.include_router(environment_routes(plane))
-    app.include_router(permit_routes(plane))
-    app.include_router(limit_routes(plane))
-    app.include_router(run_code_routes(plane))
-    app.include_router(session_life_routes(plane))
-    app.include_router(service_routes(plane))
-    app.include_router(operator_routes(plane))
-    app.include_router(job_routes(plane))
-    app.include_router(coschedule_routes(plane))
-    app.include_router(instance_routes(plane))
-    app.include_router(node_routes(plane))
-    app.include_router(tokenizer_routes(plane))
-    rest = RestFace(plane)
-    app.include_router(rest_routes(rest))
-    app.include_router(checkpoint_change_routes(rest))
-    app.include_router(session_list_routes(rest))
+    face, rest = OpenAiFace(plane), RestFace(plane)
     downloads = Downloads(plane.settings.state / "downloads")
-    app.include_router(record_routes(rest, downloads))
-    app.include_router(download_routes(downloads))
-    app.include_router(extra_routes(plane, face))
-    app.include_router(refused_routes(plane))
     app.state.dashboard = LiveSource(plane, face)
-    app.include_router(dashboard_routes(app.state.dashboard))
+    routers = (
+        future_routes(plane),
+        sampling_routes(SamplingFace(plane)),
+        openai_routes(plane, face),
+        training_routes(training),
+        action_routes(plane),
+        environment_routes(plane),
+        permit_routes(plane),
+        limit_routes(plane),
+        run_code_routes(plane),
+        session_life_routes(plane),
+        service_routes(plane),
+        operator_routes(plane),
+        job_routes(plane),
+        coschedule_routes(plane),
+        instance_routes(plane),
+        node_routes(plane),
+        tokenizer_routes(plane),
+        rest_routes(rest),
+        checkpoint_change_routes(rest),
+        session_list_routes(rest),
+        record_routes(rest, downloads),
+        download_routes(downloads),
+        extra_routes(plane, face),
+        refused_routes(plane),
+        dashboard_routes(app.state.dashboard),
+    )
+    for router in routers:  # routes are matched in order
+        app.include_router(router)
     longest = max((base.max_text_chars for base in plane.bases), default=0)
     limited = BodyLimits(
-        FastPathMiddleware(app.behind, plane=plane),
+        FastPathMiddleware(app.behind, (route for router in routers for route in router.routes)),
         max_bytes=plane.settings.max_body_bytes,
         max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
         json_limits=dict.fromkeys(PASS_PATHS, MAX_JSON_PASS_BYTES),

@@ -70,41 +70,11 @@ def shown(name: str, result: ActionResult) -> dict[str, Any]:
     }
 
 
-async def submitted(plane: ControlPlane, body: ActionBody, tenant: TenantId) -> Response:
-    """Take an action, and wait for its outcome as long as the caller likes; where other tenants are
-    about, one with a long queue waits a little longer, which slows a flood of requests down.
-    """
-    _check_sandboxes(plane, bool(body.command))
-    _check_service(plane, body.service)
-    environment_mib = plane.actions.memory_of(tenant, body.environment)
-    request = body.request(tenant, plane.actions.limits_of(tenant), environment_mib)
-    name = await plane.actions.submit(tenant, request)
-    pause_s = plane.actions.pause_s(tenant) if plane.loop_shares.shared(tenant) else 0.0
-    return await _answer(plane, tenant, name, max(body.wait_s, pause_s))
-
-
 async def _answer(plane: ControlPlane, tenant: TenantId, name: ActionId, wait_s: float) -> Response:
     result = await plane.actions.result(tenant, name, wait_s)
     if result is None:
         return JSONResponse({"action": name, "state": plane.actions.state(name)}, 202)
     return Response(msgspec.json.encode(shown(name, result)), media_type="application/json")
-
-
-async def environment_opened(
-    plane: ControlPlane, body: EnvironmentBody, tenant: TenantId
-) -> Response:
-    """Make an environment, and wait until it is open as long as the caller likes."""
-    _check_sandboxes(plane)
-    request = body.request(tenant, plane.actions.limits_of(tenant))
-    name = await plane.actions.open(tenant, request)
-    is_open = await plane.actions.opened(tenant, name, body.wait_s)
-    return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
-
-
-async def environment_closed(plane: ControlPlane, name: str, tenant: TenantId) -> Response:
-    """Take an environment away."""
-    await plane.actions.close_environment(tenant, EnvironmentId(name))
-    return JSONResponse({"environment": name})
 
 
 def action_routes(plane: ControlPlane) -> APIRouter:
@@ -113,8 +83,18 @@ def action_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("", response_model=None, responses=LATER)
     async def submit(body: ActionBody, tenant: Caller) -> Response:
-        """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed."""
-        return await submitted(plane, body, tenant)
+        """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed.
+
+        Where other tenants are about, one with a long queue waits a little longer, which slows a
+        flood of requests down.
+        """
+        _check_sandboxes(plane, bool(body.command))
+        _check_service(plane, body.service)
+        environment_mib = actions.memory_of(tenant, body.environment)
+        request = body.request(tenant, actions.limits_of(tenant), environment_mib)
+        name = await actions.submit(tenant, request)
+        pause_s = actions.pause_s(tenant) if plane.loop_shares.shared(tenant) else 0.0
+        return await _answer(plane, tenant, name, max(body.wait_s, pause_s))
 
     @router.get("")
     async def top(tenant: Caller) -> dict[str, Any]:
@@ -181,7 +161,10 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
     @router.post("", response_model=None, status_code=201, responses=LATER)
     async def opened(body: EnvironmentBody, tenant: Caller) -> Response:
         """Ask for an environment; 201 when it is open, 202 if it still waits for room."""
-        return await environment_opened(plane, body, tenant)
+        _check_sandboxes(plane)
+        name = await actions.open(tenant, body.request(tenant, actions.limits_of(tenant)))
+        is_open = await actions.opened(tenant, name, body.wait_s)
+        return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
 
     @router.get("")
     async def listed(tenant: Caller) -> dict[str, list[EnvironmentId]]:
@@ -196,7 +179,8 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
     @router.delete("/{environment}", response_model=None)
     async def close(environment: str, tenant: Caller) -> Response:
         """Take it away; actions in it are cancelled."""
-        return await environment_closed(plane, environment, tenant)
+        await actions.close_environment(tenant, EnvironmentId(environment))
+        return JSONResponse({"environment": environment})
 
     return router
 

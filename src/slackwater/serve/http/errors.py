@@ -84,6 +84,14 @@ def answer(request: Request, status: int, message: str) -> JSONResponse:
     return JSONResponse(error_body(request.url.path, status, message), status, headers)
 
 
+def error_response(request: Request, error: Exception) -> Response:
+    """What a route's error is answered with; one that is not ours is logged."""
+    if isinstance(error, SlackwaterError):
+        return answer(request, status_of(error), str(error))
+    logger.error("request failed path=%s", request.url.path, exc_info=error)
+    return answer(request, 500, f"internal error: {type(error).__name__}")
+
+
 async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> None:
     """Answer from ASGI middleware and close the connection without reading the body."""
     if status == 422 and scope["path"].startswith("/v1/"):
@@ -116,9 +124,8 @@ def add_error_handlers(
 ) -> None:
     """`rejected` is called for invalid bodies: they may use up an operation's number."""
 
-    async def slackwater_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, SlackwaterError)
-        return answer(request, status_of(error), str(error))
+    async def any_error(request: Request, error: Exception) -> Response:
+        return error_response(request, error)
 
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -135,11 +142,7 @@ def add_error_handlers(
         response.headers.update(error.headers or {})
         return response
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        logger.error("request failed path=%s", request.url.path, exc_info=error)
-        return answer(request, 500, f"internal error: {type(error).__name__}")
-
-    app.add_exception_handler(SlackwaterError, slackwater_error)
+    app.add_exception_handler(SlackwaterError, any_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected)
+    app.add_exception_handler(Exception, any_error)

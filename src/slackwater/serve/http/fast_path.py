@@ -1,0 +1,110 @@
+"""Calls a route without FastAPI if its request is ordinary: a key, a small JSON body, valid fields.
+
+FastAPI's routing and dependencies take longer than most routes do. Anything unusual (a large or
+invalid body, a caller without a key) takes the regular way: errors are written in one place.
+"""
+
+import inspect
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from slackwater.serve.http.errors import error_response
+from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
+
+_JSON = (b"content-type", b"application/json")
+
+
+@dataclass(frozen=True, slots=True)
+class _FastRoute:
+    """`last` is the endpoint's name for the last part of the path, if that is a parameter."""
+
+    endpoint: Any
+    wants: frozenset[str]
+    status: int
+    body: type[BaseModel] | None
+    last: str | None
+
+    def arguments(self, scope: Scope, receive: Receive) -> dict[str, Any] | None:
+        """What the endpoint is called with; None if FastAPI must see the request."""
+        found: dict[str, Any] = {}
+        if self.body is not None:
+            raw = scope[BODY].shown()
+            if len(raw) > LARGE_JSON_BYTES or _JSON not in scope["headers"]:
+                return None
+            try:
+                found["body"] = self.body.model_validate(json.loads(raw))
+            except (ValidationError, ValueError, RecursionError):
+                return None
+        if "tenant" in self.wants:
+            found["tenant"] = scope[TENANT]
+        if "request" in self.wants:
+            found["request"] = Request(scope, receive)
+        if self.last is not None:
+            found[self.last] = scope["path"].rpartition("/")[2]
+        return found
+
+
+class FastPathMiddleware:
+    """ASGI middleware inside of `BodyLimits`, which has read the body and found its tenant."""
+
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+        self._app = app
+        self._routes: dict[tuple[str, str], _FastRoute] = {}
+        for route in routes:
+            if isinstance(route, APIRoute) and (fast := _fast(route)) is not None:
+                path = route.path if fast.last is None else _any_last(route.path)
+                for method in route.methods or ():
+                    self._routes.setdefault((method, path), fast)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self._find(scope)
+        arguments = None if route is None else route.arguments(scope, receive)
+        if route is None or arguments is None:
+            await self._app(scope, receive, send)
+            return
+        scope[BODY].take()
+        response: Response
+        try:
+            answer = await route.endpoint(**arguments)
+            plain = not isinstance(answer, Response)
+            response = JSONResponse(answer, route.status) if plain else answer
+        except Exception as error:  # noqa: BLE001  (every error of a route is answered)
+            response = error_response(Request(scope), error)
+        await response(scope, receive, send)
+
+    def _find(self, scope: Scope) -> _FastRoute | None:
+        if scope["type"] != "http" or scope.get(TENANT) is None or BODY not in scope:
+            return None
+        method, path = scope["method"], scope["path"]
+        found = self._routes.get((method, path))
+        if found is None and not path.endswith("/"):
+            found = self._routes.get((method, _any_last(path)))
+        return found
+
+
+def _any_last(path: str) -> str:
+    return path.rpartition("/")[0] + "/{}"
+
+
+def _fast(route: APIRoute) -> _FastRoute | None:
+    """None for a route with more than a body, a tenant and the path's last part."""
+    wants = inspect.signature(route.endpoint).parameters
+    kind = wants["body"].annotation if "body" in wants else None
+    parent, _, part = route.path.rpartition("/")
+    last = part[1:-1] if part.startswith("{") else None
+    known = {"body", "tenant", "request", last}
+    is_plain = kind is None or (isinstance(kind, type) and issubclass(kind, BaseModel))
+    if "{" in parent or ":" in part or not known.issuperset(wants) or not is_plain:
+        return None
+    if "tenant" not in wants or (kind is None and (last is None or "GET" in (route.methods or ()))):
+        return None
+    return _FastRoute(route.endpoint, frozenset(wants), route.status_code or 200, kind, last)
