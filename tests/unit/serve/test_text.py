@@ -12,14 +12,16 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.serve.openai.text import TextCodec, TextStream
 
 
-def byte_model(folder: Path, template: str | None) -> Path:
-    """A tokenizer whose tokens are bytes."""
+def byte_model(folder: Path, template: str | None, *, plain: bool = True) -> Path:
+    """A tokenizer whose tokens are bytes, which shows only if its decoder is `plain`."""
     letters = pre_tokenizers.ByteLevel.alphabet()
     tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(sorted(letters))}, merges=[])
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel() if plain else decoders.Sequence([decoders.ByteLevel()])
+    tokenizer.add_special_tokens(["<end>"])
+    tokenizer.add_tokens(["<tool>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": template, "eos_token": {"content": "!"}})
@@ -27,13 +29,17 @@ def byte_model(folder: Path, template: str | None) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+@pytest.fixture(scope="module", params=["plain", "sequence"])
+def codec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     template = (
         "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}{{ eos_token }}{% endfor %}"
         "{% if messages[0]['role'] == 'robot' %}{{ raise_exception('no robots') }}{% endif %}>"
     )
-    return TextCodec(byte_model(tmp_path_factory.mktemp("model"), template))
+    plain = request.param == "plain"
+    folder = byte_model(tmp_path_factory.mktemp("model"), template, plain=plain)
+    found = TextCodec(folder)
+    assert found.bytes.are_text == plain
+    return found
 
 
 @given(st.text(max_size=60), st.lists(st.text(min_size=1, max_size=4), max_size=1), st.data())
@@ -51,6 +57,16 @@ def test_pieces_make_the_text_up_to_the_first_stop_string(
     shown += stream.finish()
     places = [text.find(stop) for stop in stops if stop in text]
     assert shown == stream.text == text[: min(places, default=len(text))]
+
+
+@given(st.lists(st.integers(0, 260), max_size=24), st.booleans())
+def test_tokens_that_are_bytes_give_the_text_that_the_tokenizer_gives(
+    codec: TextCodec, tokens: list[int], special: bool
+) -> None:
+    if codec.bytes.are_text:  # others hold broken characters back for a while only
+        stream = TextStream(codec, [], special=special)
+        shown = "".join(stream.feed([token]) for token in tokens) + stream.finish()
+        assert shown == codec.decode(tokens, special=special)
 
 
 def test_bytes_that_are_no_text_are_shown_in_the_end(codec: TextCodec) -> None:

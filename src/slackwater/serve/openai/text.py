@@ -27,9 +27,13 @@ class TokenBytes:
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any]) -> None:
         """`description` is the tokenizer's own JSON."""
         self._tokenizer = tokenizer
-        self._added = {int(item["id"]) for item in description.get("added_tokens", [])}
+        added = description.get("added_tokens", [])
+        self._added = {int(item["id"]) for item in added}
+        self._special = {int(item["id"]) for item in added if item.get("special")}
         decoder = json.dumps(description.get("decoder"))
         self._byte_level = "ByteLevel" in decoder
+        # Of such a tokenizer a text is the bytes of its tokens, one after another.
+        self.are_text = (description.get("decoder") or {}).get("type") == "ByteLevel"
         self._fallback = "ByteFallback" in decoder
         self._known: dict[int, bytes] = {}
 
@@ -39,6 +43,11 @@ class TokenBytes:
         if found is None:
             found = self._known[token] = self._spell(token)
         return found
+
+    def joined(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """The bytes of all tokens; of special ones only if they are shown."""
+        hidden = () if special else self._special
+        return b"".join([self.of(token) for token in tokens if token not in hidden])
 
     def _spell(self, token: int) -> bytes:
         written = self._tokenizer.id_to_token(token)
@@ -96,7 +105,7 @@ class TextCodec:
         if not file.is_file():
             raise RefusedError("this model has no tokenizer.json: send token ids")
         self._tokenizer = Tokenizer.from_file(str(file))
-        self._bytes = TokenBytes(self._tokenizer, _json(file))
+        self.bytes = TokenBytes(self._tokenizer, _json(file))
         self._config = _json(directory / "tokenizer_config.json")
         self._variables: Collection[str] = ()
         self.tool_form: Literal["hermes", "llama"] = "hermes"
@@ -118,7 +127,7 @@ class TextCodec:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token, which may be part of a character."""
-        return self._bytes.of(token)
+        return self.bytes.of(token)
 
     def is_special(self, token: int) -> bool:
         """Whether a token is no text, such as the end of a turn."""
@@ -126,7 +135,7 @@ class TextCodec:
 
     def token_label(self, token: int) -> str:
         """A token as text, or `bytes:\\x..` for part of a character; labels stay distinct."""
-        spelled = self._bytes.of(token)
+        spelled = self.bytes.of(token)
         try:
             return spelled.decode()
         except UnicodeDecodeError:
@@ -224,7 +233,8 @@ def _token(value: Any) -> str:
 class TextStream:
     """Incremental text that holds back partial characters and possible stop strings.
 
-    Only the last few tokens are decoded again, so the cost per token does not grow.
+    Where tokens are bytes each is read once; else the last few are decoded again, so the cost per
+    token does not grow.
     """
 
     def __init__(
@@ -239,6 +249,7 @@ class TextStream:
         self._keep_stop = keep_stop
         self._special = special
         self._codec = codec
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(stops)
         self._longest_stop = max((len(stop) for stop in stops), default=1)
         self._context: list[int] = []
@@ -260,6 +271,10 @@ class TextStream:
 
     def feed(self, tokens: Sequence[int]) -> str:
         """What can be shown now that was not before."""
+        if self._codec.bytes.are_text:
+            said = self._codec.bytes.joined(tokens, special=self._special)
+            self._decoded += self._utf8.decode(said)
+            return self._show(final=False)
         if len(tokens) > 1 and not self._pending and self._settle_whole(list(tokens)):
             return self._show(final=False)
         for token in tokens:
@@ -269,7 +284,10 @@ class TextStream:
 
     def finish(self) -> str:
         """The remaining text."""
-        self._settle(final=True)
+        if self._codec.bytes.are_text:
+            self._decoded += self._utf8.decode(b"", final=True)
+        else:
+            self._settle(final=True)
         return self._show(final=True)
 
     def _settle(self, *, final: bool) -> None:
