@@ -44,13 +44,15 @@ class KeepWarm:
         return home.slowness > self.slow_home * load.slowness
 
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        best, least, best_owned = None, inf, False
-        for load in eligible:  # by id; with many instances this loop is what a decision costs
-            if load.in_flight * load.slowness >= least and (best_owned or not load.owned):
-                continue
-            if (load.owned or not best_owned) and self.takes(need, load):
-                best, least, best_owned = load, load.in_flight * load.slowness, load.owned
-        return WAIT if best is None else Destination(best.instance)
+        for owned in (True, False):
+            best, least = None, inf
+            for load in eligible:  # by id; with many instances this loop is what a decision costs
+                load_share = load.in_flight * load.slowness if load.owned is owned else inf
+                if load_share < least and self.takes(need, load):
+                    best, least = load, load_share
+            if best is not None:
+                return Destination(best.instance)
+        return WAIT
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
         if not load.runs_now(need.context_tokens):
