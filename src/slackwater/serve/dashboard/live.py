@@ -310,7 +310,7 @@ def _spelled(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
     """A token that ends inside a character shows nothing; the one that completes it shows it."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
-        yield decoder.decode(codec.token_bytes(token))
+        yield decoder.decode(codec.bytes.of(token))
 
 
 def why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:

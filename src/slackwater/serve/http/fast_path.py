@@ -82,7 +82,7 @@ class FastPathMiddleware:
         await response(scope, receive, send)
 
     def _find(self, scope: Scope) -> _FastRoute | None:
-        if scope["type"] != "http" or scope.get(TENANT) is None or BODY not in scope:
+        if scope.get(TENANT) is None:
             return None
         method, path = scope["method"], scope["path"]
         found = self._routes.get((method, path))

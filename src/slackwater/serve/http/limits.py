@@ -23,9 +23,7 @@ _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is kn
 _JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
 _SHARED_BYTES_PER_S = 64 << 20
-_UNSEEN_S = (
-    0.0003  # of the loop for a connection and the head of a request, which nobody else counts
-)
+_UNSEEN_S = 0.0003  # of the loop for a connection and a request's head, which nobody else counts
 _BODIES_AT_ONCE = 4  # of the largest size, by one tenant
 _ARRIVED = "slackwater.arrived_s"
 _BINARY = ("application/x-protobuf", "application/octet-stream")

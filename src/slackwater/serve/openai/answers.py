@@ -44,7 +44,7 @@ class ResponseWriter(ABC):
             TextStream(codec, body.stop_strings, keep_stop=keep, special=special) for _ in prompts
         ]
         self._streamed = [0] * len(prompts)
-        self._spellings = [TokenOffsets(codec) for _ in prompts]
+        self._spellings = [TokenOffsets(codec.bytes) for _ in prompts]
         self._forms: dict[int, tuple[bytes, bytes]] = {}
 
     # ---- how a choice looks ----
@@ -421,5 +421,5 @@ class ChatAnswers(ResponseWriter):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, value: float) -> dict[str, Any]:
-        text, spelled = self.codec.token_text(token), self.codec.token_bytes(token)
+        text, spelled = self.codec.token_text(token), self.codec.bytes.of(token)
         return {"token": text, "logprob": value, "bytes": list(spelled)}

@@ -1,7 +1,6 @@
 """OpenAI API: models, completions, chat completions and responses, whole or streamed."""
 
 import asyncio
-import json
 import secrets
 from array import array
 from collections.abc import Callable
@@ -193,7 +192,7 @@ async def _whole(
         if results is None:
             return Response(status_code=204)  # which nobody will read
         if sum(len(result.tokens) for result in results) <= _FEW_TOKENS and answers.only_text:
-            whole = json.dumps(answers.whole(results), allow_nan=False).encode()
+            whole = sliced_json(answers.whole(results))
         else:
             whole = await work.run(tenant, lambda: sliced_json(answers.whole(results)))
         return Response(whole, media_type="application/json")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jinja2
 import jinja2.meta
@@ -65,24 +65,18 @@ class TokenBytes:
         return text.encode()
 
 
-class TokenSpeller(Protocol):
-    """Anything that knows the bytes of tokens."""
-
-    def token_bytes(self, token: int) -> bytes: ...
-
-
 class TokenOffsets:
     """Where each token begins in the text of those before it, counted in characters."""
 
-    def __init__(self, codec: TokenSpeller) -> None:
-        self._codec = codec
+    def __init__(self, spelled: TokenBytes) -> None:
+        self._bytes = spelled
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def offset_of(self, token: int) -> int:
         """Where the next token starts; a continuation byte starts where its character does."""
         at = self._length
-        self._length += len(self._decoder.decode(self._codec.token_bytes(token)))
+        self._length += len(self._decoder.decode(self._bytes.of(token)))
         return at
 
 
@@ -124,10 +118,6 @@ class TextCodec:
     def token_text(self, token: int) -> str:
         """One token, special or not, as text."""
         return self.decode([token], special=True)
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes of one token, which may be part of a character."""
-        return self.bytes.of(token)
 
     def is_special(self, token: int) -> bool:
         """Whether a token is no text, such as the end of a turn."""
