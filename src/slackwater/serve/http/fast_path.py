@@ -72,23 +72,20 @@ class FastPathMiddleware:
             await self._app(scope, receive, send)
             return
         scope[BODY].take()
-        response: Response
         try:
             answer = await route.endpoint(**arguments)
-            plain = not isinstance(answer, Response)
-            response = JSONResponse(answer, route.status) if plain else answer
+            if not isinstance(answer, Response):
+                answer = JSONResponse(answer, route.status)
         except Exception as error:  # noqa: BLE001  (every error of a route is answered)
-            response = error_response(Request(scope), error)
-        await response(scope, receive, send)
+            answer = error_response(Request(scope), error)
+        await answer(scope, receive, send)
 
     def _find(self, scope: Scope) -> _FastRoute | None:
         if scope.get(TENANT) is None:
             return None
         method, path = scope["method"], scope["path"]
-        found = self._routes.get((method, path))
-        if found is None and not path.endswith("/"):
-            found = self._routes.get((method, _any_last(path)))
-        return found
+        last = path if path.endswith("/") else _any_last(path)
+        return self._routes.get((method, path)) or self._routes.get((method, last))
 
 
 def _any_last(path: str) -> str:
