@@ -1,0 +1,40 @@
+"""Another process has the database locked: small writes do not wait for it, all others do."""
+
+import asyncio
+import logging
+import sqlite3
+from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import Connection
+
+from slackwater.runtime.store.database import Store
+
+_HELD_S = 0.05
+
+
+def test_a_call_waits_for_a_lock_that_a_small_write_did_not_wait_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def write(connection: Connection) -> None:
+        connection.exec_driver_sql("INSERT INTO numbers VALUES (1)")
+
+    async def scenario() -> int:
+        store = Store(f"sqlite:///{tmp_path / 'db'}")
+        await store.open()
+        await store.call(lambda c: c.exec_driver_sql("CREATE TABLE numbers (number INTEGER)"))
+        assert store.at_once(write)
+        other = sqlite3.connect(tmp_path / "db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert not store.at_once(write)
+        asyncio.get_running_loop().call_later(_HELD_S, other.execute, "ROLLBACK")
+        async with asyncio.timeout(60):
+            await store.call(write)
+        found = other.execute("SELECT COUNT(*) FROM numbers").fetchone()[0]
+        other.close()
+        await store.close()
+        return int(found)
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(scenario()) == 2
+    assert "trying again" not in caplog.text
