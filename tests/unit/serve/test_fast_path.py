@@ -2,11 +2,11 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -46,6 +46,17 @@ def _router() -> APIRouter:
     @router.post("/open")
     async def without_key(body: Body) -> dict[str, str]:
         raise AssertionError("it does not ask for a key")
+
+    async def refuse() -> TenantId:
+        raise NotFoundError("nobody may")
+
+    @router.post("/guarded", dependencies=[Depends(refuse)])
+    async def guarded(body: Body, tenant: Caller) -> dict[str, str]:
+        raise AssertionError("it checks something first")
+
+    @router.post("/operators")
+    async def operators(body: Body, tenant: Annotated[TenantId, Depends(refuse)]) -> dict[str, str]:
+        raise AssertionError("not every caller may")
 
     @router.get("/{name}")
     async def show(name: str, tenant: Caller, wait_s: float = 0.0) -> dict[str, str]:
@@ -96,6 +107,8 @@ def test_an_ordinary_request_is_answered_without_fastapi() -> None:
         ("POST", "/things", {"json": {"number": 1}, "headers": {}}),
         ("POST", "/things/raw", {"json": {"number": 1}}),
         ("POST", "/things/open", {"json": {"number": 1}}),
+        ("POST", "/things/guarded", {"json": {"number": 1}}),
+        ("POST", "/things/operators", {"json": {"number": 1}}),
         ("PUT", "/things", {"json": {"number": 1}}),
         ("GET", "/things/this", {}),
         ("DELETE", "/things/this/part", {}),

@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.errors import error_response
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 
@@ -93,7 +94,11 @@ def _any_last(path: str) -> str:
 
 
 def _fast(route: APIRoute) -> _FastRoute | None:
-    """None for a route with more than a body, a tenant and the path's last part."""
+    """None for a route with more than a body, a caller and the path's last part, and for one that
+    checks anything else before it runs.
+    """
+    if route.dependencies:
+        return None
     wants = inspect.signature(route.endpoint).parameters
     kind = wants["body"].annotation if "body" in wants else None
     parent, _, part = route.path.rpartition("/")
@@ -102,6 +107,8 @@ def _fast(route: APIRoute) -> _FastRoute | None:
     is_plain = kind is None or (isinstance(kind, type) and issubclass(kind, BaseModel))
     if "{" in parent or ":" in part or not known.issuperset(wants) or not is_plain:
         return None
-    if "tenant" not in wants or (kind is None and (last is None or "GET" in (route.methods or ()))):
+    if "tenant" not in wants or wants["tenant"].annotation != Caller:
+        return None
+    if kind is None and (last is None or "GET" in (route.methods or ())):
         return None
     return _FastRoute(route.endpoint, frozenset(wants), route.status_code or 200, kind, last)
