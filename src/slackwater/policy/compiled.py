@@ -1,22 +1,53 @@
 """Compiling the hot loops of policies, with their types kept."""
 
+import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
-import numba
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_functions: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands in for them
+_loaded: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def compiled(function: F) -> F:
     """Machine code for a function over numbers and NumPy arrays; compiled once and kept on disk.
 
+    numba comes with the first call of any such function: to import it takes a quarter of a
+    service's start, and one that shares no fleet does without.
+
     Hazard: the kept code is checked against the function's own file only. After a change to a
     compiled function that others in other files call, remove the kept code (`make fresh-kernels`),
     or they go on with the old one.
     """
-    return cast(F, numba.njit(cache=True)(function))
+
+    @functools.wraps(function)
+    def stand_in(*arguments: Any, **named: Any) -> object:
+        if stand_in not in _loaded:
+            _load()
+        return _loaded[stand_in](*arguments, **named)
+
+    _functions[stand_in] = function
+    return cast(F, stand_in)
+
+
+def _load() -> None:
+    """Put every compiled function in the place of its stand-in, where it is defined and in the
+    files of those that call it. Two threads may do so at once: either's function does.
+    """
+    import numba
+
+    new = [(late, one) for late, one in list(_functions.items()) if late not in _loaded]
+    made = {late: numba.njit(cache=True)(one) for late, one in new}
+    for _, function in new:
+        names = function.__globals__
+        for name, value in list(names.items()):
+            if isinstance(value, FunctionType) and (value in made or value in _loaded):
+                names[name] = made.get(value) or _loaded[value]
+    _loaded.update(made)  # last: whoever finds its function here calls it at once
 
 
 @compiled

@@ -48,11 +48,20 @@ def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'slackwater.db'}"
 
 
-def test_the_steps_end_in_the_tables_that_the_code_uses(url: str) -> None:
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_new_database_and_all_steps_end_in_the_tables_that_the_code_uses(
+    url: str, is_new: bool
+) -> None:
+    if not is_new:
+        with sa.create_engine(url).begin() as connection:
+            first.create_all(connection)
     opened(url)
     with sa.create_engine(url).connect() as connection:
         found = MigrationContext.configure(connection)
         assert compare_metadata(found, metadata) == []
+        assert found.get_current_revision() == "0006"
+        indexes = {i["name"] for i in sa.inspect(connection).get_indexes("operations")}
+        assert indexes == {index.name for index in metadata.tables["operations"].indexes}
 
 
 def test_a_database_of_version_0_1_0_keeps_its_rows(url: str) -> None:

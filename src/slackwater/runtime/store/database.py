@@ -22,10 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -36,6 +32,7 @@ from sqlalchemy.exc import (
 )
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
+from slackwater.runtime.store.schema import metadata
 
 logger = logging.getLogger(__name__)
 
@@ -50,22 +47,44 @@ _SMALL_BYTES = 16 << 10
 
 _STEPS = Path(__file__).parent / "migrations"
 _FIRST = "0001"  # databases of version 0.1.0 carry no number; they have its tables
+_KNOWN = {file.stem[1:5] for file in (_STEPS / "versions").glob("v*.py")}
+_version = sa.Table(  # as Alembic makes it
+    "alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True)
+)
 
 
 def bring_up_to_date(connection: Connection) -> None:
-    """Take every step that the database lacks, in the caller's transaction."""
+    """Make the newest tables in an empty database, or take every step that an older one lacks, in
+    the caller's transaction.
+    """
+    tables = sa.inspect(connection)
+    found: str | None = None
+    if tables.has_table(_version.name):
+        found = connection.execute(sa.select(_version)).scalar()
+    if found is None and not tables.has_table("operations"):
+        metadata.create_all(connection)
+        _version.create(connection, checkfirst=True)
+        connection.execute(_version.insert().values(version_num=max(_KNOWN)))
+        return
+    if found is not None and found not in _KNOWN:
+        raise RefusedError(
+            f"database: its tables are of step {found}, and this version knows steps up to "
+            f"{max(_KNOWN)}; it was used by a newer Slackwater: start that one, or give another "
+            "--state"
+        )
+    if found != max(_KNOWN):
+        _take_steps(connection, stamped=found is not None)
+
+
+def _take_steps(connection: Connection, stamped: bool) -> None:
+    # Late: Alembic takes a tenth of a start to import, and few starts upgrade anything.
+    from alembic import command
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(_STEPS))
     config.attributes["connection"] = connection
-    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
-    found = MigrationContext.configure(connection).get_current_revision()
-    if found is not None and found not in known:
-        raise RefusedError(
-            f"database: its tables are of step {found}, and this version knows steps up to "
-            f"{max(known)}; it was used by a newer Slackwater: start that one, or give another "
-            "--state"
-        )
-    if found is None and sa.inspect(connection).has_table("operations"):
+    if not stamped:
         command.stamp(config, _FIRST)
     command.upgrade(config, "head")
 
