@@ -5,8 +5,9 @@ and ours on each.
 
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.routing import FLEETS, agent_sessions
+from benchmarks.rollout.simulated.agent_run import run_agents
+from benchmarks.rollout.simulated.rules import AGENT_RULES
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
-from slackwater.sim.rollout.agent_run import run_agents
 from slackwater.sim.rollout.agent_trace import spread
 from slackwater.sim.rollout.extra_capacity import (
     CombinedCapacity,
@@ -15,7 +16,6 @@ from slackwater.sim.rollout.extra_capacity import (
     LentServing,
     SpotCapacity,
 )
-from slackwater.sim.rollout.rules import AGENT_RULES
 from slackwater.sim.rollout.spot_trace import SpotEvent, read_spot_trace
 
 LENT = 16

@@ -11,10 +11,10 @@ given no number, and learns from the turns alone how many trajectories may be li
 from collections.abc import Sequence
 
 from benchmarks.options import BenchOptions
-from slackwater.sim.rollout.agent_run import AgentFleet, AgentResult, run_agents
+from benchmarks.rollout.simulated.agent_run import AgentFleet, AgentResult, run_agents
+from benchmarks.rollout.simulated.rules import AGENT_RULES
 from slackwater.sim.rollout.agent_trace import Session, drawn_sessions, read_sessions, spread
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
-from slackwater.sim.rollout.rules import AGENT_RULES
 
 MAX_CONTEXT_TOKENS = 32_768
 # ROSE section 6: 8 dedicated GPUs with TP 1 and 256 trajectories; 16 with TP 4 and 1024.

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.options import BenchOptions
+from benchmarks.rollout.simulated.response_lengths import log_normal
+from benchmarks.rollout.simulated.rules import SPOT_RULES
+from benchmarks.rollout.simulated.spot_run import SETUPS, SpotSetup, run_spot
 from benchmarks.rollout.spot_places import (
     SECONDS,
     SEGMENTS,
@@ -17,9 +20,6 @@ from benchmarks.rollout.spot_places import (
     held_out,
     segment,
 )
-from slackwater.sim.rollout.response_lengths import log_normal
-from slackwater.sim.rollout.rules import SPOT_RULES
-from slackwater.sim.rollout.spot_run import SETUPS, SpotSetup, run_spot
 from slackwater.sim.rollout.spot_trace import SpotEvent
 
 # Mathematics with reasoning at a limit of 14 K tokens (RLBoost 6.1): mean 5.9 K, 5 % at the limit.

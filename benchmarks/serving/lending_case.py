@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rollout.simulated.agent_run import AgentFleet
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES, LendingMode
 from slackwater.policy.serving.prefix_lease import PrefixLease
-from slackwater.sim.rollout.agent_run import AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.rollout.simulated.agent_run import AgentFleet
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from benchmarks.serving.simulated.storm import run_storm
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
-from slackwater.sim.rollout.agent_run import AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
+from benchmarks.rollout.simulated.response_lengths import log_normal
+from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
+from benchmarks.rollout.simulated.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
+from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
-from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
 from slackwater.sim.rollout.agent_trace import drawn_sessions
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.rollout.response_lengths import log_normal
-from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
-from slackwater.sim.rollout.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
-from slackwater.sim.rollout.trainer import TrainingStepPlan
 
 LENGTHS = log_normal(1200.0, 0.7, 4096.0)
 PLAN = TrainingStepPlan(turns=192, max_tokens=4096, min_batch=8)

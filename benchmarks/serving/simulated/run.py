@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.rollout.simulated.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.weights.events import WeightsPublished
@@ -15,7 +16,6 @@ from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.sim.core.queue import EventQueue
-from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster

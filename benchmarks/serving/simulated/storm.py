@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.rollout.simulated.agent_run import ROLLOUT_JOB, AgentFleet
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import LenderSettings
@@ -14,7 +15,6 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
-from slackwater.sim.rollout.agent_run import ROLLOUT_JOB, AgentFleet
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.cluster import ClusterPlan
 from slackwater.sim.serving.device_cost import SharedDevice

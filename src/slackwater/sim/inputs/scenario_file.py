@@ -202,6 +202,6 @@ def _shipped_tables() -> dict[str, tuple[dict[str, Any], Path]]:
     folder = resources.files("slackwater") / "scenarios"
     for file in sorted(folder.iterdir(), key=lambda item: item.name):
         name = file.name.removesuffix(".toml")
-        if file.name.endswith(".toml") and not name.startswith("rollout_"):
+        if file.name.endswith(".toml"):
             tables[name] = (tomllib.loads(file.read_text(encoding="utf-8")), Path())
     return tables

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.rollout.simulated.provider import SpotProvider
+from benchmarks.rollout.simulated.trainer import RolloutTrainer, StepReport, TrainingStepPlan
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rental import RentalTerms
 from slackwater.control.rollout.settings import RolloutSettings
@@ -24,9 +26,7 @@ from slackwater.sim.rollout.engine_cost import (
     ModelShape,
     TrainerCost,
 )
-from slackwater.sim.rollout.provider import SpotProvider
 from slackwater.sim.rollout.spot_trace import SpotEvent
-from slackwater.sim.rollout.trainer import RolloutTrainer, StepReport, TrainingStepPlan
 
 # RLBoost Table 2.
 RESERVED_NODE_PER_H = 83.79

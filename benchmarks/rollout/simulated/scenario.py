@@ -1,5 +1,4 @@
-"""Rollout scenarios: TOML in, results under each rule out. Shipped ones are
-`scenarios/rollout_*.toml`.
+"""Rollout scenarios: TOML in, results under each rule out. Shipped: `scenarios/*.toml`.
 
 Two kinds: `spot` (one job in steps, training nodes and spot instances) and `agents` (one rollout
 stage of multi-turn trajectories on dedicated engines, perhaps with capacity beside them). Paths
@@ -10,13 +9,16 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
+from benchmarks.rollout.simulated.response_lengths import log_normal
+from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
+from benchmarks.rollout.simulated.spot_run import SETUPS, SpotSetup, run_spot
+from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
-from slackwater.sim.rollout.agent_run import AgentFleet, run_agents
 from slackwater.sim.rollout.agent_trace import drawn_sessions, read_sessions, spread
 from slackwater.sim.rollout.engine_cost import H800, MODELS, EngineCost
 from slackwater.sim.rollout.extra_capacity import (
@@ -26,13 +28,7 @@ from slackwater.sim.rollout.extra_capacity import (
     LentServing,
     SpotCapacity,
 )
-from slackwater.sim.rollout.response_lengths import log_normal
-from slackwater.sim.rollout.rules import AGENT_RULES, SPOT_RULES
-from slackwater.sim.rollout.spot_run import SETUPS, SpotSetup, run_spot
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, read_spot_trace
-from slackwater.sim.rollout.trainer import TrainingStepPlan
-
-_PREFIX = "rollout_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +112,10 @@ def read_rollout_scenario(source: str, sets: Iterable[str] = ()) -> tuple[Rollou
 
 
 def shipped_rollout_scenarios() -> dict[str, dict[str, Any]]:
-    """The tables that come with the package, by name without the prefix."""
-    folder = resources.files("slackwater") / "scenarios"
-    files = sorted(folder.iterdir(), key=lambda item: item.name)
+    """The tables beside this file, by name."""
     return {
-        file.name.removeprefix(_PREFIX).removesuffix(".toml"): tomllib.loads(
-            file.read_text(encoding="utf-8")
-        )
-        for file in files
-        if file.name.startswith(_PREFIX) and file.name.endswith(".toml")
+        file.stem: tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in sorted((Path(__file__).parent / "scenarios").glob("*.toml"))
     }
 
 

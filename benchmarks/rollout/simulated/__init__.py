@@ -1,0 +1,1 @@
+"""Rollout rules compared in virtual time: one scenario, a result per rule."""
