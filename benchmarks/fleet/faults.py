@@ -5,9 +5,9 @@ The invariants of every controller, and those between them, are checked after ev
 that fails is named in the error, and run again by `slackwater storm --seed N`.
 """
 
+from benchmarks.fleet.storm import fleet_storm
 from benchmarks.options import BenchOptions
 from benchmarks.seeds import run_seeds
-from slackwater.sim.fleet.storm import fleet_storm
 
 HOURS_PER_SEED = 10.0
 SEEDS = 200

@@ -7,8 +7,8 @@ that fails is named in the error.
 from benchmarks.options import BenchOptions
 from benchmarks.seeds import run_seeds
 from benchmarks.slacks.contributions import FLEET
+from benchmarks.slacks.storm import SlackStorm, SlackStormReport
 from slackwater.sim.slacks.scenario import read_slack_scenario
-from slackwater.sim.slacks.storm import SlackStorm, SlackStormReport
 
 HOURS_PER_SEED = 5.0
 SEEDS = 220

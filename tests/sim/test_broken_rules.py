@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fleet.storm import FleetStorm
 from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_cycle import PhaseCycle
@@ -30,7 +31,6 @@ from slackwater.control.weights.pulls import PullScheduler
 from slackwater.model.placement import Phase
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.sim.fleet import fleet
-from slackwater.sim.fleet.storm import FleetStorm
 
 Rule = Callable[..., Any]
 Break = Callable[[Rule], Rule]

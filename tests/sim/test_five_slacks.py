@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.slacks.storm import SlackStorm
 from slackwater.control.rollout.gates import TurnGate
 from slackwater.model.errors import ConfigError
 from slackwater.sim.slacks.contributions import (
@@ -18,7 +19,6 @@ from slackwater.sim.slacks.contributions import (
 )
 from slackwater.sim.slacks.fleet import FiveSlackFleet, Kinds, Slack, SlackRun
 from slackwater.sim.slacks.scenario import SlackScenario, read_slack_scenario
-from slackwater.sim.slacks.storm import SlackStorm
 
 FLEET = Path(__file__).parents[2] / "examples" / "five_slacks" / "fleet.toml"
 TRACE = "t_s,event,instance_id\n0,add,a\n0,add,b\n60,remove,a\n"

@@ -22,13 +22,16 @@ def storm(
     import dataclasses
     import json
 
+    from slackwater.cli.checkout import load_benchmarks
     from slackwater.model.errors import RefusedError
-    from slackwater.sim.fleet.storm import fleet_storm
+
+    load_benchmarks()
+    from benchmarks.fleet.storm import fleet_storm
 
     try:
         if slacks is not None:
+            from benchmarks.slacks.storm import SlackStorm
             from slackwater.sim.slacks.scenario import read_slack_scenario
-            from slackwater.sim.slacks.storm import SlackStorm
 
             report = dataclasses.asdict(SlackStorm(read_slack_scenario(slacks), seed, hours).run())
         else:
