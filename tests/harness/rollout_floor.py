@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+from harness.one_key import OneKey
 from slackwater.control.controller import Controller
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
@@ -19,7 +20,6 @@ from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.executors.serving import Offer, ServingExecutor
 from slackwater.runtime.live_driver import live_driver
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from hub_peer import dial
 
+from harness.one_key import OneKey
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.live_driver import call_at
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame

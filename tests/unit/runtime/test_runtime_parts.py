@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from hub_peer import dial, next_message
 
+from harness.one_key import OneKey
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.timer import TimerFired
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
@@ -20,7 +21,6 @@ from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, Operation, OpKind, OpStatus
 from slackwater.model.sampling import default_seed, sample_seed
 from slackwater.runtime.live_driver import live_driver
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.settings import ServiceSettings

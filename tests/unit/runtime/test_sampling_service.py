@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.one_key import OneKey
 from slackwater.control.fleet.controller import FleetController
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId, TurnId, WorkerId
@@ -18,7 +19,6 @@ from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.loop_shares import LoopShares

@@ -12,8 +12,8 @@ from hub_peer import dial, next_message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.one_key import OneKey
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.one_key import OneKey
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.net.credentials import OneKey
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame

@@ -15,17 +15,3 @@ class Credentials(Protocol):
     def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
         """A SlackwaterError if the peer, which has proved its name, claims what it may not."""
         ...
-
-
-class OneKey:
-    """The same key for every name, for a hub without nodes: measurements and tests."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key.encode()
-
-    def key_of(self, request: messages.ConnectRequest) -> bytes | None:
-        del request
-        return self._key
-
-    def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
-        """Nothing is known of anybody."""
