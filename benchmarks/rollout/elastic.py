@@ -6,16 +6,16 @@ and ours on each.
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.routing import FLEETS, agent_sessions
 from benchmarks.rollout.simulated.agent_run import run_agents
-from benchmarks.rollout.simulated.rules import AGENT_RULES
-from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
-from slackwater.sim.rollout.agent_trace import spread
-from slackwater.sim.rollout.extra_capacity import (
+from benchmarks.rollout.simulated.extra_capacity import (
     CombinedCapacity,
     ExtraCapacity,
     LeasedFunctions,
     LentServing,
-    SpotCapacity,
 )
+from benchmarks.rollout.simulated.rules import AGENT_RULES
+from benchmarks.rollout.simulated.sessions import spread
+from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
+from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.spot_trace import SpotEvent, read_spot_trace
 
 LENT = 16

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.simulated.agent_run import AgentFleet, AgentResult, run_agents
 from benchmarks.rollout.simulated.rules import AGENT_RULES
-from slackwater.sim.rollout.agent_trace import Session, drawn_sessions, read_sessions, spread
+from benchmarks.rollout.simulated.sessions import drawn_sessions, read_sessions, spread
+from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 
 MAX_CONTEXT_TOKENS = 32_768

@@ -5,10 +5,11 @@ measured.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.serving.arrivals import scaled
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
-from slackwater.sim.serving.serving_trace import Arrival, scaled
+from slackwater.sim.serving.serving_trace import Arrival
 
 _DENSITIES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.options import BenchOptions
+from benchmarks.serving.arrivals import median_window
 from benchmarks.serving.lending_case import (
     AUTOSCALE,
     SPLIT,
@@ -25,7 +26,7 @@ from benchmarks.serving.lending_case import (
 )
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES
-from slackwater.sim.serving.serving_trace import median_window, read_serving_trace
+from slackwater.sim.serving.serving_trace import read_serving_trace
 
 TRACES = {
     "conv": "serving/azure2023_conv_dev.csv.gz",

@@ -22,6 +22,7 @@ import torch
 
 from benchmarks.engine.shapes import LLAMA_8B, QWEN3_8B
 from benchmarks.serving.alone import Alone
+from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.coserving_windows import SLO, Played, pooled
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.coserving.executor import CoservingExecutor, ServedTimes
@@ -39,7 +40,7 @@ from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
 from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.step_cost import StepCost
-from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace, scaled
+from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace
 
 _PAGE = 16 << 20  # of the pool: what a page costs to map is the same for all sizes
 _KV_BYTES = 72 << 30

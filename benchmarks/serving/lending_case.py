@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rollout.simulated.agent_run import AgentFleet
+from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
@@ -19,7 +20,7 @@ from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
 from slackwater.sim.serving.role import ServingRole
-from slackwater.sim.serving.serving_trace import Arrival, scaled
+from slackwater.sim.serving.serving_trace import Arrival
 
 AUTOSCALE = (
     "autoscale"  # a peer's way, which is a cluster of another kind rather than a mode of a device

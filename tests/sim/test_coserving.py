@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rollout.simulated.agent_run import AgentFleet
+from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from benchmarks.serving.simulated.storm import run_storm
@@ -16,7 +17,7 @@ from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
 from slackwater.sim.serving.node import ServingNode
 from slackwater.sim.serving.role import ServingRole
-from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, scaled
+from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals
 
 SLO = ServingSlo(0.5, 0.15)
 ENGINE = EngineCost(QWEN3_8B, H800, 1)

@@ -12,12 +12,12 @@ from benchmarks.rollout.simulated.scenario import (
     run_rollout_scenario,
     shipped_rollout_scenarios,
 )
+from benchmarks.rollout.simulated.sessions import read_sessions
 from benchmarks.rollout.storm import Storm
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.record import record_line, replay
 from slackwater.model.errors import ConfigError
-from slackwater.sim.rollout.agent_trace import read_sessions
 from slackwater.sim.rollout.spot_trace import SpotRates, read_spot_trace
 
 

@@ -7,12 +7,12 @@ import pytest
 from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
 from benchmarks.rollout.simulated.response_lengths import log_normal
 from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
+from benchmarks.rollout.simulated.sessions import drawn_sessions
 from benchmarks.rollout.simulated.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
 from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
-from slackwater.sim.rollout.agent_trace import drawn_sessions
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
 

@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.rollout.simulated.extra_capacity import ExtraCapacity
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
@@ -19,7 +20,6 @@ from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
-from slackwater.sim.rollout.extra_capacity import ExtraCapacity
 
 ROLLOUT_JOB = JobId("job")
 

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
-from benchmarks.rollout.simulated.response_lengths import log_normal
-from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
-from benchmarks.rollout.simulated.spot_run import SETUPS, SpotSetup, run_spot
-from benchmarks.rollout.simulated.trainer import TrainingStepPlan
-from slackwater.model.config import decode, override
-from slackwater.model.errors import ConfigError
-from slackwater.sim.rollout.agent_trace import drawn_sessions, read_sessions, spread
-from slackwater.sim.rollout.engine_cost import H800, MODELS, EngineCost
-from slackwater.sim.rollout.extra_capacity import (
+from benchmarks.rollout.simulated.extra_capacity import (
     CombinedCapacity,
     ExtraCapacity,
     LeasedFunctions,
     LentServing,
-    SpotCapacity,
 )
+from benchmarks.rollout.simulated.response_lengths import log_normal
+from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
+from benchmarks.rollout.simulated.sessions import drawn_sessions, read_sessions, spread
+from benchmarks.rollout.simulated.spot_run import SETUPS, SpotSetup, run_spot
+from benchmarks.rollout.simulated.trainer import TrainingStepPlan
+from slackwater.model.config import decode, override
+from slackwater.model.errors import ConfigError
+from slackwater.sim.rollout.engine_cost import H800, MODELS, EngineCost
+from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, read_spot_trace
 
 

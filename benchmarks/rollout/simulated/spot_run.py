@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.rollout.simulated.provider import SpotProvider
 from benchmarks.rollout.simulated.trainer import RolloutTrainer, StepReport, TrainingStepPlan
+from benchmarks.rollout.simulated.trainer_cost import TrainerCost
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rental import RentalTerms
 from slackwater.control.rollout.settings import RolloutSettings
@@ -24,7 +25,6 @@ from slackwater.sim.rollout.engine_cost import (
     QWEN3_32B,
     EngineCost,
     ModelShape,
-    TrainerCost,
 )
 from slackwater.sim.rollout.spot_trace import SpotEvent
 

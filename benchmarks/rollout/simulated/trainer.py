@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.rollout.simulated.trainer_cost import TrainerCost
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
@@ -34,7 +35,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.rollout.body import SimulatedBody
-from slackwater.sim.rollout.engine_cost import EngineCost, TrainerCost
+from slackwater.sim.rollout.engine_cost import EngineCost
 
 BASE_MODEL = "policy"
 TRAINER = WorkerId("trainer")
