@@ -93,7 +93,7 @@ def test_small_jobs_divide_a_node_and_a_large_one_gets_all_its_nodes_or_none(nam
     assert isinstance(refused, Refusal) and not refused.final
     assert policy.hourly_cost() == pytest.approx(where.rent_per_h(policy.rented()))
     for one in small:
-        policy.remove(one.job, 0.0)
+        policy.remove(one.job)
         policy.check_integrity()
     assert not policy.rented()
     assert len(placed(policy, large).train_nodes) == 4

@@ -29,7 +29,8 @@ def test_after_departures_a_group_runs_at_the_pace_that_the_book_has(seed: int) 
         policy.rebalance(0.0)
     draw = np.random.default_rng(seed)
     for number in draw.permutation(len(specs))[:12]:
-        policy.remove(specs[number].job, 0.0)
+        policy.remove(specs[number].job)
+        policy.rebalance(0.0)
     shared = 0
     for row, group in policy.book.groups.items():
         if len(group.jobs) == 1:
@@ -87,7 +88,8 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
             policy.place(specs[step], now_s)
             policy.rebalance(now_s)
         elif placed and draw.random() < 0.3:
-            policy.remove(placed[int(draw.integers(len(placed)))], now_s)
+            policy.remove(placed[int(draw.integers(len(placed)))])
+            policy.rebalance(now_s)
         for name, member in policy.book.members.items():
             if member.moved_s == now_s:
                 moved.setdefault(name, []).append(now_s)

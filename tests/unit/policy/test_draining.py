@@ -127,7 +127,7 @@ def test_while_the_job_that_would_end_last_waits_others_are_told_for_whom_they_w
     assert isinstance(answer, Refusal)
     assert "kept for wide" in answer.reason
     policy.observe((), ())
-    policy.remove(JobId("first"), 0.0)
+    policy.remove(JobId("first"))
     assert isinstance(arrive(policy, awaited, waiting=[small]), Placement)
 
 

@@ -6,11 +6,12 @@ phase is next. Messages that come late or twice (an old epoch, a permit that is 
 nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from slackwater.control.coschedule.admission import Admission
 from slackwater.control.coschedule.commands import (
     Command,
     HoldJob,
@@ -38,17 +39,14 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.placement_table import PlacementTable
 from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.control.coschedule.unprofiled_jobs import UnprofiledJobs
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
-from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.placement import Phase, Placement, Refusal
+from slackwater.model.job import JobProfile
+from slackwater.model.placement import Phase
 from slackwater.policy.ordering.priority import WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
-from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
+from slackwater.policy.placement.interface import PlacementPolicy
 
-_REBALANCE = "coschedule:rebalance"
-_DISPLACED = "coschedule:displaced"  # a job that had to make room is tried again
-_LOOK = "coschedule:look"  # a rebalance goes on
 _OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
 
 
@@ -66,13 +64,10 @@ class CoScheduler:
         self._guests = UnprofiledJobs(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
-        self._held: dict[JobId, JobState] = {}
         self._places = PlacementTable(
             policy, fleet, self._jobs, self._groups, self._permits, self._guests
         )
-        self._rebalance_at_s: float | None = None
-        self._looks: dict[tuple[int, int], JobState] = {}  # by size: one of the jobs
-        self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)  # when, and which size
+        self._admission = Admission(policy, fleet, self._config, self._places, self._guard)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
             ProfilingAsked: self._on_profiling,
@@ -84,7 +79,7 @@ class CoScheduler:
             JobFinished: self._on_finished_job,
             JobCrashReported: self._on_crashed,
             NodeLost: self._on_node_lost,
-            TimerFired: self._on_timer,
+            TimerFired: self._admission.on_timer,
         }
 
     def handle(self, event: Event) -> Sequence[Command]:
@@ -154,7 +149,7 @@ class CoScheduler:
     @property
     def holds_jobs(self) -> bool:
         """Whether any job waits for a place."""
-        return bool(self._held)
+        return bool(self._admission.held)
 
     def is_waited_for(self, job: JobId, nodes: tuple[NodeId, ...]) -> bool:
         """Whether another job waits for one of the nodes that this one holds, or for its turn to
@@ -207,10 +202,7 @@ class CoScheduler:
         self._guests.leave(event.spec.job)
         state.iterations_done = event.iterations_done
         state.next_phase = Phase.ROLLOUT
-        commands = self._admit(state, event.now_s)
-        if self._config.rebalance_every_s and self._rebalance_at_s is None:
-            commands.append(self._set_timer(event.now_s))
-        return commands
+        return self._admission.arrive(state, event.now_s)
 
     def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
         if event.job in self._guests or event.job in self._places.placed:
@@ -238,63 +230,19 @@ class CoScheduler:
         self._permits.take_back(permit)
         return self._places.grant(permit.nodes, now_s)
 
-    def _admit(self, state: JobState, now_s: float, *, observe: bool = True) -> list[Command]:
-        job = state.spec.job
-        self._held[job] = state  # Policies see it among those that want room.
-        if observe:
-            self._observe(now_s, self._places.alike(state), state)
-        answer = self._policy.place(state.spec, now_s)
-        if isinstance(answer, Refusal):
-            reason = f"{state.displaced}; {answer.reason}" if state.displaced else answer.reason
-            changed = state.reason != reason
-            state.reason = reason
-            if answer.final:
-                state.status = JobStatus.REFUSED
-                del self._held[job]
-                return [RefuseJob(job, reason)]
-            state.status = JobStatus.HELD
-            return [HoldJob(job, reason)] if changed else []
-        del self._held[job]
-        commands = self._places.apply([answer], now_s)
-        # The others stand as just told, but on an owned fleet where one has less time beside it.
-        told = self._places.alike(state) if self._fleet.owned else (state,)
-        self._observe(now_s, told, state)
-        commands.extend(self._places.apply(self._policy.rebalance(now_s), now_s))
-        return commands + self._look_on(state, now_s)
-
-    def _look_on(self, state: JobState, now_s: float) -> list[Command]:
-        """Go on with a rebalance of jobs of this one's size in an event of its own."""
-        if not self._policy.is_unfinished(state.spec.profile):
-            return []
-        is_set = bool(self._looks)
-        self._looks[self._fleet.parts(state.spec.profile)] = state
-        return [] if is_set else [SetTimer(_LOOK, now_s)]
-
-    def _on_look(self, now_s: float) -> list[Command]:
-        if not self._looks:
-            return []
-        state = self._looks.pop(next(iter(self._looks)))
-        others = bool(self._looks)
-        # What those that it has just moved lose by their restart is known to the policy alone.
-        if self._observed != (now_s, self._fleet.parts(state.spec.profile)):
-            self._observe(now_s, self._places.alike(state), state)
-        commands = self._places.apply(self._policy.rebalance(now_s), now_s)
-        commands += self._look_on(state, now_s)
-        return [*commands, SetTimer(_LOOK, now_s)] if others else commands
-
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
         if event.job in self._guests:
             return self._guest_told(event)
-        held = self._held.get(event.job)
+        held = self._admission.held.get(event.job)
         if held is not None and event.epoch == held.epoch:
-            del self._held[event.job]
+            del self._admission.held[event.job]
             held.status = JobStatus.FINISHED
             return []
         state = self._places.current(event.job, event.epoch)
         if state is None:
             return []
         state.status = JobStatus.FINISHED
-        return self._depart([state], event.now_s)
+        return self._admission.depart([state], event.now_s)
 
     def _guest_told(self, event: JobCrashReported | JobFinished) -> list[Command]:
         """A guest has no placement, and so no epoch; a message that names one came late."""
@@ -307,7 +255,7 @@ class CoScheduler:
         if state is None:
             return []
         self._strike(state)
-        return self._depart([state], event.now_s)
+        return self._admission.depart([state], event.now_s)
 
     def _on_node_lost(self, event: NodeLost) -> list[Command]:
         struck = [
@@ -320,7 +268,7 @@ class CoScheduler:
             self._strike(state)
             commands.append(StopJob(state.spec.job, state.epoch, False, f"{event.node} is lost"))
         if struck:
-            commands.extend(self._depart(struck, event.now_s))
+            commands.extend(self._admission.depart(struck, event.now_s))
         return commands
 
     def _strike(self, state: JobState) -> None:
@@ -329,34 +277,6 @@ class CoScheduler:
         state.crashes += 1
         state.spent_s, state.clock_s = state.iteration_began_s, None
         state.rests = False
-
-    def _depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
-        freed = [node for state in leaving for node in self._places.withdraw(state, now_s)]
-        answers: dict[JobId, Placement] = {}
-        for state in leaving:
-            self._observe(now_s, self._places.alike(state), state)
-            for placement in self._policy.remove(state.spec.job, now_s):
-                answers.pop(placement.job, None)  # The last answer stands, and stands last.
-                answers[placement.job] = placement
-        looks = [one for state in leaving for one in self._look_on(state, now_s)]
-        staying = [placement for job, placement in answers.items() if job in self._places.placed]
-        commands = self._places.apply(staying, now_s)
-        commands.extend(self._places.grant(tuple(freed), now_s))
-        commands.extend(self._admit_held(now_s))
-        return commands + looks
-
-    def _admit_held(self, now_s: float) -> list[Command]:
-        commands: list[Command] = []
-        refused = False
-        order = self._policy.admission_order(_waiting(self._held.values()))
-        for job in sorted(order, key=lambda job: -self._held[job].spec.priority):
-            state = self._held[job]
-            # After a refusal all stand as they did.
-            commands.extend(self._admit(state, now_s, observe=not refused))
-            refused = state.status is JobStatus.HELD
-            if state.status is JobStatus.HELD and not self._config.backfill:
-                break
-        return commands
 
     # Phases.
 
@@ -426,7 +346,7 @@ class CoScheduler:
 
     def _on_yields(self, event: JobYields) -> list[Command]:
         state = self._places.current(event.job, event.epoch)
-        if state is None or not self._held or self._permits.held_by(event.job) is not None:
+        if state is None or not self.holds_jobs or self._permits.held_by(event.job) is not None:
             return []
         if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
@@ -436,7 +356,7 @@ class CoScheduler:
             f"it asked for nothing for {still_s:.0f} s, and others wait for a place; with its "
             "next request it does too"
         )
-        return [HoldJob(event.job, state.reason), *self._depart([state], event.now_s)]
+        return [HoldJob(event.job, state.reason), *self._admission.depart([state], event.now_s)]
 
     def _on_tail(self, event: TailReached) -> list[Command]:
         permit = self._permits.find(event.permit)
@@ -464,12 +384,12 @@ class CoScheduler:
         if profile is not None:
             state.planned = profile
             self._groups.revised(state)
-            self._observe(now_s, self._places.alike(state), state)
+            self._admission.observe(now_s, state)
             commands = self._places.apply(
                 self._policy.revise(state.spec.job, profile, now_s), now_s
             )
         if self._guard.must_leave(state, now_s):
-            self._observe(now_s, self._places.alike(state), state)
+            self._admission.observe(now_s, state)
             commands += self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
         intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
         if intruder is not None:
@@ -490,53 +410,9 @@ class CoScheduler:
         intruder.planned = None
         intruder.status = JobStatus.HELD
         intruder.displaced = intruder.reason = reason
-        left = self._depart([intruder], now_s)
-        self._held[intruder.spec.job] = intruder
-        return [stop, *left, HoldJob(intruder.spec.job, reason), SetTimer(_DISPLACED, now_s)]
-
-    def _on_timer(self, event: TimerFired) -> list[Command]:
-        if event.name == _LOOK:
-            return self._on_look(event.now_s)
-        if event.name == _DISPLACED:
-            return self._admit_held(event.now_s)
-        due_s = self._rebalance_at_s
-        if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
-            return []
-        self._rebalance_at_s = None
-        self._observe(event.now_s, self._places.placed.values())
-        commands = self._places.apply(self._policy.rebalance(event.now_s), event.now_s)
-        if self._places.placed or self._held:
-            commands.append(self._set_timer(event.now_s))
-        return commands
-
-    def _set_timer(self, now_s: float) -> SetTimer:
-        self._rebalance_at_s = now_s + self._config.rebalance_every_s
-        return SetTimer(_REBALANCE, self._rebalance_at_s)
-
-    def _observe(
-        self, now_s: float, placed: Iterable[JobState], alike: JobState | None = None
-    ) -> None:
-        """Tell the policy how these stand, and who waits; of one job's size, if one is given."""
-        standings: list[JobProgress] = []
-        for state in placed:
-            if state.iterations_left == 0:
-                continue  # In its last sync, about to leave.
-            budget_s = self._guard.budget_to_share_s(state, now_s)
-            standings.append(
-                JobProgress(
-                    job=state.spec.job,
-                    iterations_left=state.iterations_left,
-                    budget_s=budget_s,
-                    rollout_s=state.recent_rollout.lately_s,
-                    train_s=state.recent_train.lately_s,
-                )
-            )
-        held: Iterable[JobState] = self._held.values()
-        size = None if alike is None else self._fleet.parts(alike.spec.profile)
-        self._observed = (now_s, size)
-        if size is not None:
-            held = [state for state in held if self._fleet.parts(state.spec.profile) == size]
-        self._policy.observe(standings, _waiting(held))
+        left = self._admission.depart([intruder], now_s)
+        held = HoldJob(intruder.spec.job, reason)
+        return [stop, *left, held, *self._admission.hold(intruder, now_s)]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
@@ -550,17 +426,7 @@ class CoScheduler:
             assert at_home, f"{permit.job} holds a permit but is not placed"
         for job, state in self._jobs.items():
             assert (state.status is JobStatus.PLACED) == (job in self._places.placed)
-            assert (state.status is JobStatus.HELD) == (job in self._held)
+            assert (state.status is JobStatus.HELD) == (job in self._admission.held)
             assert 0 <= state.iterations_done <= state.spec.iterations
             if state.status in (JobStatus.HELD, JobStatus.REFUSED):
                 assert state.reason, f"{job} was not told why it does not run"
-
-
-def _waiting(held: Iterable[JobState]) -> list[JobSpec]:
-    """Jobs without nodes, in order of arrival, with the iterations that they have still to make."""
-    return [
-        replace(state.spec, iterations=max(state.iterations_left, 1))
-        if state.iterations_done
-        else state.spec
-        for state in held
-    ]

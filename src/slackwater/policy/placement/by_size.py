@@ -27,7 +27,6 @@ class PlacementBySize:
         self._whole: Parts = (fleet.rollout.node_type.devices, fleet.train.node_type.devices)
         self._policies: dict[Parts, GroupedPlacement] = {}
         self._parts: dict[JobId, Parts] = {}
-        self._spoken_of: Sequence[Parts] = ()  # by the last `observe`
         self.name = self._of(self._whole).name
 
     def _of(self, parts: Parts) -> GroupedPlacement:
@@ -51,9 +50,9 @@ class PlacementBySize:
         wanting: dict[Parts, list[JobSpec]] = {}
         for spec in waiting:
             wanting.setdefault(self._fleet.parts(spec.profile), []).append(spec)
-        self._spoken_of = [parts for parts in self._policies if parts in placed or parts in wanting]
-        for parts in self._spoken_of:
-            self._policies[parts].observe(placed.get(parts, ()), wanting.get(parts, ()))
+        for parts, policy in self._policies.items():
+            if parts in placed or parts in wanting:
+                policy.observe(placed.get(parts, ()), wanting.get(parts, ()))
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """Each policy orders its own; of its first and another's, the one that came first."""
@@ -79,9 +78,9 @@ class PlacementBySize:
             self._parts[job.job] = parts
         return answer
 
-    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """A job left; answers moves that have become worth while."""
-        return self._of(self._parts.pop(job)).remove(job, now_s)
+    def remove(self, job: JobId) -> None:
+        """A job left."""
+        self._of(self._parts.pop(job)).remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
         """A job's lengths have drifted; answers the moves this asks for."""
@@ -91,13 +90,13 @@ class PlacementBySize:
         """Give a placed job nodes of its own; empty if there are none."""
         return self._of(self._parts[job]).isolate(job, now_s)
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Moves that pay, of the sizes that were spoken of last."""
-        sizes = self._spoken_of if len(self._policies) > 1 else (self._whole,)
-        return [move for parts in sizes for move in self._of(parts).rebalance(now_s)]
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
+        """Moves that pay, of jobs of one size or of all."""
+        sizes = self._policies if profile is None else (self._fleet.parts(profile),)
+        return [move for parts in sizes for move in self._of(parts).rebalance(now_s, profile)]
 
     def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance of jobs of this size has more to look at."""
+        """Whether a rebalance of jobs of this size has anything to look at."""
         return self._of(self._fleet.parts(profile)).is_unfinished(profile)
 
     def rented(self) -> Sequence[NodeId]:

@@ -71,11 +71,9 @@ class GroupedPlacement(ABC):
         """At most so long may an arriving job take."""
         return job.slo * job.iterations * job.profile.solo_s
 
-    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+    def remove(self, job: JobId) -> None:
         """Forget a job; nodes that no one uses are given back."""
-        del now_s
         self.book.remove(job)
-        return ()
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
         """Take over a changed profile; most policies leave the job where it is."""
@@ -97,13 +95,13 @@ class GroupedPlacement(ABC):
         self.book.move(job, choice)
         return (self.book.placement(job),)
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Most policies never move a job."""
-        del now_s
+        del now_s, profile
         return ()
 
     def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance has more to look at."""
+        """Whether a rebalance has anything to look at."""
         del profile
         return False
 

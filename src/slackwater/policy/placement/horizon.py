@@ -267,12 +267,12 @@ class HorizonPlacement(GroupedPlacement):
     def _release(self, job: JobId) -> None:
         self._take(job, self._traces.pop(job), 1)
 
-    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
+    def remove(self, job: JobId) -> None:
         """Forget a job; its footprint returns to the horizon."""
         self._release(job)
         self._unprofiled.pop(job, None)
         self._measured.pop(job, None)
-        return super().remove(job, now_s)
+        super().remove(job)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Give a placed job nodes of its own."""
@@ -291,9 +291,9 @@ class HorizonPlacement(GroupedPlacement):
         self._commit(job)
         return [self.book.placement(job)] if moved else ()
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Pack jobs whose first cycle has been profiled."""
-        del now_s
+        del now_s, profile
         moves = []
         for job, iterations in list(self._unprofiled.items()):
             if self.book.members[job].left >= iterations:

@@ -32,7 +32,7 @@ class JobProgress:
 
 
 class PlacementPolicy(Protocol):
-    """Which jobs share which nodes. `remove`, `revise`, `isolate` and `rebalance` may answer with
+    """Which jobs share which nodes. `revise`, `isolate` and `rebalance` may answer with
     moves of jobs already placed.
 
     A placement that carries a plan replaces the plan of its whole group, from now on. A placement
@@ -61,8 +61,8 @@ class PlacementPolicy(Protocol):
         """Find nodes for an arriving job; nothing changes on a refusal."""
         ...
 
-    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """A job left. Its unshared nodes are given back; answers moves that have become worth
+    def remove(self, job: JobId) -> None:
+        """A job left. Its unshared nodes are given back; a rebalance finds what has become worth
         while.
         """
         ...
@@ -77,15 +77,15 @@ class PlacementPolicy(Protocol):
         """
         ...
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
-        """Moves that pay, of the sizes that `observe` spoke of last; asked for after an arrival or
-        from time to time. Most policies never move a job.
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
+        """Moves that pay, of jobs of this one's size or of all; asked for after an arrival or a
+        departure, or from time to time. Most policies never move a job.
         """
         ...
 
     def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance of jobs of this size has more to look at: then it is asked for again
-        soon, so that no decision takes long.
+        """Whether a rebalance of jobs of this size has anything to look at: then it is asked for
+        soon, again and again, so that no decision takes long.
         """
         ...
 

@@ -61,6 +61,7 @@ class Interleaving(GroupedPlacement):
         self.thin_groups = thin_groups
         self._consolidation = Consolidation(self.book, max_group_size)
         self._changed: set[int] = set()
+        self._loose: set[int] = set()  # groups that a member has left since
         self._look: _Look | None = None
         self._waiting: frozenset[JobId] = frozenset()
         self._drain = DrainBound(np.inf, None)
@@ -197,14 +198,12 @@ class Interleaving(GroupedPlacement):
                     best_cost = cost
         return best, best_cost
 
-    def remove(self, job: JobId, now_s: float) -> Sequence[Placement]:
-        """Forget a job, then see which others should move together."""
+    def remove(self, job: JobId) -> None:
+        """Forget a job; the next rebalance sees which others should move together."""
         row = self.book.members[job].row
         self._changed.add(row)
+        self._loose.add(row)
         self.book.remove(job)
-        tightened = self._tighten(row)
-        moves = {move.job: move for move in (*tightened, *self.rebalance(now_s))}
-        return [self.book.placement(moved) for moved in moves]
 
     def _tighten(self, row: int) -> Sequence[Placement]:
         """After a member left: what remains of the plan is kept, unless a new one saves more than
@@ -236,16 +235,18 @@ class Interleaving(GroupedPlacement):
             self._plan(self.book.members[job].row)
         return [self.book.placement(move.job) for move in moves]
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Bring jobs of thin groups together, or lay a group out anew, where that saves more than
         the restarts cost. A look that takes long goes on in the next call (`is_unfinished`), unless
         groups have changed since.
         """
-        moves: dict[JobId, Placement] = {}
-        if self.fleet.owned and not self._waiting:
+        del profile
+        moves = {told.job: told for row in self._loose for told in self._tighten(row)}
+        self._loose.clear()
+        if not self._may_move:
             self._changed |= self._look.changed if self._look is not None else set()
             self._look = None
-            return ()
+            return list(moves.values())
         is_later = self._look is not None and not self._changed
         if not is_later:
             self._begin_look(_MERGERS_AT_ONCE)
@@ -273,9 +274,14 @@ class Interleaving(GroupedPlacement):
         return [self.book.placement(job) for job in moves]
 
     def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance has more to look at."""
+        """Whether a rebalance has anything to look at."""
         del profile
-        return self._look is not None
+        return bool(self._loose) or (self._may_move and bool(self._changed or self._look))
+
+    @property
+    def _may_move(self) -> bool:
+        """On an owned fleet nothing is saved by a move for which nobody waits."""
+        return not self.fleet.owned or bool(self._waiting)
 
     def _merge(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
         left = {self.book.members[job].row for job in merger.jobs} - {merger.row}

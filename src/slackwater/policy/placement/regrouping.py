@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from slackwater.model.ids import JobId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.placement.fleet import FleetView
@@ -38,8 +38,9 @@ class Regrouping(GroupPlacement):
         self._generator = np.random.default_rng([seed, 3])
         self._next_s = every_s
 
-    def rebalance(self, now_s: float) -> Sequence[Placement]:
+    def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """The best grouping found, if the hour has come and it pays."""
+        del profile
         if now_s < self._next_s:
             return ()
         self._next_s = now_s + self._every_s

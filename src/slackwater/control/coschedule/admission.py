@@ -1,0 +1,207 @@
+"""Who gets a place when: jobs that come, those that wait, and looks for moves that pay.
+
+Looks and retries grow with the number of jobs, so one event takes a bounded part of them and a
+timer that is due at once brings the rest. Looks go first: they make room. A retry tries everybody
+who waits once, in order of admission; a departure meanwhile lets it come to its end and begins
+another, so that nobody at the end of the queue is passed over for ever.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from slackwater.control.coschedule.commands import Command, HoldJob, RefuseJob
+from slackwater.control.coschedule.config import CoScheduleConfig
+from slackwater.control.coschedule.job_state import JobState, JobStatus
+from slackwater.control.coschedule.placement_table import PlacementTable
+from slackwater.control.coschedule.slo_guard import SloGuard
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import JobId, NodeId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Refusal
+from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
+
+_REBALANCE = "coschedule:rebalance"
+_CONTINUE = "coschedule:continue"  # looks and retries go on
+_RETRIES = 8  # of one event: each takes a millisecond at worst
+
+
+class Admission:
+    """Asks the placement policy, and carries out its answers."""
+
+    def __init__(
+        self,
+        policy: PlacementPolicy,
+        fleet: FleetView,
+        config: CoScheduleConfig,
+        places: PlacementTable,
+        guard: SloGuard,
+    ) -> None:
+        self._policy = policy
+        self._fleet = fleet
+        self._config = config
+        self._places = places
+        self._guard = guard
+        self.held: dict[JobId, JobState] = {}
+        self._queue: deque[JobId] = deque()  # those that this retry has still to try
+        self._retry_again = False
+        self._looks: dict[tuple[int, int], JobState] = {}  # by size: one of the jobs
+        self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)  # when, and which size
+        self._rebalance_at_s: float | None = None
+
+    def arrive(self, state: JobState, now_s: float) -> list[Command]:
+        """Find a place for a job that has come, or hold it."""
+        self.held[state.spec.job] = state  # Policies see it among those that want room.
+        self.observe(now_s, state)
+        commands = self._admit(state, now_s) + self._continue_later(now_s)
+        if self._config.rebalance_every_s and self._rebalance_at_s is None:
+            commands.append(self._set_rebalance(now_s))
+        return commands
+
+    def hold(self, state: JobState, now_s: float) -> list[Command]:
+        """A job that had to make room waits, and is tried again soon."""
+        self.held[state.spec.job] = state
+        self._retry_again = True
+        return self._continue_later(now_s)
+
+    def _admit(self, state: JobState, now_s: float) -> list[Command]:
+        job = state.spec.job
+        answer = self._policy.place(state.spec, now_s)
+        if isinstance(answer, Refusal):
+            reason = f"{state.displaced}; {answer.reason}" if state.displaced else answer.reason
+            changed = state.reason != reason
+            state.reason = reason
+            if answer.final:
+                state.status = JobStatus.REFUSED
+                del self.held[job]
+                return [RefuseJob(job, reason)]
+            state.status = JobStatus.HELD
+            return [HoldJob(job, reason)] if changed else []
+        del self.held[job]
+        commands = self._places.apply([answer], now_s)
+        # The others stand as just told, but on an owned fleet where one has less time beside it.
+        self.observe(now_s, state, None if self._fleet.owned else (state,))
+        return commands + self._rebalance(state, now_s)
+
+    def depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
+        """Jobs leave their nodes: others move together, and those that wait are tried again."""
+        freed: list[NodeId] = []
+        by_size: dict[tuple[int, int], list[JobState]] = {}
+        for state in leaving:
+            freed.extend(self._places.withdraw(state, now_s))
+            by_size.setdefault(self._fleet.parts(state.spec.profile), []).append(state)
+        for states in by_size.values():
+            self.observe(now_s, states[0])
+            for state in states:
+                self._policy.remove(state.spec.job)
+            self._look_later(states[0])
+        commands = self._look(now_s)
+        commands.extend(self._places.grant(tuple(freed), now_s))
+        self._retry_again = True
+        return commands + self._continue(now_s)
+
+    def _rebalance(self, state: JobState, now_s: float) -> list[Command]:
+        moves = self._policy.rebalance(now_s, state.spec.profile)
+        self._look_later(state)
+        return self._places.apply(moves, now_s)
+
+    def _look_later(self, state: JobState) -> None:
+        """Let a look for moves of jobs of this one's size go on, if it has anything to look at."""
+        if self._policy.is_unfinished(state.spec.profile):
+            self._looks[self._fleet.parts(state.spec.profile)] = state
+
+    def _look(self, now_s: float) -> list[Command]:
+        """A part of the look that has waited longest; rent is settled in any case."""
+        if not self._looks:
+            return self._places.apply((), now_s)
+        state = self._looks.pop(next(iter(self._looks)))
+        # What those that it has just moved lose by their restart is known to the policy alone.
+        self._observe_once(now_s, state)
+        return self._rebalance(state, now_s)
+
+    def _retry(self, now_s: float) -> list[Command]:
+        """Try some of those that wait, until one's place gives reason to look for moves."""
+        if self._retry_again and not self._queue:
+            order = self._policy.admission_order(_waiting(self.held.values()))
+            self._queue.extend(sorted(order, key=lambda job: -self.held[job].spec.priority))
+            self._retry_again = False
+        commands: list[Command] = []
+        for _ in range(_RETRIES):
+            if self._looks or not self._queue:
+                break
+            state = self.held.get(self._queue.popleft())
+            if state is None:
+                continue
+            self._observe_once(now_s, state)
+            commands.extend(self._admit(state, now_s))
+            if state.status is JobStatus.HELD and not self._config.backfill:
+                self._queue.clear()
+        return commands
+
+    def _continue(self, now_s: float) -> list[Command]:
+        commands = [] if self._looks else self._retry(now_s)
+        return commands + self._continue_later(now_s)
+
+    def _continue_later(self, now_s: float) -> list[Command]:
+        waits = self._queue or (self._retry_again and self.held)
+        return [SetTimer(_CONTINUE, now_s)] if self._looks or waits else []
+
+    def on_timer(self, event: TimerFired) -> list[Command]:
+        """Go on with looks and retries, or look at all jobs because it is time."""
+        if event.name == _CONTINUE:
+            return self._look(event.now_s) + self._continue(event.now_s)
+        due_s = self._rebalance_at_s
+        if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
+            return []
+        self._rebalance_at_s = None
+        self._tell(event.now_s, self._places.placed.values(), None)
+        commands = self._places.apply(self._policy.rebalance(event.now_s), event.now_s)
+        if self._places.placed or self.held:
+            commands.append(self._set_rebalance(event.now_s))
+        return commands
+
+    def _set_rebalance(self, now_s: float) -> SetTimer:
+        self._rebalance_at_s = now_s + self._config.rebalance_every_s
+        return SetTimer(_REBALANCE, self._rebalance_at_s)
+
+    def _observe_once(self, now_s: float, state: JobState) -> None:
+        if self._observed != (now_s, self._fleet.parts(state.spec.profile)):
+            self.observe(now_s, state)
+
+    def observe(
+        self, now_s: float, state: JobState, placed: Iterable[JobState] | None = None
+    ) -> None:
+        """Tell the policy how the jobs of one's size stand (or only these), and who waits."""
+        size = self._fleet.parts(state.spec.profile)
+        self._tell(now_s, self._places.alike(state) if placed is None else placed, size)
+
+    def _tell(self, now_s: float, placed: Iterable[JobState], size: tuple[int, int] | None) -> None:
+        standings = [
+            JobProgress(
+                job=state.spec.job,
+                iterations_left=state.iterations_left,
+                budget_s=self._guard.budget_to_share_s(state, now_s),
+                rollout_s=state.recent_rollout.lately_s,
+                train_s=state.recent_train.lately_s,
+            )
+            for state in placed
+            if state.iterations_left  # else in its last sync, about to leave
+        ]
+        self._observed = (now_s, size)
+        held = [
+            state
+            for state in self.held.values()
+            if size in (None, self._fleet.parts(state.spec.profile))
+        ]
+        self._policy.observe(standings, _waiting(held))
+
+
+def _waiting(held: Iterable[JobState]) -> list[JobSpec]:
+    """Jobs without nodes, in order of arrival, with the iterations that they have still to make."""
+    return [
+        replace(state.spec, iterations=max(state.iterations_left, 1))
+        if state.iterations_done
+        else state.spec
+        for state in held
+    ]

@@ -1,0 +1,76 @@
+"""Those that wait are tried again in order, a few in each event, and nobody is passed over."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_stage import Stage, job, of
+
+from slackwater.control.coschedule.admission import _RETRIES
+from slackwater.control.coschedule.commands import Command, StartJob
+from slackwater.control.coschedule.events import JobFinished
+from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.model.ids import JobId
+from slackwater.model.job import JobSpec
+from slackwater.model.placement import Placement, Refusal
+
+NARROW, WIDE = 30, 20
+
+
+def continues(commands: Sequence[Command]) -> str | None:
+    """The timer of the work that is left over, if there is any."""
+    timers = of(SetTimer, commands)
+    assert all(timer.at_s == 1.0 for timer in timers)
+    return timers[-1].name if timers else None
+
+
+@settings(max_examples=30, deadline=None)
+@given(departures=st.lists(st.booleans(), max_size=NARROW))
+def test_a_queue_is_tried_to_its_end_however_often_others_leave(departures: list[bool]) -> None:
+    stage = Stage("solo", rollout=64, train=64)
+    for number in range(NARROW):
+        stage.arrive(job(f"narrow-{number}"))
+    waiting = [f"wide-{number}" for number in range(WIDE)]
+    for name in waiting:
+        stage.arrive(job(name, nodes=64))
+    tried: list[str] = []
+    place = stage.scheduler._policy.place
+
+    def record(spec: JobSpec, now_s: float) -> Placement | Refusal:
+        tried.append(spec.job)
+        return place(spec, now_s)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(stage.scheduler._policy, "place", record)
+        leavers, timer = iter(range(NARROW)), None
+        for departs in [*departures, *[False] * (2 * WIDE)]:
+            before = len(tried)
+            if departs:
+                name = f"narrow-{next(leavers)}"
+                event = JobFinished(1.0, JobId(name), stage.starts[name].epoch)
+                timer = continues(stage.tell(event))
+            elif timer is not None:
+                timer = continues(stage.tell(TimerFired(1.0, timer)))
+            assert len(tried) - before <= _RETRIES
+    assert timer is None
+    assert tried == list(islice(cycle(waiting), len(tried)))
+    if any(departures):
+        assert tried and len(tried) % WIDE == 0
+
+
+def test_one_that_fits_behind_many_that_do_not_gets_the_room_of_one_that_left() -> None:
+    stage = Stage("solo", rollout=8, train=8)
+    for number in range(8):
+        stage.arrive(job(f"narrow-{number}"))
+    for number in range(3 * _RETRIES):
+        stage.arrive(job(f"wide-{number}", nodes=8))
+    stage.arrive(job("last"))
+    commands = stage.tell(JobFinished(1.0, JobId("narrow-0"), 1))
+    for _ in range(3):
+        assert not of(StartJob, commands)
+        timer = continues(commands)
+        assert timer is not None
+        commands = stage.tell(TimerFired(1.0, timer))
+    assert [start.job for start in of(StartJob, commands)] == ["last"]
