@@ -24,7 +24,7 @@ from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 
 _REBALANCE = "coschedule:rebalance"
 _CONTINUE = "coschedule:continue"  # looks and retries go on
-_RETRIES = 8  # of one event: each takes a millisecond at worst
+_RETRIES = 3  # of one event: each takes up to 2 ms where many jobs have places
 
 
 class Admission:
