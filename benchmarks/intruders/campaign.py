@@ -21,6 +21,7 @@ from slackwater.model.errors import SlackwaterError
 from slackwater.sandbox import linux
 from slackwater.sandbox.backends.bubblewrap import find_bubblewrap
 from slackwater.sandbox.backends.docker import DEFAULT_IMAGE, find_docker
+from slackwater.sandbox.file_tasks import delete
 
 _USER = 64_777  # nobody's
 _LIMIT_S = 1800.0
@@ -83,11 +84,12 @@ def started_without_isolation() -> bool:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(
-        dir="/var/tmp", prefix="slackwater-", ignore_cleanup_errors=True
-    ) as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="slackwater-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:  # it may be thousands of folders deep
+        delete(str(folder.parent), folder.name)
 
 
 def become(user: int) -> None:
