@@ -1,5 +1,6 @@
 """Many seeds of one simulated storm, a process per core; the first seed that fails is named."""
 
+import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -44,6 +45,10 @@ def run_seeds(
                 reports.append(result)
                 options.progress("storms", len(reports) / seeds)
         except BaseException:  # also a signal: nobody waits for seeds that have not begun
-            pool.shutdown(cancel_futures=True)
+            held = {"seeds": float(len(reports)), "simulated_hours": len(reports) * hours}
+            options.partial("seeds without a violation", held)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():  # nor for those that have
+                process.kill()
             raise
     return reports
