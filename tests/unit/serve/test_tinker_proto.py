@@ -48,6 +48,17 @@ def test_chunks_of_a_prompt_are_joined_and_inputs_keep_their_types() -> None:
     assert example.inputs["weights"].numpy()[2] == -2.5
 
 
+@given(st.sets(st.text("abcdefgh", min_size=1), min_size=3, max_size=8))
+def test_a_retry_that_another_process_reads_is_the_same_bytes(names: set[str]) -> None:
+    """Every process has another order of a protobuf map."""
+    message = request(**{name: dense([1.0, 2.0, 3.0]) for name in names})
+    for name in names:
+        message.loss_fn_config[name] = 1.0  # type: ignore[attr-defined]  # a protobuf message
+    batch = tinker_proto.pass_batch(message)
+    assert list(batch.loss_config) == sorted(names)
+    assert list(batch.examples[0].inputs) == sorted(names)
+
+
 def test_a_cross_entropy_without_weights_counts_every_target_once() -> None:
     targets = dense([2, 3, 4], "<i8")
     (example,) = tinker_proto.pass_batch(request(target_tokens=targets)).examples

@@ -52,7 +52,11 @@ def parse_pass_request(body: bytes) -> Any:
 
 
 def pass_batch(message: Any) -> PassBatch:
-    """What the trainer gets; values are checked there, forms here."""
+    """What the trainer gets; values are checked there, forms here.
+
+    Names are sorted: every process has another order of a map, and a retry that reaches another one
+    must be the same bytes.
+    """
     config = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") == "text":
@@ -66,6 +70,7 @@ def pass_batch(message: Any) -> PassBatch:
     examples = [_example(place, datum) for place, datum in enumerate(message.data)]
     if message.loss_fn == "cross_entropy":
         examples = [_weighted(example) for example in examples]
+    config = dict(sorted(config.items()))
     return PassBatch(message.loss_fn, config, message.forward_only, examples)
 
 
@@ -95,8 +100,8 @@ def _example(place: int, datum: Any) -> Example:
     if not tokens:
         raise ConfigError.of(f"data[{place}]: model_input", "[]", "must hold tokens")
     inputs = {
-        name: Array.of(_tensor(f"data[{place}]: {name}", tensor))
-        for name, tensor in datum.loss_fn_inputs.items()
+        name: Array.of(_tensor(f"data[{place}]: {name}", datum.loss_fn_inputs[name]))
+        for name in sorted(datum.loss_fn_inputs)
     }
     return Example(Array.of(np.concatenate(tokens)), inputs)
 
