@@ -21,20 +21,20 @@ BACKEND = "slackwater_file"
 
 
 @dataclass
-class FileTransferInit(WeightTransferInitInfo):  # type: ignore[misc]
+class FileTransferInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not here
     """What tells this backend from others, which have no such field."""
 
     file_format: str
 
 
 @dataclass
-class FileTransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+class FileTransferUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is not here
     """One file of a version."""
 
     path: str
 
 
-class FileTransferEngine(WeightTransferEngine):  # type: ignore[misc]
+class FileTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is not here
     """Loads files that the server can read."""
 
     init_info_cls = FileTransferInit
