@@ -15,7 +15,7 @@ from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 _JOBS = 256
-_KEPT_S = 600.0  # by then an engine has long given a trajectory's cache to others
+_KEPT_S = 300.0  # by then an engine has long given a trajectory's cache to others
 _ALIVE = (0.75, 0.5, 0.25, 0.1)  # how likely a paused trajectory still lives, looked at in turn
 
 

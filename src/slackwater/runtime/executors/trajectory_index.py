@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from slackwater.model.ids import TrajectoryId
 
 BLOCK_TOKENS = 16
-KEPT_S = 600.0  # by then an engine has long given a conversation's cache to others
+KEPT_S = 300.0  # by then an engine has long given a conversation's cache to others
 
 
 class TrajectoryIndex:
