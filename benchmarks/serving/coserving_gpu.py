@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -296,14 +297,14 @@ def _empty() -> None:
 @dataclass(slots=True)
 class Trace:
     """The windows of one trace, each as a list of arrivals from 0 on, and what was found in them by
-    mode.
+    load and mode.
     """
 
     name: str
     seconds: float
     windows: list[list[Arrival]]
     density: float | None
-    played: dict[str, list[Played]] = field(default_factory=dict)
+    played: dict[tuple[float, str], list[Played]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, given: str, starts: Sequence[float], seconds: float) -> "Trace":
@@ -321,9 +322,18 @@ class Trace:
         ]
         return cls(name, seconds, windows, float(density) if density else None)
 
-    def arrivals(self, window: int) -> list[Arrival]:
+    def arrivals(self, window: int, load: float) -> list[Arrival]:
         assert self.density is not None
-        return scaled(self.windows[window], self.density, self.seconds, window)
+        return scaled(self.windows[window], load * self.density, self.seconds, window)
+
+    def add(self, load: float, mode: str, play: Played, alone: float) -> dict[str, float]:
+        """The figures of all windows of this load and mode so far."""
+        plays = self.played.setdefault((load, mode), [])
+        plays.append(play)
+        found = pooled(plays, self.played[load, "none"][: len(plays)], alone)
+        name = f"{self.name}_{load:g}.{mode}"
+        sys.stderr.write(f"{name} { {key: round(value, 3) for key, value in found.items()} }\n")
+        return {f"{name}.{key}": value for key, value in found.items()}
 
 
 def main() -> None:
@@ -331,6 +341,7 @@ def main() -> None:
     parser.add_argument("--trace", action="append", default=[], metavar="NAME=FILE[@DENSITY]")
     parser.add_argument("--modes", default="none,ours,dual", help="in every window")
     parser.add_argument("--once", default="ttft,tpot,static", help="in the first window only")
+    parser.add_argument("--loads", default="1", help="shares of the load that it bears alone")
     parser.add_argument("--seconds", default="15", help="of a window, one number for each trace")
     parser.add_argument("--starts", default="180", help="seconds of the trace, one for each window")
     parser.add_argument("--rollouts", type=int, default=32)
@@ -360,20 +371,15 @@ def main() -> None:
             trace.density = service.most_density(trace.windows, trace.seconds)
         figures[f"{trace.name}.density"] = trace.density
         sys.stderr.write(f"{trace.name} density {trace.density}\n")
-    for window in range(len(starts)):
-        for trace in traces:
-            modes = options.modes.split(",") + ([] if window else options.once.split(","))
-            for mode in modes:
-                if time.perf_counter() - begin > options.until:
-                    break
-                arrivals = trace.arrivals(window)
-                play = machine.play(mode, arrivals, trace.seconds, options.rollouts)
-                plays = trace.played.setdefault(mode, [])
-                plays.append(play)
-                found = pooled(plays, trace.played["none"][: len(plays)], alone)
-                figures |= {f"{trace.name}.{mode}.{key}": value for key, value in found.items()}
-                shown = {key: round(value, 3) for key, value in found.items()}
-                sys.stderr.write(f"{trace.name} {mode} {shown}\n")
+    loads = [float(load) for load in options.loads.split(",")]
+    for window, load, trace in product(range(len(starts)), loads, traces):
+        modes = options.modes.split(",") + ([] if window else options.once.split(","))
+        for mode in filter(None, modes):
+            if time.perf_counter() - begin > options.until:
+                break
+            arrivals = trace.arrivals(window, load)
+            play = machine.play(mode, arrivals, trace.seconds, options.rollouts)
+            figures |= trace.add(load, mode, play, alone)
     result = {
         "name": "coserving_gpu",
         "device": torch.cuda.get_device_name(),
