@@ -2,9 +2,11 @@
 
 Each place is a service with a trace of half an hour. Its load is the largest at which the service
 alone keeps its promise over the whole trace with room to spare, 0.8 and 0.5 of it. RL steps follow
-each other from the second minute on, so that rollouts borrow for as long as they last.
+each other from the second minute on, so that rollouts borrow for as long as they last. With
+`--duration` so many seconds of each trace are simulated, at 0.8 of that load.
 """
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -21,7 +23,7 @@ from benchmarks.serving.lending_case import (
     outcome_of,
 )
 from slackwater.model.serving import ServingSlo
-from slackwater.sim.serving.serving_trace import read_serving_trace
+from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace
 
 LOADS = (1.0, 0.8, 0.5)
 _MODES = ("none", "dual", "ours")
@@ -55,9 +57,9 @@ PARTS = tuple(_PLACES)
 def run(options: BenchOptions) -> dict[str, float]:
     """Figures by place and load over the seeds, and the bars over all of them."""
     names = [name for name in _PLACES if options.wants(name)]
-    seconds = _QUICK_SECONDS if options.quick else _SECONDS
+    seconds = options.duration_s or (_QUICK_SECONDS if options.quick else _SECONDS)
     seeds = range(options.seed, options.seed + (1 if options.quick else 3))
-    loads = (0.8,) if options.quick else LOADS
+    loads = (0.8,) if options.quick or options.duration_s else LOADS
     if options.quick and options.part is None:
         names = names[:1]
     with ProcessPoolExecutor(options.processes or os.cpu_count()) as pool:
@@ -85,7 +87,7 @@ def run(options: BenchOptions) -> dict[str, float]:
 def _case(options: BenchOptions, name: str, seconds: float) -> LendingCase:
     place = _PLACES[name]
     path = options.data_file(place.trace)
-    arrivals = read_serving_trace(path, seconds=seconds, seed=options.seed)
+    arrivals = _repeated(read_serving_trace(path, seconds=seconds, seed=options.seed), seconds)
     return LendingCase(
         name,
         arrivals,
@@ -93,10 +95,18 @@ def _case(options: BenchOptions, name: str, seconds: float) -> LendingCase:
         place.slo,
         games=256 if place.large else 128,
         large=place.large,
-        stages=1 if options.quick else _STAGES,
+        stages=max(round(_STAGES * seconds / _SECONDS), 1),
         begins_s=_BEGINS_S,
         seed=options.seed,
     )
+
+
+def _repeated(arrivals: Sequence[Arrival], seconds: float) -> list[Arrival]:
+    """A trace that is shorter begins again."""
+    length_s = arrivals[-1].at_s
+    rounds = range(math.ceil(seconds / length_s - 0.01))
+    again = (replace(one, at_s=one.at_s + n * length_s) for n in rounds for one in arrivals)
+    return [one for one in again if one.at_s < seconds]
 
 
 def _outcomes(

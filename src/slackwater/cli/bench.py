@@ -104,7 +104,7 @@ def bench(
     slo: Annotated[str, typer.Option(help="Replay: the SLO.")] = "ttft=0.5,tpot=0.15",
     speed: Annotated[float, typer.Option(help="Replay: speed-up factor of the trace.")] = 1.0,
     duration: Annotated[
-        float | None, typer.Option(help="Replay, soak: length in seconds; default 60, 3600.")
+        float | None, typer.Option(help="Replay, soak, lending: seconds; default 60, 3600, 1700.")
     ] = None,
     from_s: Annotated[
         float, typer.Option("--from", help="Replay: start at this second of the trace.")
