@@ -44,9 +44,9 @@ class ReplayOptions:
 class BenchOptions:
     """`progress(what, share)` moves the bar; `quick` asks for a smaller run with the same keys;
     `before` is the source folder of an older version; `part` is the one part to measure, of a bench
-    that names its `PARTS`; `duration_s` is how long a bench runs that says so; `processes` is how
-    many of its cells run at once, and `partial(cell, figures)` takes what one of them found.
-    `replay` is for the bench of that name alone.
+    that names its `PARTS`; `duration_s` is how long a bench runs that says so, `runs` how often;
+    `processes` is how many of its cells run at once, and `partial(cell, figures)` takes what one of
+    them found. `replay` is for the bench of that name alone.
     """
 
     seed: int = 0
@@ -55,6 +55,7 @@ class BenchOptions:
     before: Path | None = None
     part: str | None = None
     duration_s: float | None = None
+    runs: int | None = None
     processes: int | None = None
     partial: Callable[[str, Mapping[str, float]], None] = _no_partial
     progress: Callable[[str, float], None] = _silent

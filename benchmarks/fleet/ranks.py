@@ -8,6 +8,7 @@ an undisturbed run under the same layout.
 """
 
 import hashlib
+import importlib
 import multiprocessing
 import os
 import random
@@ -25,7 +26,6 @@ from typing import Any
 import msgspec
 
 from benchmarks.options import BenchOptions
-from harness import rank_worker
 from harness.direct_worker import offer_models
 from harness.rank_training import ADAM, NET
 from harness.rank_worker import encoded, run_piped_worker
@@ -43,7 +43,8 @@ _SAVE_EVERY = 2
 _DEADLINE_S = 10.0
 _GRACE_S = 60.0  # beyond the deadline, for a busy machine to end a process
 _RUN_LIMIT_S = 300.0
-_ALL_RUNS_S = 540.0  # no run begins later, so that a busy machine ends too
+_ALL_RUNS_S = 3600.0  # no run begins later unless `--duration` says so
+_PRELOADED = "harness.rank_preload"
 _METHODS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 
@@ -106,11 +107,13 @@ class Deployment:
             self.ranks.append(process)
         theirs.close()
         self.frozen: set[int] = set()
+        self._hurt_s: float | None = None  # when the first fault came
 
     def hurt(self, fault: Fault) -> None:
         process = self.ranks[fault.rank % len(self.ranks)]
         assert process.pid is not None
         if process.is_alive():
+            self._hurt_s = self._hurt_s or time.monotonic()
             os.kill(process.pid, _METHODS[fault.how])
             if fault.how == "freeze":
                 self.frozen.add(fault.rank % len(self.ranks))
@@ -133,8 +136,8 @@ class Deployment:
         return None
 
     def close(self) -> tuple[int, float]:
-        """How many ranks did not end by themselves, and how long the others took; all are gone
-        then.
+        """How many ranks did not end by themselves, and how long after the first fault the others
+        had ended; all are gone then.
         """
         began_s = time.monotonic()
         left = 0
@@ -142,7 +145,7 @@ class Deployment:
             if number not in self.frozen:
                 rank.join(max(0.1, began_s + _DEADLINE_S + _GRACE_S - time.monotonic()))
                 left += rank.is_alive()
-        took_s = time.monotonic() - began_s
+        took_s = time.monotonic() - (self._hurt_s or began_s)
         for rank in self.ranks:
             rank.kill()
             rank.join()
@@ -242,19 +245,13 @@ class Run:
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
-    """Fifty disturbed runs, or as many as fit into nine minutes, against one undisturbed run of
-    each layout.
+    """Fifty disturbed runs (`--runs`), or as many as begin within an hour (`--duration`), against
+    one undisturbed run of each layout.
     """
-    wanted, runs = 6 if options.quick else 50, 0
+    wanted, runs = options.runs or (6 if options.quick else 50), 0
     layouts = _LAYOUTS[:2] if options.quick else _LAYOUTS
     found = Found()
-    # Of the process that every rank is forked from. It leaves out without a word what it cannot
-    # import: then each rank imports it again, for seconds, and the others' deadline runs.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    paths = [str(Path(rank_worker.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([rank_worker.__name__, "slackwater.training.sharding"])
+    _prepare_forks()
     expected: dict[str, Run] = {}
     with tempfile.TemporaryDirectory(prefix="slackwater-ranks-") as made:
         base = Path(made) / "base"
@@ -264,20 +261,27 @@ def run(options: BenchOptions) -> dict[str, Any]:
             alone = _run(Path(made), layout, base, (), Found())
             assert alone.finished, "an undisturbed run ends"
             expected[layout] = alone
-        until_s = time.monotonic() + _ALL_RUNS_S
-        for number in range(wanted):
-            if time.monotonic() > until_s:
-                break
-            draw = random.Random(options.seed * 1000 + number)
-            layout = layouts[number % len(layouts)]
-            options.progress(f"run {number + 1} of {wanted}, {layout}", number / wanted)
+        until_s = time.monotonic() + (options.duration_s or _ALL_RUNS_S)
+        while runs < wanted and time.monotonic() < until_s:
+            draw = random.Random(options.seed * 1000 + runs)
+            layout = layouts[runs % len(layouts)]
+            options.progress(f"run {runs + 1} of {wanted}, {layout}", runs / wanted)
             done = _run(Path(made), layout, base, _faults(draw, layout), found)
             found.lost += done.answers != expected[layout].answers
             runs += 1
             digests = expected[layout].digests
             found.different += sum(done.digests.get(job) != digests[job] for job in _JOBS)
-            options.partial(f"run {runs} of {wanted}", _figures(found, runs))
+            options.partial(f"run {runs} of {wanted}, {layout}", _figures(found, runs))
     return _figures(found, runs) | {"runs_wanted": wanted}
+
+
+def _prepare_forks() -> None:
+    """The process that every rank is forked from leaves out without a word what it cannot import:
+    then each rank imports it again, for seconds, and the others' deadline runs.
+    """
+    importlib.import_module(_PRELOADED)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.get_context("forkserver").set_forkserver_preload([_PRELOADED])
 
 
 def _figures(found: Found, runs: int) -> dict[str, float]:

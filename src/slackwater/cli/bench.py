@@ -104,8 +104,10 @@ def bench(
     slo: Annotated[str, typer.Option(help="Replay: the SLO.")] = "ttft=0.5,tpot=0.15",
     speed: Annotated[float, typer.Option(help="Replay: speed-up factor of the trace.")] = 1.0,
     duration: Annotated[
-        float | None, typer.Option(help="Replay, soak, lending: seconds; default 60, 3600, 1700.")
+        float | None,
+        typer.Option(help="Replay, soak, ranks, lending: seconds; default 60, 3600, 3600, 1700."),
     ] = None,
+    runs: Annotated[int | None, typer.Option(min=1, help="Ranks: how many; default 50.")] = None,
     from_s: Annotated[
         float, typer.Option("--from", help="Replay: start at this second of the trace.")
     ] = 0.0,
@@ -146,6 +148,7 @@ def bench(
         before=before,
         part=part,
         duration_s=duration,
+        runs=runs,
         processes=processes,
         partial=_print_partial,
     )
