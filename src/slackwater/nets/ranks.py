@@ -6,6 +6,7 @@ others: a deployment fails as a unit.
 """
 
 import contextlib
+import faulthandler
 import json
 import logging
 import os
@@ -35,6 +36,7 @@ DEADLINE_VARIABLE = "SLACKWATER_RANK_DEADLINE_S"
 BACKEND_VARIABLE = "SLACKWATER_RANK_BACKEND"
 EXIT_RANK_LOST = 4
 _DEADLINE_S = 120.0
+_MEETING_GRACE_S = 2.0  # beyond the deadline, which says more when it holds
 _BACKENDS = ("nccl", "gloo")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "")
 
@@ -111,13 +113,14 @@ class Ranks:
         kind = torch.device(device).type
         gloo_alone = kind == "cpu" or plan.backend == "gloo"
         try:
-            dist.init_process_group(
-                "gloo" if gloo_alone else "cpu:gloo,cuda:nccl",
-                init_method=plan.rendezvous,
-                rank=plan.rank,
-                world_size=plan.layout.ranks,
-                timeout=timedelta(seconds=plan.deadline_s),
-            )
+            with _meeting(plan):
+                dist.init_process_group(
+                    "gloo" if gloo_alone else "cpu:gloo,cuda:nccl",
+                    init_method=plan.rendezvous,
+                    rank=plan.rank,
+                    world_size=plan.layout.ranks,
+                    timeout=timedelta(seconds=plan.deadline_s),
+                )
         except (RuntimeError, ValueError) as error:  # a DistStoreError is a RuntimeError
             raise UnavailableError(
                 f"rank {plan.rank}: the other ranks of {plan.layout} did not come to"
@@ -125,7 +128,9 @@ class Ranks:
             ) from None
         _check_versions(plan)  # before ranks of different layouts wait for each other
         sizes = (plan.layout.dp, plan.layout.tp)
-        return cls(plan, init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp")))
+        with _meeting(plan):
+            mesh = init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp"))
+        return cls(plan, mesh)
 
     @property
     def leads(self) -> bool:
@@ -167,6 +172,20 @@ class Ranks:
         if self.tp is not None:
             dist.all_reduce(tensor, group=self.tp.group)
         return tensor
+
+
+@contextlib.contextmanager
+def _meeting(plan: RankPlan) -> Iterator[None]:
+    """Ends this rank, and says where it was, if PyTorch's own deadline does not hold.
+
+    PyTorch waits for the lock of a rendezvous file without one, and without letting go of Python's
+    lock: a rank that is frozen with the file locked would hold the others for ever.
+    """
+    faulthandler.dump_traceback_later(plan.deadline_s + _MEETING_GRACE_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _exchange(data: bytes, ranks: int) -> list[bytes]:
