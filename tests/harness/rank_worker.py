@@ -106,6 +106,10 @@ def train_then_work(plan: RankPlan, *, layouts: Sequence[str], steps: int, folde
     ranks = Ranks.join(plan)
     connection = None
     if ranks.leads:
+        assert ranks.tp is None
+        for group in (dist.group.WORLD, ranks.dp_group, ranks.mesh.get_group("tp")):
+            timeout = group._get_backend(torch.device("cpu")).options._timeout
+            assert timeout.total_seconds() == plan.deadline_s, f"{timeout} of {group.group_desc}"
         connection = ScriptedConnection(script(), Path(folder) / "answers")
     files = SharedFiles(Path(folder))
     TrainerWorker(connection, files, "cpu", ranks=ranks).run()  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
 from slackwater.nets.tensor_parallel import TensorParallel
@@ -127,9 +127,8 @@ class Ranks:
                 f" {plan.rendezvous} within {plan.deadline_s:g} s: {error}"
             ) from None
         _check_versions(plan)  # before ranks of different layouts wait for each other
-        sizes = (plan.layout.dp, plan.layout.tp)
         with _meeting(plan):
-            mesh = init_device_mesh(kind, sizes, mesh_dim_names=("dp", "tp"))
+            mesh = _create_mesh(plan, kind)
         return cls(plan, mesh)
 
     @property
@@ -186,6 +185,19 @@ def _meeting(plan: RankPlan) -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _create_mesh(plan: RankPlan, kind: str) -> DeviceMesh:
+    """The groups of both dimensions. `init_device_mesh` would give them half an hour as deadline,
+    for which ranks waited inside a layer for one that was frozen.
+    """
+    ranks = torch.arange(plan.layout.ranks).view(plan.layout.dp, plan.layout.tp)
+    timeout = timedelta(seconds=plan.deadline_s)
+    groups = [
+        dist.new_subgroups_by_enumeration(members.tolist(), timeout=timeout)[0]
+        for members in (ranks.T, ranks)
+    ]
+    return DeviceMesh.from_group(groups, kind, ranks, mesh_dim_names=("dp", "tp"))
 
 
 def _exchange(data: bytes, ranks: int) -> list[bytes]:
