@@ -4,8 +4,10 @@ A step: snapshot the weights, sample groups of answers, turn rewards into advant
 group, and update with a clipped policy loss.
 """
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,20 +67,24 @@ def run(
         save_checkpoint(training, folder, steps_done=0, prompts_used=0)
     assert folder.checkpoint is not None
     used = folder.checkpoint.prompts_used
+    snapshot = WeightSnapshot(training)
+    snapshot.take()
     for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
         began_s = time.perf_counter()
         stage(f"the samples of step {step + 1}")
-        sampler = training.save_weights_and_get_sampling_client()
+        sampler = snapshot.result()
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
         overlapped = _overlapped(recipe, training, folder, reference)
         drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
         used += len(drawn.groups)
         sampled_s = time.perf_counter()
         stage(f"the update of step {step + 1}")
+        last = step + 1 == recipe.grpo.steps
+        queued = snapshot.take if not last else _nothing
         if overlapped:
-            learnt = overlapped.finish()
+            learnt = overlapped.finish(queued)
         else:
-            learnt = _update(recipe, training, drawn.kept, reference)
+            learnt = _update(recipe, training, drawn.kept, reference, queued)
         metrics = {
             **_rollout_metrics(drawn),
             **learnt,
@@ -88,7 +94,7 @@ def run(
         kept = {group.use for group in drawn.kept}
         folder.record(step, metrics, [(group.use, group.use in kept) for group in drawn.groups])
         watch(step, metrics)
-        ended = step + 1 == recipe.grpo.steps or _good_enough(recipe, folder)
+        ended = last or _good_enough(recipe, folder)
         if ended or (step + 1) % recipe.grpo.checkpoint_every == 0:
             save_checkpoint(training, folder, step + 1, used)
         if ended:
@@ -133,6 +139,37 @@ def _demonstrated(turns: Sequence[tuple[Observation, str]], text: PlainText) -> 
         spoken = text.spoken(answer)
         trajectory.act(spoken, [0.0] * len(spoken))
     return trajectory
+
+
+class WeightSnapshot:
+    """The sampler of each step, asked for right behind the updates: its weights are on their way
+    to the engines while the driver reads what the updates came to.
+
+    Hazard: the SDK's call blocks, hence the thread; a daemon, so that a driver that fails while the
+    service is gone ends.
+    """
+
+    def __init__(self, training: Any) -> None:
+        self._training = training
+        self._sampler: Future[Any] = Future()
+
+    def take(self) -> None:
+        """Of the weights after all that was asked for so far."""
+        self._sampler = Future()
+        threading.Thread(target=self._take, args=(self._sampler,), daemon=True).start()
+
+    def _take(self, sampler: Future[Any]) -> None:
+        try:
+            sampler.set_result(self._training.save_weights_and_get_sampling_client())
+        except BaseException as error:  # noqa: BLE001  whoever waits for the result gets it
+            sampler.set_exception(error)
+
+    def result(self) -> Any:
+        return self._sampler.result()
+
+
+def _nothing() -> None:
+    """No step follows: nobody needs a sampler."""
 
 
 def _later(group: TrajectoryGroup) -> None:
@@ -195,14 +232,16 @@ class OverlappedUpdate:
         if sum(len(g.trajectories) for g in self._pending) >= self._recipe.grpo.overlap:
             self._send()
 
-    def finish(self) -> dict[str, float]:
-        """Train on the rest, then update the weights."""
+    def finish(self, queued: Callable[[], None] = _nothing) -> dict[str, float]:
+        """Train on the rest, then update the weights; `queued` when all of that is asked for."""
         if self._pending:
             self._send()
         if not self._passes:
+            queued()
             return {"optim/updates": 0.0}
         grpo = self._recipe.grpo
         stepped = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
+        queued()
         done = [(passed.result(), groups) for passed, groups in self._passes]
         return {
             "optim/updates": 1.0,
@@ -254,17 +293,19 @@ def _update(
     training: Any,
     groups: Sequence[TrajectoryGroup],
     reference: ReferenceModel | None,
+    queued: Callable[[], None],
 ) -> dict[str, float]:
-    """One optimizer step per share of the groups; the requests are queued together."""
+    """One optimizer step per share of the groups; `queued` when all of them are asked for."""
     grpo = recipe.grpo
-    queued, kls = [], list[float]()
+    asked, kls = [], list[float]()
     for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
         if share:
             data = policy_data(recipe, share, distances=_distances(reference, share, kls))
             passed = training.forward_backward(data, grpo.loss, _loss_config(recipe))
             stepped = training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
-            queued.append((passed, stepped, share))
-    done = [(passed.result(), stepped.result(), share) for passed, stepped, share in queued]
+            asked.append((passed, stepped, share))
+    queued()
+    done = [(passed.result(), stepped.result(), share) for passed, stepped, share in asked]
     if not done:
         return {"optim/updates": 0.0}
     norms = [(stepped.metrics or {}).get("grad_norm", 0.0) for _, stepped, _ in done]
