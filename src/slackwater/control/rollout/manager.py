@@ -159,6 +159,13 @@ class RolloutManager:
         check_books(self.books)
         assert self._watching or not (self.books.turns or len(self.books.instances))
 
+    def tokens_by_source(self) -> dict[str, dict[str, int]]:
+        """Of completed turns since the manager started: by base model and kind of instance."""
+        found: dict[str, dict[str, int]] = {}
+        for (model, kind), tokens in self.books.counters.tokens.items():
+            found.setdefault(model, {})[kind.value] = tokens
+        return found
+
     def gauges(self) -> dict[str, float]:
         """For metrics: the present and the totals."""
         counters = self.books.counters

@@ -1,6 +1,7 @@
 """The state that the parts of the rollout manager share, and how a turn ends."""
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 
 from slackwater.control.rollout.commands import (
@@ -17,6 +18,7 @@ from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TurnId
+from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import FinishReason
 from slackwater.policy.rollout.length_law import LengthLaw
 from slackwater.policy.rollout.plateau import ThroughputProfile
@@ -37,6 +39,8 @@ class RolloutCounters:
     late_tokens: int = 0
     accepted_tokens: int = 0
     faults: int = 0
+    # of completed turns, by base model and by the instance that ended them
+    tokens: Counter[tuple[str, InstanceKind]] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -101,6 +105,9 @@ class ManagerState:
         self.counters.completed += 1
         self.lengths.observe(len(turn.tokens))
         self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
+        if turn.instance in self.instances.records:
+            source = turn.spec.base_model, self.instances.records[turn.instance].spec.kind
+            self.counters.tokens[source] += len(turn.tokens)
         out.append(
             CompleteTurn(
                 turn.spec.turn,

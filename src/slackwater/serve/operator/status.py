@@ -86,6 +86,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
             "gauges": gauges_of(plane),
             "serving": serving_of(plane),
+            "tokens": plane.controller.rollout.tokens_by_source(),
             "problems": problems_of(plane, tenant),
             "starting": starting_workers(plane),
             "instances": plane.instances.listed(),

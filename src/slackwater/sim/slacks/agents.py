@@ -67,7 +67,6 @@ class SimulatedAgents(SimulatedClients):
         assert made == self.hidden[turn], f"{turn}: {made} tokens of {self.hidden[turn]}"
         assert command.version == version, f"{turn} made with {command.version}, not {version}"
         self.completed += 1
-        fleet.count(name, made)
         self._forget_turn(job, turn)
         if index + 1 < len(session):
             go_on = partial(self._go_on, job, life, name, session, index + 1)

@@ -4,7 +4,7 @@ The complete fleet controller with its co-scheduler and lender, the arbiters of 
 the action broker decide. Engines pull over one link, and batch turns as their costs say.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
-from slackwater.model.ids import InstanceId, JobId, NodeId, TrajectoryId, TurnId
+from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
@@ -26,6 +26,7 @@ from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.fleet.costs import FleetCosts
+from slackwater.sim.fleet.engines import BASE_MODEL
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import SimulatedJob
 from slackwater.sim.fleet.serving import SimulatedServing
@@ -166,7 +167,6 @@ class FiveSlackFleet(SimulatedFleet):
     ) -> None:
         self.scenario, self.on = scenario, frozenset(on)
         self._jobs_by_name = {JobId(job.name): (n, job) for n, job in enumerate(scenario.jobs)}
-        self._tokens: Counter[str] = Counter()
         self._uses: dict[NodeId, set[tuple[JobId, Phase]]] = {}
         self._rented: set[NodeId] = set()
         self._rented_s: dict[NodeId, float] = {}
@@ -216,14 +216,6 @@ class FiveSlackFleet(SimulatedFleet):
     def reward_s(self, job: JobId) -> float:
         return self._jobs_by_name[job][1].reward_s
 
-    def count(self, trajectory: TrajectoryId, tokens: int) -> None:
-        """A turn is complete: where it was sampled last."""
-        books = self.controller.rollout.books
-        home = books.dispatcher.homes.instance_of(trajectory)
-        record = None if home is None else books.instances.records.get(home)
-        if record is not None:
-            self._tokens[record.spec.kind] += tokens
-
     # ---- what is paid ----
     def _note(self, command: FleetCommand) -> None:
         match command:
@@ -262,7 +254,7 @@ class FiveSlackFleet(SimulatedFleet):
             completed_s,
             self._cost(completed_s),
             attainment,
-            dict(self._tokens),
+            self.controller.rollout.tokens_by_source().get(BASE_MODEL, {}),
             sum(len(uses) > 1 for uses in self._uses.values()),
             self.cores.granted,
             self.engines.deltas,

@@ -24,6 +24,7 @@ from slackwater.control.rollout.events import (
     TurnRefused,
 )
 from slackwater.model.ids import InstanceId, TurnId
+from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import AttemptId, FinishReason
 
 A, B = InstanceId("a"), InstanceId("b")
@@ -56,6 +57,16 @@ def test_a_lost_instance_costs_no_token_and_the_rest_is_asked_for_elsewhere(
     driver.tokens("b", moved.attempt, [9])
     done = only(CompleteTurn, driver.end("b", moved.attempt, 3))
     assert (list(done.tokens), done.moves) == ([7, 8, 9], 1)
+
+
+def test_tokens_count_for_the_kind_of_instance_that_ends_their_turn(driver: FleetDriver) -> None:
+    sent = only_dispatch(driver.submit("t"))
+    driver.join("b", kind=InstanceKind.DEDICATED)
+    driver.tokens("a", sent.attempt, [7, 8])
+    moved = only_dispatch(driver.happen(InstanceLost(1.0, A, "killed")))
+    driver.tokens("b", moved.attempt, [9])
+    driver.end("b", moved.attempt, 3)
+    assert driver.manager.tokens_by_source() == {"job": {"dedicated": 3}}
 
 
 def test_late_replies_of_an_older_attempt_change_nothing(driver: FleetDriver) -> None:
