@@ -183,12 +183,14 @@ class DemoRun:
             {**file, "name": name, "iterations": iterations, "slo": 10.0},
         )
         (watched,) = self._follow([name], lambda _: None)
-        self._alone_rewards[file["name"]] = [row["reward"] for row in _curves(watched.last)]
-        curves = _curves(watched.last)[1:]
+        first, *curves = _curves(watched.last)
+        self._alone_rewards[file["name"]] = [row["reward"] for row in (first, *curves)]
+        # an iteration whose answers teach nothing trains nothing
+        updated = [row for row in curves if row.get("optim/updates")] or [first]
         # the shortest: what else the machine does only adds to it; sync is in the rollout
         profile = {
             "rollout_s": min(row["time/sample_s"] for row in curves),
-            "train_s": min(row["time/train_s"] for row in curves),
+            "train_s": min(row["time/train_s"] for row in updated),
             "sync_s": 0.0,
         }
         return Alone(TypicalIteration.of(watched), profile)
@@ -199,6 +201,7 @@ class DemoRun:
     ) -> dict[str, Any]:
         names = [file["name"] for file in files]
         self._display.say(f"{' and '.join(names)} together")
+        before = self._tokens()
         for file in files:
             self._client.ask(
                 "POST", "/slackwater/jobs", {**file, "profile": dict(solo[file["name"]].profile)}
@@ -224,6 +227,7 @@ class DemoRun:
                 for file, one in zip(files, jobs, strict=True)
             ],
             **figures,
+            "tokens": {kind: made - before.get(kind, 0) for kind, made in self._tokens().items()},
             "permits": None if shared is None else shared["permits"],
             "instance": self._instance,
             "timeline": timeline,
@@ -237,6 +241,7 @@ class DemoRun:
             "stage": one.last["stage"],
             "reason": one.last["reason"],
             "iterations": file["iterations"],
+            "trained": sum(bool(row.get("optim/updates")) for row in _curves(one.last)),
             "same_rewards": rewards[: len(alone)] == alone[: len(rewards)],
             "reward_first": _mean(rewards[:3]),
             "reward_last": _mean(rewards[-3:]),
@@ -255,11 +260,15 @@ class DemoRun:
             (name,) = self._client.ask("POST", "/slackwater/instances", wanted)["added"]
             self._display.say(f"instance {name} comes")
             self._instance["came"] = name
+            asked_s = up_s = time.monotonic()
             mine: dict[str, Any] = {}
             while _done(rows) < total * 0.66 or mine.get("state") == "starting":
                 rows = yield
                 listed = self._client.ask("GET", "/slackwater/instances")["instances"]
                 mine = next((row for row in listed if row["instance"] == name), {})
+                if mine.get("state") == "starting":
+                    up_s = time.monotonic()
+            self._instance |= {"started_s": up_s - asked_s, "lived_s": time.monotonic() - up_s}
             self._instance["was"] = mine.get("state", "gone")
             if mine:
                 self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
@@ -302,6 +311,13 @@ class DemoRun:
                 return
             time.sleep(LOOK_S)
         raise UnavailableError(f"no engine and no trainer came up within {_WORKERS_S:.0f} s")
+
+    def _tokens(self) -> dict[str, int]:
+        """Tokens of completed turns of the jobs' model so far, by kind of instance."""
+        found: dict[str, int] = self._client.ask("GET", "/slackwater/status")["tokens"].get(
+            self._model, {}
+        )
+        return found
 
     def _shared(self) -> dict[str, Any] | None:
         """What the co-scheduler says, if the service has one."""
