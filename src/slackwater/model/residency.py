@@ -67,6 +67,30 @@ class StoredPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageRange:
+    """Bytes of a deployment's device image, and where they are in the host image `image`.
+
+    `writes`: they go back there when the deployment leaves the device.
+    """
+
+    image: str
+    on_device: int
+    on_host: int
+    bytes: int
+    writes: bool
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A deployment that the manager keeps: whether it is blank, and where its bytes go."""
+
+    blank: bool
+    stretches: tuple[ImageRange, ...]
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateBudgets:
     """Bytes of each tier that a node gives to managed state."""
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.model.errors import RefusedError
-from slackwater.model.residency import PartRole, StateKey, StoredPart
+from slackwater.model.residency import ImageRange, PartRole, StateKey, StoredPart
 from slackwater.policy.state.layout import ImageLayout, check_same, laid_out, merged_runs
-from slackwater.state.port import ImageRange
 
 
 @dataclass(frozen=True, slots=True)

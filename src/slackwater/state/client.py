@@ -12,10 +12,10 @@ import msgspec
 
 from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
-from slackwater.model.residency import StoredPart, Tier
+from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.state.frames import Frames, socket_address
 from slackwater.state.image import HostImage, ImageArrivalProgress
-from slackwater.state.port import DeviceHolder, HolderMove, ImageRange, MoveOutcome, Registered
+from slackwater.state.port import DeviceHolder, HolderMove, MoveOutcome
 from slackwater.wire import state as says
 
 SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
@@ -51,24 +51,18 @@ class StateClient:
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
-    ) -> Registered:
-        facts = [_facts(part) for part in parts]
-        said = self._ask(lambda ask: says.RegisterState(ask, deployment, facts, warm))
-        stretches = tuple(
-            ImageRange(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
-            for s in said.stretches
-        )
-        return Registered(said.blank, stretches, said.device_bytes)
+    ) -> Registration:
+        said = self._ask(lambda ask: says.RegisterState(ask, deployment, list(parts), warm))
+        assert said.registration is not None
+        return said.registration
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
-        self._ask(
-            lambda ask: says.EnsureState(ask, deployment, int(tier), lease, timeout_s), timeout_s
-        )
+        self._ask(lambda ask: says.EnsureState(ask, deployment, tier, lease, timeout_s), timeout_s)
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
-        self._ask(lambda ask: says.EvictState(ask, deployment, int(tier), timeout_s), timeout_s)
+        self._ask(lambda ask: says.EvictState(ask, deployment, tier, timeout_s), timeout_s)
 
     def release(self, deployment: str) -> None:
         self._ask(lambda ask: says.NoteState(ask, deployment, "release"))
@@ -161,12 +155,12 @@ class StateClient:
             return
         move = HolderMove(
             order.deployment,
-            Tier(order.to),
+            order.to,
             order.blank,
             images,
             order.about,
             arrival,
-            frozenset(order.fills),
+            order.fills,
         )
         self._holder.begin(move, ended)
 
@@ -183,19 +177,3 @@ class StateClient:
         image = self._images.pop(name, None)
         if image is not None:
             image.close()
-
-
-def _facts(part: StoredPart) -> says.PartFacts:
-    key = part.key
-    return says.PartFacts(
-        key.job,
-        key.model,
-        key.parameter,
-        key.kind,
-        key.start,
-        key.stop,
-        part.dtype,
-        part.element_bytes,
-        part.role.value,
-        list(part.shape),
-    )

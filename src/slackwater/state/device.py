@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError, SlackwaterError
-from slackwater.model.residency import StateKey, StoredPart, Tier
+from slackwater.model.residency import ImageRange, StateKey, StoredPart, Tier
 from slackwater.policy.state.layout import ImageLayout, aligned
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import PIECE
 from slackwater.state.image import HostImage
-from slackwater.state.port import About, HolderMove, ImageRange, MoveOutcome, StatePort
+from slackwater.state.port import About, HolderMove, MoveOutcome, StatePort
 
 _ROUND = 2 << 20
 _WASTE = 1.25

@@ -15,12 +15,19 @@ import numpy as np
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.residency import PartRole, StateBudgets, StateKey, StoredPart, Tier
+from slackwater.model.residency import (
+    PartRole,
+    Registration,
+    StateBudgets,
+    StateKey,
+    StoredPart,
+    Tier,
+)
 from slackwater.policy.state.layout import pieces_of
 from slackwater.state.body import StateBody
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.image import Bytes, HostImage
-from slackwater.state.port import About, DeviceHolder, Registered
+from slackwater.state.port import About, DeviceHolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +111,7 @@ class StateManager:
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
-    ) -> Registered:
+    ) -> Registration:
         """Keep a state, or adopt one whose worker has gone; RefusedError if there is no room."""
         with self._body.lock:
             known = self.catalogue.entries.get(deployment)
@@ -127,7 +134,7 @@ class StateManager:
             assert isinstance(said, do.Admit)
             self._body.held_by[deployment] = holder
             self.catalogue.add(deployment, entry)
-            return Registered(said.blank, self.catalogue.stretches(deployment), sizes[0])
+            return Registration(said.blank, self.catalogue.stretches(deployment), sizes[0])
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0

@@ -6,7 +6,6 @@ receiver has a certificate, whose SHA-256 the sender must know.
 """
 
 import contextlib
-import json
 import logging
 import socket
 import ssl
@@ -17,8 +16,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
-from slackwater.model.residency import PartRole, StateKey, StoredPart, Tier
+from slackwater.model.residency import StoredPart, Tier
 from slackwater.state.image import Bytes
 from slackwater.state.manager import StateManager
 from slackwater.wire.proof import pinned, prove_as_client, prove_as_server
@@ -52,7 +53,7 @@ def migrate(
     name = arrives_as or deployment
     with manager.reading_parts(deployment) as parts:
         about = dict(manager.about(deployment))
-        facts = [_facts(_renamed(part, deployment, name)) for part in parts.on_device]
+        facts = [_renamed(part, deployment, name) for part in parts.on_device]
         head = {"deployment": name, "parts": facts, "about": about}
         try:
             with _dialled(address, pin) as connection:
@@ -143,8 +144,11 @@ class MigrationServer:
 
     def _taken(self, connection: socket.socket, model: str | None) -> None:
         head = _receive(connection)
-        parts = [_part(facts) for facts in head["parts"]]
         name, about = str(head["deployment"]), dict(head["about"])
+        try:
+            parts = msgspec.convert(head["parts"], list[StoredPart])
+        except msgspec.ValidationError as error:
+            raise ConfigError.of("state", name, f"has parts that cannot be read: {error}") from None
         if model is not None and not name.startswith(f"{model}@"):
             raise RefusedError(f"{name}: is not what was announced, a state of {model}")
         with self._manager.taking(name, parts, about, warm=self._warm) as places:
@@ -170,24 +174,8 @@ def _renamed(part: StoredPart, before: str, after: str) -> StoredPart:
     return replace(part, key=replace(key, model=after)) if key.model == before else part
 
 
-def _facts(part: StoredPart) -> list[Any]:
-    key = part.key
-    return [
-        *(key.job, key.model, key.parameter, key.kind, key.start, key.stop),
-        *(part.dtype, part.element_bytes, part.role.value, list(part.shape)),
-    ]
-
-
-def _part(facts: list[Any]) -> StoredPart:
-    *key, dtype, element_bytes, role, shape = facts
-    try:
-        return StoredPart(StateKey(*key), dtype, element_bytes, PartRole(role), tuple(shape))
-    except ValueError as error:
-        raise ConfigError.of("part of a state", str(facts)[:200], str(error)) from None
-
-
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    data = json.dumps(message).encode()
+    data = msgspec.json.encode(message)
     connection.sendall(_LENGTH.pack(len(data)) + data)
 
 
@@ -199,10 +187,10 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
         raise ValueError("no head of a state")
     data = bytearray(size)
     _fill(connection, memoryview(data))
-    found = json.loads(data)
-    if not isinstance(found, dict):
-        raise ValueError("no head of a state")
-    return found
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ValueError("no head of a state") from error
 
 
 def _answer(connection: socket.socket) -> dict[str, Any]:

@@ -4,37 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slackwater.model.residency import StoredPart, Tier
+from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.state.image import HostImage, ImageArrivalProgress
 
 # Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints;
 # "empty_kinds" are kinds that are all zeros, and are neither copied nor stored until they are not.
 # "seq" is the last operation whose effect is in it.
 About = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageRange:
-    """Bytes of a deployment's device image, and where they are in the host image `image`.
-
-    `writes`: they go back there when the deployment leaves the device.
-    """
-
-    image: str
-    on_device: int
-    on_host: int
-    bytes: int
-    writes: bool
-    kind: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A deployment that the manager keeps: whether it is blank, and where its bytes go."""
-
-    blank: bool
-    stretches: tuple[ImageRange, ...]
-    device_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +59,7 @@ class StatePort(Protocol):
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
-    ) -> Registered: ...
+    ) -> Registration: ...
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0

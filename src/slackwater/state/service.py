@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from slackwater.model.errors import SlackwaterError
-from slackwater.model.residency import PartRole, StateKey, StoredPart, Tier
 from slackwater.state.frames import Frames, close_all, socket_address
 from slackwater.state.manager import StateManager
 from slackwater.state.port import HolderMove, MoveOutcome
@@ -47,12 +46,12 @@ class RemoteHolder:
             order = says.StateMoveOrder(
                 number,
                 move.deployment,
-                int(move.to),
+                move.to,
                 move.blank,
                 images,
                 dict(move.about),
                 arriving=move.arrival is not None,
-                fills=tuple(sorted(move.fills)),
+                fills=move.fills,
             )
             self._tell(order, descriptors)
         if move.arrival is not None:
@@ -164,18 +163,12 @@ class StateServer:
         manager = self._manager
         match message:
             case says.RegisterState(_, deployment, parts, warm):
-                made = manager.register(deployment, holder, [_part(p) for p in parts], warm=warm)
-                stretches = tuple(
-                    says.StretchFacts(s.image, s.on_device, s.on_host, s.bytes, s.writes, s.kind)
-                    for s in made.stretches
-                )
-                return says.StateAnswer(
-                    ask, blank=made.blank, stretches=stretches, device_bytes=made.device_bytes
-                )
+                made = manager.register(deployment, holder, parts, warm=warm)
+                return says.StateAnswer(ask, registration=made)
             case says.EnsureState(_, deployment, tier, lease, timeout_s):
-                manager.ensure(deployment, Tier(tier), lease=lease, timeout_s=timeout_s)
+                manager.ensure(deployment, tier, lease=lease, timeout_s=timeout_s)
             case says.EvictState(_, deployment, tier, timeout_s):
-                manager.evict(deployment, Tier(tier), timeout_s=timeout_s)
+                manager.evict(deployment, tier, timeout_s=timeout_s)
             case says.MaterializeState(_, deployment, path, kinds):
                 manager.materialize(deployment, path, kinds)
             case says.SurvivorAsked(_, prefix, after, at_most):
@@ -189,10 +182,3 @@ class StateServer:
                 }
                 notes[what](deployment)
         return says.StateAnswer(ask)
-
-
-def _part(facts: says.PartFacts) -> StoredPart:
-    key = StateKey(facts.job, facts.model, facts.parameter, facts.kind, facts.start, facts.stop)
-    return StoredPart(
-        key, facts.dtype, facts.element_bytes, PartRole(facts.role), tuple(facts.shape)
-    )

@@ -2,35 +2,8 @@
 
 from typing import Any
 
-import msgspec
-
+from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.wire.frames import Message
-
-
-class PartFacts(msgspec.Struct, frozen=True, array_like=True):
-    """One part of a deployment: its key, its type, its role."""
-
-    job: str
-    model: str
-    parameter: str
-    kind: str
-    start: int
-    stop: int
-    dtype: str
-    element_bytes: int
-    role: str
-    shape: list[int]
-
-
-class StretchFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Where a run of bytes is on the device and in a host image."""
-
-    image: str
-    on_device: int
-    on_host: int
-    bytes: int
-    writes: bool
-    kind: str
 
 
 class HolderHello(Message, frozen=True):
@@ -44,14 +17,14 @@ class HolderHello(Message, frozen=True):
 class RegisterState(Message, frozen=True):
     ask: int
     deployment: str
-    parts: list[PartFacts]
+    parts: list[StoredPart]
     warm: bool
 
 
 class EnsureState(Message, frozen=True):
     ask: int
     deployment: str
-    tier: int
+    tier: Tier
     lease: bool
     timeout_s: float
 
@@ -59,7 +32,7 @@ class EnsureState(Message, frozen=True):
 class EvictState(Message, frozen=True):
     ask: int
     deployment: str
-    tier: int
+    tier: Tier
     timeout_s: float
 
 
@@ -103,9 +76,7 @@ class StateAnswer(Message, frozen=True):
     ask: int
     error: str | None = None
     kind: str = ""
-    blank: bool = False
-    stretches: tuple[StretchFacts, ...] = ()
-    device_bytes: int = 0
+    registration: Registration | None = None
     survivor: str | None = None
 
 
@@ -120,12 +91,12 @@ class StateMoveOrder(Message, frozen=True):
 
     number: int
     deployment: str
-    to: int
+    to: Tier
     blank: bool
     images: list[tuple[str, int, bool]]
     about: dict[str, Any]
     arriving: bool = False
-    fills: tuple[str, ...] = ()
+    fills: frozenset[str] = frozenset()
 
 
 class ImageArrived(Message, frozen=True):
