@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from sqlalchemy.engine import Connection, Row
 from slackwater.control.actions.snapshots import Snapshot
 from slackwater.model.action import ActionSpec, EnvironmentSpec
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import ActionId, EnvironmentId, NodeId, TenantId
+from slackwater.model.ids import ActionId, EnvironmentId, TenantId
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.store.op_payloads import FORMAT
 from slackwater.runtime.store.schema import actions, environments, snapshots
@@ -49,14 +50,7 @@ def put_snapshot(connection: Connection, snapshot: Snapshot, now_s: float) -> No
     """Write down that there is one, or how large it is."""
     drop_snapshot(connection, snapshot)
     connection.execute(
-        snapshots.insert().values(
-            snapshot=snapshot.kept_as,
-            node=snapshot.node,
-            tenant=snapshot.tenant,
-            name=snapshot.name,
-            size_bytes=snapshot.size_bytes,
-            created_s=now_s,
-        )
+        snapshots.insert().values(**asdict(snapshot), snapshot=snapshot.kept_as, created_s=now_s)
     )
 
 
@@ -69,9 +63,7 @@ def drop_snapshot(connection: Connection, snapshot: Snapshot) -> None:
 def all_snapshots(connection: Connection) -> list[Snapshot]:
     """Oldest first."""
     rows = connection.execute(sa.select(snapshots).order_by(snapshots.c.created_s))
-    return [
-        Snapshot(TenantId(row.tenant), row.name, NodeId(row.node), row.size_bytes) for row in rows
-    ]
+    return [msgspec.convert(row, Snapshot, from_attributes=True) for row in rows]
 
 
 class ActionRequest(msgspec.Struct, frozen=True):

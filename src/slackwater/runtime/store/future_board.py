@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from slackwater.model.ids import RequestId, TenantId
-from slackwater.model.operation import FaultOwner
+from slackwater.model.operation import FaultOwner, OpStatus
 
 _REMEMBERED_BYTES = 64 << 20
 _REMEMBERED = 2000
@@ -26,6 +26,13 @@ class RequestOutcome:
     result: bytes | None
     error: str | None = None
     owner: FaultOwner | None = None
+
+    def columns(self, now_s: float) -> dict[str, object]:
+        """What changes in the row of a request that ended so."""
+        status = OpStatus.DONE if self.error is None else OpStatus.FAILED
+        owner = None if self.owner is None else self.owner.value
+        said = {"result": self.result, "error": self.error, "owner": owner}
+        return {"status": status.value, "finished_s": now_s, **said}
 
 
 class FutureBoard:

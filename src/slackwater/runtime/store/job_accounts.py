@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,17 +57,8 @@ def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile)
 def keep_driver(connection: Connection, kept: KeepDriver) -> None:
     """What the driver book knows of it now."""
     ended_s = None if kept.over is None else time.time()
-    connection.execute(
-        jobs.update()
-        .where(jobs.c.job == kept.job)
-        .values(
-            attempt=kept.attempt,
-            crashes=kept.crashes,
-            over=kept.over,
-            reason=kept.reason,
-            ended_s=ended_s,
-        )
-    )
+    known = jobs.update().where(jobs.c.job == kept.job)
+    connection.execute(known.values(**msgspec.structs.asdict(kept), ended_s=ended_s))
 
 
 def find_job(connection: Connection, job: JobId) -> SubmittedJob | None:
@@ -120,36 +112,15 @@ class SavedAccount(msgspec.Struct, frozen=True):
 
 def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
     """All of them, in one row."""
-    held = [
-        SavedAccount(
-            e.job,
-            e.tenant,
-            e.account,
-            e.stage if e.stage.over else None,
-            e.reason,
-            e.iterations_done,
-            e.crashes,
-        )
-        for e in entries
-    ]
-    put_fact(connection, _NAME, held)
+    save = partial(msgspec.convert, type=SavedAccount, from_attributes=True)
+    put_fact(connection, _NAME, [save(entry) for entry in entries])
 
 
 def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
     """As events for the job registry."""
-    return [
-        JobAdopted(
-            now_s,
-            row.job,
-            row.tenant,
-            row.account,
-            row.over or JobStage.STOPPED,
-            row.reason,
-            row.iterations_done,
-            row.crashes,
-        )
-        for row in find_fact(connection, _NAME, list[SavedAccount]) or ()
-    ]
+    saved = find_fact(connection, _NAME, list[SavedAccount]) or ()
+    rows = [msgspec.structs.asdict(row) for row in saved]
+    return [JobAdopted(now_s, stage=row.pop("over") or JobStage.STOPPED, **row) for row in rows]
 
 
 def shown(entry: RegisteredJob, now_s: float) -> dict[str, Any]:

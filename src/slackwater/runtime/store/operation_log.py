@@ -83,16 +83,7 @@ def finish_operation(
     connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
     """The operation is over."""
-    status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
-    changed = {
-        "finished": request,
-        "status": status.value,
-        "result": outcome.result,
-        "error": outcome.error,
-        "owner": None if outcome.owner is None else outcome.owner.value,
-        "finished_s": now_s,
-    }
-    connection.execute(_FINISH, changed)
+    connection.execute(_FINISH, {"finished": request, **outcome.columns(now_s)})
 
 
 def payload_of(connection: Connection, request: RequestId) -> bytes:

@@ -6,14 +6,16 @@ stays good over a restart of the service.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from slackwater.model.errors import RefusedError
-from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
+from slackwater.model.ids import RequestId, SamplingSessionId, SessionId
 from slackwater.model.operation import OpStatus
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.store.future_board import RequestOutcome
@@ -102,33 +104,12 @@ def add_sampling_session(
     if known is not None:
         return
     connection.execute(
-        sampling_sessions.insert().values(
-            sampling_session=new.sampling_session,
-            tenant=new.tenant,
-            session=new.session,
-            seq=seq,
-            base_model=new.base_model,
-            version=new.version,
-            model_path=new.model_path,
-            model=new.model,
-            lineage=new.lineage,
-            clones=0,
-            created_s=now_s,
-        )
+        sampling_sessions.insert().values(**asdict(new), seq=seq, clones=0, created_s=now_s)
     )
 
 
 def sampling_session_of(row: Row[Any]) -> SamplingSession:
-    return SamplingSession(
-        SamplingSessionId(row.sampling_session),
-        TenantId(row.tenant),
-        SessionId(row.session),
-        row.base_model,
-        row.version,
-        row.lineage,
-        row.model_path,
-        None if row.model is None else ModelId(row.model),
-    )
+    return msgspec.convert(row, SamplingSession, from_attributes=True)
 
 
 def find_by_seq(connection: Connection, session: SessionId, seq: int) -> SamplingSession | None:
@@ -200,16 +181,7 @@ def add_sample(
 def finish_sample(
     connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
-    status = OpStatus.DONE if outcome.error is None else OpStatus.FAILED
-    changed = {
-        "finished": request,
-        "status": status.value,
-        "payload": None,
-        "result": outcome.result,
-        "error": outcome.error,
-        "owner": None if outcome.owner is None else outcome.owner.value,
-        "finished_s": now_s,
-    }
+    changed = {"finished": request, "payload": None, **outcome.columns(now_s)}
     connection.execute(_FINISH, changed)
 
 
@@ -270,10 +242,5 @@ def finished_samples(connection: Connection) -> list[tuple[str, FinishedRequest]
         )
         .order_by(columns.finished_s)
     )
-    return [
-        (
-            row.sampling_session,
-            FinishedRequest(RequestId(row.request), row.finished_s, row.size_bytes),
-        )
-        for row in rows
-    ]
+    finished = partial(msgspec.convert, type=FinishedRequest, from_attributes=True)
+    return [(row.sampling_session, finished(row)) for row in rows]

@@ -4,6 +4,7 @@ import datetime
 import json
 import secrets
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import sqlalchemy as sa
@@ -85,21 +86,8 @@ class RestFace:
             held = shelf.find_checkpoint(connection, tenant, body.source_path, now_s)
             path = shelf.checkpoint_path(owner, held.kind, held.name)
             expires_s = None if body.ttl_seconds is None else now_s + body.ttl_seconds
-            fields = {
-                field: getattr(held, field)
-                for field in ("kind", "name", "base_model", "lora", "held_as", "lineage")
-            }
-            copy = Checkpoint(
-                path=path,
-                tenant=tenant,
-                model=owner,
-                size_bytes=held.size_bytes,
-                created_s=now_s,
-                expires_s=expires_s,
-                public=False,
-                user_metadata=held.user_metadata,
-                **fields,
-            )
+            own = replace(held, path=path, tenant=tenant, model=owner, public=False)
+            copy = replace(own, created_s=now_s, expires_s=expires_s)
             shelf.put_checkpoint(connection, copy)
             return path
 
