@@ -102,6 +102,7 @@ class GroupMember:
     ended: bool = False
 
 
+@dataclass(eq=False)
 class Rollout:
     """Samples groups from one snapshot of the weights.
 
@@ -109,19 +110,11 @@ class Rollout:
     that samples do not depend on the order of answers.
     """
 
-    def __init__(
-        self,
-        sampler: Any,
-        environment: EpisodeEnvironment,
-        text: PlainText,
-        settings: SamplingSettings,
-        seed: int,
-    ) -> None:
-        self._sampler = sampler
-        self._environment = environment
-        self._text = text
-        self._settings = settings
-        self._seed = seed
+    sampler: Any
+    environment: EpisodeEnvironment
+    text: PlainText
+    settings: SamplingSettings
+    seed: int
 
     def groups(self, uses: Sequence[PromptUse], size: int) -> list[TrajectoryGroup]:
         """A group of `size` trajectories for each use, in the order of the uses."""
@@ -168,8 +161,8 @@ class Rollout:
                 yield TrajectoryGroup(uses[place], tuple(m.trajectory for m in members[place]))
 
     def start(self, prompt: int, number: int) -> GroupMember:
-        episode = self._environment.episode(prompt)
-        return GroupMember(number, episode, Trajectory(self._text.first(episode.first_observation)))
+        episode = self.environment.episode(prompt)
+        return GroupMember(number, episode, Trajectory(self.text.first(episode.first_observation)))
 
     def answered(
         self, member: GroupMember, sequence: Any
@@ -177,27 +170,27 @@ class Rollout:
         """Hand an answer to its episode."""
         tokens = list(sequence.tokens)
         member.trajectory.act(tokens, list(sequence.logprobs))
-        member.ended = bool(tokens) and tokens[-1] in self._text.stop
-        return member.episode.answer(self._text.answer(tokens))
+        member.ended = bool(tokens) and tokens[-1] in self.text.stop
+        return member.episode.answer(self.text.answer(tokens))
 
     def heard(self, member: GroupMember, reply: EnvironmentReply) -> bool:
         """Process the reply to an answer; whether it was the last."""
         member.trajectory.reward += reply.reward
         if not reply.done:
-            member.trajectory.observe(self._text.next(reply.observation, member.ended))
+            member.trajectory.observe(self.text.next(reply.observation, member.ended))
         return reply.done
 
     def sample(self, use: PromptUse, member: GroupMember, num_samples: int) -> Future[Any]:
-        path = [self._seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
+        path = [self.seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
         seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
         params = tinker.SamplingParams(
-            max_tokens=self._settings.max_tokens,
-            temperature=self._settings.temperature,
-            stop=list(self._text.stop),
+            max_tokens=self.settings.max_tokens,
+            temperature=self.settings.temperature,
+            stop=list(self.text.stop),
             seed=seed,
         )
         prompt = tinker.ModelInput.from_ints(list(member.trajectory.tokens))
-        future: Future[Any] = self._sampler.sample(
+        future: Future[Any] = self.sampler.sample(
             prompt=prompt, num_samples=num_samples, sampling_params=params
         )
         return future

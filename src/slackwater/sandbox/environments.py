@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +36,21 @@ _KEPT_BYTES_MOST = 65_536
 Note = Mapping[str, str | int]
 
 
+@dataclass(eq=False)
 class Environments:
     """`report` gets outcomes; `changed` is called when one opens or fails."""
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        backend: Backend,
-        snapshots: Snapshots,
-        users: Users | None,
-        workers: FileWorkers,
-        quarantine: Quarantine,
-        report: Callable[[Report], None],
-        changed: Callable[[Environment, str], None],
-    ) -> None:
-        self._root = root
-        self._backend = backend
-        self._snapshots = snapshots
-        self._users = users
-        self._workers = workers
-        self._quarantine = quarantine
-        self._report = report
-        self._changed = changed
+    root: Path
+    _: KW_ONLY
+    backend: Backend
+    snapshots: Snapshots
+    users: Users | None
+    workers: FileWorkers
+    quarantine: Quarantine
+    report: Callable[[Report], None]
+    changed: Callable[[Environment, str], None]
+
+    def __post_init__(self) -> None:
         self._all: dict[str, Environment] = {}
 
     def names(self) -> list[str]:
@@ -82,9 +75,9 @@ class Environments:
         check_file_names(files)
         if name in self._all:
             raise RefusedError(f"environment: {name!r} is open already")
-        below = None if snapshot is None else self._snapshots.find(snapshot)
-        user = None if self._users is None else self._users.take()
-        environment = Environment(name, f"{self._root}/{name}", user, note=note or {})
+        below = None if snapshot is None else self.snapshots.find(snapshot)
+        user = None if self.users is None else self.users.take()
+        environment = Environment(name, f"{self.root}/{name}", user, note=note or {})
         kept = None if note is None else {"snapshot": snapshot, "note": dict(note)}
         self._all[name] = environment
         try:
@@ -92,8 +85,8 @@ class Environments:
             if below is None and not files:
                 self._complete(environment, kept)
                 return
-            environment.mounted = below is not None and self._snapshots.way == "overlay"
-            environment.furnishing = self._workers.submit(
+            environment.mounted = below is not None and self.snapshots.way == "overlay"
+            environment.furnishing = self.workers.submit(
                 FileTask(
                     "furnish",
                     {
@@ -131,15 +124,15 @@ class Environments:
         except (OSError, SlackwaterError) as error:
             reason = f"environment {environment.name!r} cannot be opened: {error}"
             self.remove(environment, reason)
-            self._report(FurnishingFailed(environment.name, reason))
-            self._changed(environment, reason)
+            self.report(FurnishingFailed(environment.name, reason))
+            self.changed(environment, reason)
 
     def _complete(self, environment: Environment, kept: Mapping[str, Any] | None) -> None:
-        self._backend.opened(environment)
+        self.backend.opened(environment)
         if kept is not None:
             Path(environment.root, _KEPT).write_text(json.dumps(kept))
-        self._report(EnvironmentFurnished(environment.name))
-        self._changed(environment, "")
+        self.report(EnvironmentFurnished(environment.name))
+        self.changed(environment, "")
 
     # ---- keeping ----
     def adopt(self, wait: Callable[[Callable[[], bool], float], None]) -> dict[str, Note]:
@@ -147,10 +140,10 @@ class Environments:
 
         `wait` runs file workers until a condition holds, for so many seconds.
         """
-        for path in self._snapshots.left_partial():
-            self._quarantine.take(str(path))
-        self._quarantine.resume()
-        for root in sorted(each for each in self._root.iterdir() if each.name[0] != "."):
+        for path in self.snapshots.left_partial():
+            self.quarantine.take(str(path))
+        self.quarantine.resume()
+        for root in sorted(each for each in self.root.iterdir() if each.name[0] != "."):
             try:
                 with (root / _KEPT).open("rb") as file:
                     kept = json.loads(file.read(_KEPT_BYTES_MOST))
@@ -176,19 +169,19 @@ class Environments:
         environment.mounted = (root / "upper").is_dir()
         self._all[root.name] = environment
         is_given = True
-        if self._users is not None:
+        if self.users is not None:
             before = os.lstat(environment.own[0]).st_uid
-            is_given = self._users.take_again(before)
-            environment.user = before if is_given else self._users.take()
+            is_given = self.users.take_again(before)
+            environment.user = before if is_given else self.users.take()
         if environment.mounted:
             if snapshot is None:
                 raise NotFoundError("it stands on a snapshot without a name")
-            below = self._snapshots.find(snapshot)
+            below = self.snapshots.find(snapshot)
             lay_over(str(below), str(root), environment.user)
         if is_given:
-            self._backend.opened(environment)
+            self.backend.opened(environment)
             return
-        environment.furnishing = self._workers.submit(
+        environment.furnishing = self.workers.submit(
             FileTask(
                 "give",
                 {"folders": environment.own, "user": environment.user},
@@ -202,7 +195,7 @@ class Environments:
         try:
             if outcome.error is not None:
                 raise RefusedError(outcome.error)
-            self._backend.opened(environment)
+            self.backend.opened(environment)
         except (OSError, SlackwaterError) as error:
             logger.warning("environment is not kept name=%s why=%s", environment.name, error)
             self.remove(environment, f"it could not be kept: {error}")
@@ -211,12 +204,12 @@ class Environments:
     def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
         """Snapshot an environment for others to start from; a report follows."""
         found = self.find(environment)
-        partial = self._snapshots.partial(name)
+        partial = self.snapshots.partial(name)
         if found.furnishing is not None:
             raise RefusedError(f"environment: {environment!r} is not open yet")
         if name in found.copying:
             raise RefusedError(f"snapshot: {name!r} is being taken already")
-        found.copying[name] = self._workers.submit(
+        found.copying[name] = self.workers.submit(
             FileTask(
                 "keep_snapshot",
                 {"view": found.view, "partial": str(partial), "most_bytes": most_bytes},
@@ -232,13 +225,13 @@ class Environments:
         error = outcome.error
         if error is None:
             try:
-                self._snapshots.keep(partial, name)
+                self.snapshots.keep(partial, name)
             except (OSError, SlackwaterError) as fault:
                 error = str(fault)
         if error is not None:
             error = f"snapshot {name!r} cannot be kept: {error}"
-            self._quarantine.take(str(partial))
-        self._report(SnapshotEnded(name, error, outcome.value if error is None else 0))
+            self.quarantine.take(str(partial))
+        self.report(SnapshotEnded(name, error, outcome.value if error is None else 0))
 
     # ---- closing ----
     def remove(self, environment: Environment, reason: str = "") -> None:
@@ -246,20 +239,20 @@ class Environments:
         if self._all.get(environment.name) is environment:
             del self._all[environment.name]
         if environment.furnishing is not None:
-            self._workers.cancel(environment.furnishing)
+            self.workers.cancel(environment.furnishing)
             environment.furnishing = None
         for task in list(environment.copying.values()):
-            self._workers.cancel(task)
+            self.workers.cancel(task)
             task.done(TaskOutcome(error="its environment was closed"))
         self.let_go(environment)
-        self._quarantine.take(environment.root, reason)
-        if environment.user is not None and self._users is not None:
-            self._users.give_back(environment.user)
+        self.quarantine.take(environment.root, reason)
+        if environment.user is not None and self.users is not None:
+            self.users.give_back(environment.user)
 
     def let_go(self, environment: Environment) -> None:
         """Release an environment's resources; its files stay."""
         try:
-            self._backend.closed(environment)
+            self.backend.closed(environment)
         except Exception:
             logger.exception("environment was not let go of name=%s", environment.name)
         if environment.mounted or os.path.ismount(environment.view):

@@ -1,6 +1,7 @@
 """Why a service cannot do what it is asked: every worker of a kind fails to start."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.runtime.launch.fleet import LaunchedFleet
@@ -9,48 +10,41 @@ from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.store.base_models import BaseModels
 
 
+@dataclass(eq=False)
 class Breakdowns:
     """What the operator is told in full, others in general (`fully`)."""
 
-    def __init__(
-        self,
-        fleet: LaunchedFleet,
-        bases: BaseModels,
-        manager: RolloutManager,
-        instances: InstanceService,
-        workers: Workers,
-    ) -> None:
-        self._fleet = fleet
-        self._bases = bases
-        self._manager = manager
-        self._instances = instances
-        self._workers = workers
+    fleet: LaunchedFleet
+    bases: BaseModels
+    manager: RolloutManager
+    instances: InstanceService
+    workers: Workers
 
     def of_engines(self, model: str, *, fully: bool) -> str | None:
         """Why a base model cannot be sampled: each of its engines was drained or fails to start."""
-        if any(record.spec.runs(model) for record in self._manager.books.instances):
+        if any(record.spec.runs(model) for record in self.manager.books.instances):
             return None
-        if self._instances.starting(model):
+        if self.instances.starting(model):
             return None
-        place = [base.name for base in self._bases].index(model)
+        place = [base.name for base in self.bases].index(model)
         kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
-        begun = [name for name in self._fleet.supervisor.names() if any(k in name for k in kinds)]
-        names = [name for name in begun if not self._fleet.supervisor.is_retired(name)]
-        planned = any(pool.has_engines or pool.local_engines for pool in self._fleet.file.pools)
-        if not names and (begun or (not planned and self._instances.had(model))):
+        begun = [name for name in self.fleet.supervisor.names() if any(k in name for k in kinds)]
+        names = [name for name in begun if not self.fleet.supervisor.is_retired(name)]
+        planned = any(pool.has_engines or pool.local_engines for pool in self.fleet.file.pools)
+        if not names and (begun or (not planned and self.instances.had(model))):
             add = f"`slackwater instance add --model {model}`" if fully else "the operator"
             return f"model {model}: no engine serves it, the last one was drained; {add} adds one"
         return self._said(names, f"model {model}: no engine starts", fully)
 
     def of_trainers(self, *, fully: bool) -> str | None:
         """Why nothing can be trained, if no trainer runs and every one fails to start."""
-        if self._workers.by_role()["trainer"]:
+        if self.workers.by_role()["trainer"]:
             return None
-        names = [name for name in self._fleet.supervisor.names() if "trainer-" in name]
+        names = [name for name in self.fleet.supervisor.names() if "trainer-" in name]
         return self._said(names, "no trainer starts", fully)
 
     def _said(self, names: Sequence[str], what: str, fully: bool) -> str | None:
-        failed = self._fleet.supervisor.failed()
+        failed = self.fleet.supervisor.failed()
         if not names or any(name not in failed or not failed[name].persists for name in names):
             return None
         why = failed[names[0]].said if fully else "the operator's status says why"

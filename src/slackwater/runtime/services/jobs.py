@@ -1,6 +1,7 @@
 """Jobs, live: made by sessions and requests, tracked by the registry, accounted in the store."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec.structs import replace
@@ -16,27 +17,20 @@ from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import SubmittedJob, save_accounts, saved_accounts, shown
 
 
+@dataclass(eq=False)
 class Jobs:
     """`feed` feeds the controller, whose registry `book` is read only; the `operator` sees all."""
 
-    def __init__(
-        self,
-        store: Store,
-        sessions: Sessions,
-        book: JobRegistry,
-        feed: Callable[[FleetEvent], None],
-        operator: str,
-    ) -> None:
-        self._store = store
-        self._sessions = sessions
-        self._book = book
-        self._feed = feed
-        self._operator = operator
+    store: Store
+    sessions: Sessions
+    book: JobRegistry
+    feed: Callable[[FleetEvent], None]
+    operator: str
 
     async def adopt(self, now_s: float, submitted: Mapping[JobId, SubmittedJob]) -> None:
         """Adopt sessions, accounts, submitted jobs, and the jobs of live sessions."""
-        await self._sessions.adopt(now_s)
-        saved = await self._store.call(lambda c: saved_accounts(c, now_s))
+        await self.sessions.adopt(now_s)
+        saved = await self.store.call(lambda c: saved_accounts(c, now_s))
         adopted = {event.job: event for event in saved}
         for job, held in submitted.items():
             event = adopted.get(job) or JobAdopted(now_s, job, held.tenant, JobAccount())
@@ -45,39 +39,39 @@ class Jobs:
             terms = held.file.terms
             adopted[job] = replace(event, stage=stage, reason=reason, terms=terms, driven=True)
         for event in adopted.values():
-            self._feed(event)
-        for job, tenant in self._sessions.jobs().items():
+            self.feed(event)
+        for job, tenant in self.sessions.jobs().items():
             self.seen(job, tenant)
 
     async def save(self) -> None:
         """What every job has used so far, durably."""
-        entries = self._book.entries()
+        entries = self.book.entries()
         if entries:
-            await self._store.call(lambda c: save_accounts(c, entries))
+            await self.store.call(lambda c: save_accounts(c, entries))
 
     def seen(self, job: JobId, tenant: TenantId) -> None:
         """Something of a job came: it is submitted, if it is not known or was over."""
-        entry = self._book.find(job)
+        entry = self.book.find(job)
         if entry is None or entry.stage.over:
-            self._feed(JobSubmitted(loop_time(), job, tenant))
+            self.feed(JobSubmitted(loop_time(), job, tenant))
 
     def session_ended(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """The job ends with the last of its sessions, unless it has a driver: then with that."""
-        job = self._sessions.job_of(session)
-        entry = self._book.find(job)
+        job = self.sessions.job_of(session)
+        entry = self.book.find(job)
         if entry is not None and entry.driven:
             return
-        if job not in self._sessions.jobs():
-            self._feed(JobEnded(loop_time(), job, _outcome(status), reason))
+        if job not in self.sessions.jobs():
+            self.feed(JobEnded(loop_time(), job, _outcome(status), reason))
 
     def end_idle(self) -> None:
         """Jobs of keys end when nothing has come of them for long."""
-        self._feed(IdleJobsSought(loop_time(), frozenset(self._sessions.jobs())))
+        self.feed(IdleJobsSought(loop_time(), frozenset(self.sessions.jobs())))
 
     def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The tenant's jobs, oldest first."""
-        now_s, entries = loop_time(), self._book.entries()
-        everybody = tenant == self._operator
+        now_s, entries = loop_time(), self.book.entries()
+        everybody = tenant == self.operator
         return [shown(entry, now_s) for entry in entries if everybody or entry.tenant == tenant]
 
 

@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +29,31 @@ MOST_LOG_BYTES = 1 << 20
 _CURVES_BYTES = 16 << 10
 
 
+@dataclass(eq=False)
 class Submissions:
     """`models` names what the service has. A job is its tenant's; only the operator's may be
     submitted, since they run commands here.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        controller: FleetController,
-        feed: Callable[[FleetEvent], None],
-        body: DriverExecutor,
-        models: Callable[[], Iterable[str]],
-    ) -> None:
-        self._store = store
-        self._controller = controller
-        self._feed = feed
-        self._body = body
-        self._models = models
+    store: Store
+    controller: FleetController
+    feed: Callable[[FleetEvent], None]
+    body: DriverExecutor
+    models: Callable[[], Iterable[str]]
+
+    def __post_init__(self) -> None:
         self._held: dict[JobId, SubmittedJob] = {}
         self._one_at_a_time = asyncio.Lock()
 
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
         """What the store has."""
-        self._held = {held.job: held for held in await self._store.call(submitted_jobs)}
+        self._held = {held.job: held for held in await self.store.call(submitted_jobs)}
         return dict(self._held)
 
     async def adopt_drivers(self) -> None:
         """Take over the drivers of earlier starts."""
-        await asyncio.gather(*(self._body.adopt(held) for held in self._held.values()))
+        await asyncio.gather(*(self.body.adopt(held) for held in self._held.values()))
 
     # ---- what a person asks ----
     async def submit(
@@ -77,7 +72,7 @@ class Submissions:
         return self.described(tenant, file.name)
 
     async def _take(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
-        entry, driver = self._controller.jobs.find(job), self._controller.drivers.find(job)
+        entry, driver = self.controller.jobs.find(job), self.controller.drivers.find(job)
         if driver is not None and (driver.stage is not DriverStage.OVER or not replace):
             how = "runs" if driver.over is None else f"has {driver.over}"
             if driver.stage is not DriverStage.OVER:
@@ -89,23 +84,23 @@ class Submissions:
             raise RefusedError(
                 f"name: {file.name!r} is the job of a session that is open; take another"
             )
-        files = self._body.files(job)
+        files = self.body.files(job)
         if files.root.exists():
             await asyncio.to_thread(_forget, files)
-        self._body.know(job, file)
-        held = await self._store.call(lambda c: add_job(c, job, tenant, file))
+        self.body.know(job, file)
+        held = await self.store.call(lambda c: add_job(c, job, tenant, file))
         self._held[job] = held
-        self._feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
+        self.feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
 
     def _take_own(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
         """The same name again, while it is not over, is the same job."""
         job = named_job(tenant, own.name)
-        entry = self._controller.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         if entry is not None and not entry.stage.over and entry.terms is None:
             raise RefusedError(
                 f"name: {own.name!r} runs already without terms; submit it before its first session"
             )
-        self._feed(JobSubmitted(loop_time(), job, tenant, own.known_profile, own.terms))
+        self.feed(JobSubmitted(loop_time(), job, tenant, own.known_profile, own.terms))
         return self.described(tenant, own.name)
 
     def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
@@ -114,11 +109,11 @@ class Submissions:
         One whose program is its owner's has stopped at once: the program is told at its next phase.
         """
         job = self._find(tenant, name)
-        entry = self._controller.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         if job in self._held:
-            self._feed(on.StopAsked(loop_time(), job))
+            self.feed(on.StopAsked(loop_time(), job))
         elif entry is not None and entry.terms is not None:
-            self._feed(JobEnded(loop_time(), job, "stopped", "the operator stopped it"))
+            self.feed(JobEnded(loop_time(), job, "stopped", "the operator stopped it"))
         else:
             raise RefusedError(
                 f"job {name}: was not submitted; it ends with its sessions, or when nothing "
@@ -129,28 +124,28 @@ class Submissions:
     def resume(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """A new arrival at its last complete iteration."""
         job = self._submitted(tenant, name)
-        driver = self._controller.drivers.find(job)
+        driver = self.controller.drivers.find(job)
         if driver is None or driver.stage is not DriverStage.OVER:
             raise RefusedError(f"job {name}: is not over; only a job that is can be resumed")
-        entry = self._controller.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         if entry is not None and entry.stage is JobStage.FINISHED:
             raise RefusedError(
                 f"job {name}: has finished, so there is nothing to resume; "
                 "`slackwater job submit FILE --replace` runs it again"
             )
-        self._feed(on.ResumeAsked(loop_time(), job))
+        self.feed(on.ResumeAsked(loop_time(), job))
         return self.described(tenant, name)
 
     def described(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """Everything that is known of a job, submitted or not."""
         job = self._find(tenant, name)
-        entry = self._controller.jobs.find(job)
+        entry = self.controller.jobs.find(job)
         assert entry is not None
         row = shown(entry, loop_time())
-        held, driver = self._held.get(job), self._controller.drivers.find(job)
+        held, driver = self._held.get(job), self.controller.drivers.find(job)
         if held is None or driver is None:
             return row
-        files = self._body.files(job)
+        files = self.body.files(job)
         keeper = files.keeper() if driver.stage in _HAS_PROCESS else None
         command = driver_command(held.file, files.run)
         return {
@@ -178,20 +173,20 @@ class Submissions:
         held = self._held.get(job)
         if held is None:
             return {}
-        return _asked(held) | _progress(self._body.files(job).run / "metrics.jsonl")
+        return _asked(held) | _progress(self.body.files(job).run / "metrics.jsonl")
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
         """What its drivers printed from a place on, and the next place (`DriverFiles.read_log`)."""
         job = self._submitted(tenant, name)
-        place, said = self._body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
-        entry = self._controller.jobs.find(job)
+        place, said = self.body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
+        entry = self.controller.jobs.find(job)
         over = entry is None or entry.stage.over
         return {"text": said.decode(errors="replace"), "place": place, "over": over}
 
     def _check(self, file: JobFile) -> None:
-        if self._body.url is None:
+        if self.body.url is None:
             raise UnavailableError("jobs cannot be submitted while the service starts or stops")
-        models = list(self._models())
+        models = list(self.models())
         if file.model not in models:
             fix = f"is not served here; there are: {', '.join(models) or 'none'}"
             raise ConfigError.of("model", file.model, fix)
@@ -200,7 +195,7 @@ class Submissions:
 
     def _find(self, tenant: TenantId, name: str) -> JobId:
         for job in (JobId(name), JobId(f"{tenant}/{name}")):
-            entry = self._controller.jobs.find(job)
+            entry = self.controller.jobs.find(job)
             if entry is not None and entry.tenant == tenant:
                 return job
         raise NotFoundError(f"job: {name!r} is not a job of yours; `slackwater job list` has them")
