@@ -62,7 +62,6 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
             DirectoryWeightStore(Path(stack.enter_context(tempfile.TemporaryDirectory()))),
             relay,
             secret=_SECRET.encode(),
-            worker="engine",
             node="node",
             beside=True,
         )

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 
-from harness.relay_tracker import RelayTracker
 from slackwater.model.errors import ConfigError
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.server import RelayServer
@@ -23,16 +22,14 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--memory-gb", type=float, default=64.0, help="most memory for buckets")
     parser.add_argument("--node", default="", help="name of this machine")
-    parser.add_argument("--site", default="", help="name of its fast network")
     parser.add_argument("--shared", action="store_true", help="share memory with this machine")
     options = parser.parse_args()
     secret = os.environ.get(SECRET_VARIABLE, "")
     if not secret:
         raise ConfigError.of(SECRET_VARIABLE, secret, "must hold the fleet's secret")
     shelf = BucketStore(int(options.memory_gb * (1 << 30)), options.shared)
-    tracker = RelayTracker(options.node, options.site)
     server = RelayServer(
-        shelf, secret.encode(), tracker, host=options.host, port=options.port, node=options.node
+        shelf, secret.encode(), host=options.host, port=options.port, node=options.node
     )
     sys.stdout.write(json.dumps({"host": server.address[0], "port": server.address[1]}) + "\n")
     sys.stdout.flush()

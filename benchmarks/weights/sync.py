@@ -119,7 +119,7 @@ def _loopback(size: int, seed: int, rounds: int) -> dict[str, object]:
             with ExitStack() as one:
                 receiver = _Actor(
                     one, "receiver", None, host="127.0.0.1", secret=secret, size=size,
-                    relay=sender.ready["address"], name=f"r{number}", site=f"s{number}",
+                    relay=sender.ready["relay"], name=f"r{number}", site=f"s{number}",
                 )  # fmt: skip
                 receiver.ask("touch")
                 before = sender.ask("cpu")["cpu_s"]
@@ -182,7 +182,7 @@ def pulled(site: Sequence[Host], size: int, seed: int, *, flat: bool) -> dict[st
         receivers = [
             _Actor(
                 stack, "receiver", host, host=host.address, secret=secret, size=size,
-                relay=sender.ready["address"], name=host.name, site="rollout",
+                relay=sender.ready["relay"], name=host.name, site="rollout",
             )
             for host in site[1:]
         ]  # fmt: skip

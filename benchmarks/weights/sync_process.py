@@ -18,15 +18,19 @@ import numpy as np
 
 from benchmarks.weights.delta import bf16_weights, changed
 from benchmarks.weights.simulated.flat_source import FlatSource
+from harness.relay_members import (
+    ChoosingReceiver,
+    RelayMember,
+    find_tracker,
+    serve_tracker,
+)
 from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
 from slackwater.model.errors import UnavailableError
 from slackwater.policy.weights.source import TreeSource
-from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import Payload, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
-from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
 
 _TENSOR = 1 << 24  # elements of each tensor
@@ -83,13 +87,15 @@ class _Sender:
         self._shelf = BucketStore(max_bytes=4 * size + (64 << 20))
         policy = FlatSource() if flat else TreeSource()
         tracker = RelayTracker("sender", "train", policy)
-        self._server = RelayServer(self._shelf, secret.encode(), tracker, host=host, node="sender")
+        self._server = RelayServer(self._shelf, secret.encode(), host=host, node="sender")
+        self._tracker = serve_tracker(tracker, host, secret.encode())
         self._version = _first(size, seed)
         self._seed = seed
         publish(ShelfTarget(self._shelf), self._version)
 
     def ready(self) -> dict[str, Any]:
-        return {"address": self._server.address, "digest": _digest(self._version)}
+        relay = {"address": self._server.address, "tracker": self._tracker}
+        return {"relay": relay, "digest": _digest(self._version)}
 
     def cpu(self) -> dict[str, Any]:
         """How long this process has had a processor."""
@@ -112,16 +118,17 @@ class _Sender:
 
 class _Receiver:
     def __init__(
-        self, host: str, secret: str, size: int, relay: list[Any], name: str, site: str
+        self, host: str, secret: str, size: int, relay: dict[str, Any], name: str, site: str
     ) -> None:
-        self._agent = Agent(
-            (relay[0], relay[1]), secret.encode(), name, node=name, site=site,
+        tracker = find_tracker(tuple(relay["tracker"]), secret.encode(), _WITHIN_S)
+        self._agent = RelayMember(
+            tuple(relay["address"]), secret.encode(), name, tracker, node=name, site=site,
             max_bytes=2 * size + (64 << 20), host=host,
         )  # fmt: skip
         self._size = size
-        self._receiver = Receiver(self._agent)
+        self._receiver = ChoosingReceiver(self._agent)
         with suppress(UnavailableError):  # a link that is down; a pull connects again
-            self._agent.control()
+            self._agent.versions()
         self._warm()
 
     def _warm(self) -> None:

@@ -2,10 +2,23 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.source import PayloadHolder, SourcePolicy, TreeSource
-from slackwater.weights.relay.protocol import JoinRelay, SourceChoice
+
+
+class JoinedMember(NamedTuple):
+    """A member that serves what it has at this address."""
+
+    member: str
+    host: str
+    port: int
+    node: str
+    site: str
+
+
+RELAY = JoinedMember("", "", 0, "", "")  # as a source: the relay itself
 
 
 @dataclass(slots=True)
@@ -22,57 +35,49 @@ class RelayTracker:
     def __init__(self, node: str, site: str, policy: SourcePolicy | None = None) -> None:
         self._node, self._site = node, site
         self._policy = policy or TreeSource()
-        self._members: dict[str, JoinRelay] = {}
+        self._members: dict[str, JoinedMember] = {}
         self._flows: dict[Payload, _Flow] = {}
         self._lock = threading.Lock()
 
-    def join(self, member: JoinRelay) -> None:
-        """A member serves at an address; joining again replaces the old one."""
-        with self._lock:
-            self._leave(member.member)
-            self._members[member.member] = member
-
-    def leave(self, member: str, joined: JoinRelay) -> None:
+    def leave(self, joined: JoinedMember) -> None:
         """A member left, unless it has joined again since."""
         with self._lock:
-            if self._members.get(member) is joined:
-                self._leave(member)
+            if self._members.get(joined.member) == joined:
+                self._leave(joined.member)
 
-    def have(self, member: str, payloads: tuple[Payload, ...]) -> None:
-        """A member has all of these payloads."""
+    def have(self, joined: JoinedMember, payload: Payload) -> None:
+        """A member has all of a payload."""
         with self._lock:
-            if member not in self._members:
-                return
-            for payload in payloads:
+            if joined.member in self._members:
                 flow = self._flows.setdefault(payload, _Flow())
-                flow.complete.add(member)
-                flow.parents.pop(member, None)
+                flow.complete.add(joined.member)
+                flow.parents.pop(joined.member, None)
 
-    def source(self, member: str, payload: Payload, lost: str) -> SourceChoice | None:
-        """Where the member fetches from; None: ask again soon. `lost` is not offered again."""
+    def source(self, joined: JoinedMember, payload: Payload, lost: str) -> JoinedMember | None:
+        """Where a member, which joins by asking, fetches from; None: ask again soon. `lost` is not
+        offered again.
+        """
         with self._lock:
+            if self._members.get(joined.member) != joined:
+                self._leave(joined.member)
+                self._members[joined.member] = joined
             flow = self._flows.setdefault(payload, _Flow())
-            flow.parents.pop(member, None)
+            flow.parents.pop(joined.member, None)
             if lost:
                 flow.complete.discard(lost)
                 flow.parents.pop(lost, None)
-            joined = self._members.get(member)
-            if joined is None:
-                return SourceChoice("", "", 0)
-            puller = PayloadHolder(member, joined.node, joined.site, complete=False)
-            found = self._policy.choose(puller, self._holders(flow, member))
+            puller = PayloadHolder(joined.member, joined.node, joined.site, complete=False)
+            found = self._policy.choose(puller, self._holders(flow, joined.member))
             if found is None:
                 return None
-            flow.parents[member] = found.member
-            if not found.member:
-                return SourceChoice("", "", 0)
-            there = self._members[found.member]
-            return SourceChoice(there.member, there.host, there.port)
+            flow.parents[joined.member] = found.member
+            return self._members[found.member] if found.member else RELAY
 
-    def forget(self, payload: Payload) -> None:
-        """Forget a payload."""
+    def clear(self) -> None:
+        """The relay has lost all that it had."""
         with self._lock:
-            self._flows.pop(payload, None)
+            self._members.clear()
+            self._flows.clear()
 
     def _holders(self, flow: _Flow, puller: str) -> list[PayloadHolder]:
         feeds: dict[str, int] = {}

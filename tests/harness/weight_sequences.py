@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.relay_members import ChoosingReceiver, RelayMember
 from harness.relay_tracker import RelayTracker
 from slackwater.model.errors import RefusedError, SlackwaterError
-from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import (
     Payload,
     TensorEntry,
@@ -25,7 +25,6 @@ from slackwater.weights.relay.bucket import (
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import HostVersion, publish
-from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
 
 _SECRET = b"of this measurement"
@@ -56,17 +55,18 @@ class _Sequence:
         self.lock = threading.Lock()
         self.truth: dict[str, HostVersion] = {}
         self.newest: HostVersion | None = None
-        self.receivers: dict[str, tuple[Agent, Receiver]] = {}
+        self.receivers: dict[str, tuple[RelayMember, ChoosingReceiver]] = {}
         self.threads: list[threading.Thread] = []
         self.joined = 0
         self.address = ("127.0.0.1", 0)
+        self.tracker = RelayTracker("trainer", "train")
         self.shelf, self.server = self._relay()
 
     def _relay(self) -> tuple[BucketStore, RelayServer]:
         shelf = BucketStore(_MAX_BYTES)
         host, port = self.address
-        tracker = RelayTracker("trainer", "train")
-        server = RelayServer(shelf, _SECRET, tracker, host=host, port=port, node="trainer")
+        self.tracker.clear()
+        server = RelayServer(shelf, _SECRET, host=host, port=port, node="trainer")
         self.address = server.address
         return shelf, server
 
@@ -122,11 +122,11 @@ class _Sequence:
         name = f"r{self.joined}"
         self.joined += 1
         site = f"site {int(self.rng.integers(2))}"
-        agent = Agent(
-            self.address, _SECRET, name, node=name, site=site, max_bytes=_MAX_BYTES, streams=2,
-            timeout_s=_WITHIN_S,
+        agent = RelayMember(
+            self.address, _SECRET, name, self.tracker, node=name, site=site, max_bytes=_MAX_BYTES,
+            streams=2, timeout_s=_WITHIN_S,
         )  # fmt: skip
-        self.receivers[name] = (agent, Receiver(agent))
+        self.receivers[name] = (agent, ChoosingReceiver(agent))
 
     def pull_all(self) -> None:
         """Every receiver begins to pull the newest version, beside whatever happens next."""
@@ -140,7 +140,7 @@ class _Sequence:
                 thread.start()
                 self.threads.append(thread)
 
-    def _pull(self, receiver: Receiver, wanted: HostVersion, within_s: float) -> None:
+    def _pull(self, receiver: ChoosingReceiver, wanted: HostVersion, within_s: float) -> None:
         try:
             found = receiver.pull(wanted.version, within_s)
         except SlackwaterError as error:

@@ -21,10 +21,10 @@ from slackwater.nets.lora import LoraSpec
 from slackwater.nets.ranks import Ranks
 from slackwater.weights.plan.shard_map import ShardMap
 from slackwater.weights.port import WeightStore
-from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.host_copy import torch_tensors
 from slackwater.weights.relay.pull_process import PullProcess
+from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
 from slackwater.worker.process import address_of, node_secret
 
@@ -67,7 +67,6 @@ class WeightLane:
         relay: Address | None = None,
         *,
         secret: bytes = b"",
-        worker: str = "",
         node: str = "",
         device: str = "cpu",
         within_s: float = _WITHIN_S,
@@ -76,15 +75,13 @@ class WeightLane:
         self._durable, self._device = durable, device
         self._within_s = within_s
         self._lock = threading.Lock()
-        self._agent: Agent | None = None
+        self._reader: RelayReader | None = None
         self._receiver: Receiver | PullProcess | None = None
         if relay is not None and beside:
-            self._receiver = PullProcess(relay, secret, worker, node=node, keep=_COPIES)
+            self._receiver = PullProcess(relay, secret, node=node, keep=_COPIES)
         elif relay is not None:
-            self._agent = Agent(
-                relay, secret, worker, node=node, site="", max_bytes=_MEMORY_BYTES, serve=False
-            )
-            self._receiver = Receiver(self._agent, keep=_COPIES)
+            self._reader = RelayReader(relay, secret, node=node, max_bytes=_MEMORY_BYTES)
+            self._receiver = Receiver(self._reader, keep=_COPIES)
         self.pulled_over_relay = self.pulled_from_store = 0
 
     def take(
@@ -109,8 +106,8 @@ class WeightLane:
 
     def close(self) -> None:
         """End the connections to the relay."""
-        if self._agent is not None:
-            self._agent.close()
+        if self._reader is not None:
+            self._reader.close()
         if isinstance(self._receiver, PullProcess):
             self._receiver.close()
 
@@ -120,7 +117,7 @@ def weight_lane(
 ) -> WeightLane:
     """From a worker's options: over the relay of its node, if that has one."""
     relay = address_of(options.relay) if options.relay else None
-    named = {"worker": options.worker, "node": options.node, "device": device}
+    named = {"node": options.node, "device": device}
     secret = b"" if relay is None else node_secret().encode()
     return WeightLane(durable, relay, secret=secret, beside=beside, **named)
 

@@ -35,7 +35,6 @@ def test_a_delta_changes_the_adapters_copy_and_the_server_gets_the_whole(tmp_pat
             DirectoryWeightStore(tmp_path / "store"),
             relay.address,
             secret=SECRET,
-            worker="vllm",
             node="node",
         )
         stack.callback(lane.close)

@@ -94,19 +94,6 @@ class RelayClient:
         """Have the relay forget a payload."""
         self._ask(say.DropRelayVersion(payload))
 
-    def join(self, member: say.JoinRelay) -> None:
-        """Register as a serving member for as long as this connection lasts."""
-        self._ask(member)
-
-    def source(self, member: str, payload: Payload, lost: str = "") -> say.SourceChoice | None:
-        """The member to fetch a payload from; None: ask again soon."""
-        found = self._ask(say.ChooseSource(member, payload, lost))
-        return None if found is None else msgspec.convert(found, say.SourceChoice)
-
-    def have(self, member: str, payloads: Sequence[Payload]) -> None:
-        """Announce complete payloads."""
-        self._ask(say.AnnouncePayloads(member, tuple(payloads)))
-
     def get(
         self,
         key: BucketKey,
@@ -114,13 +101,12 @@ class RelayClient:
         *,
         offset: int = 0,
         node: str = "",
-        member: str = "",
         arrived: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Receive a bucket into memory from `offset` on; `arrived` gets the bytes so far."""
         size = sum(map(len, views))
         try:
-            say.send(self._socket, say.GetBucket(key, offset, node, member))
+            say.send(self._socket, say.GetBucket(key, offset, node))
             there, path = msgspec.convert(say.receive_reply(self._socket), tuple[int, str])
             if there != size:
                 raise UnavailableError(f"a bucket of {there} bytes came, not of {size}")
@@ -138,7 +124,7 @@ class RelayClient:
         except (OSError, msgspec.ValidationError) as error:
             raise _transient(error) from None
         # This process may not open the other's memory: over the socket, then.
-        self.get(key, views, offset=offset, member=member, arrived=arrived)
+        self.get(key, views, offset=offset, arrived=arrived)
 
     def _receive(
         self, views: Sequence[memoryview], offset: int, arrived: Callable[[int], None]

@@ -26,15 +26,13 @@ class RelayFetch:
         address: Address,
         secret: bytes | RelayPeer,
         *,
-        member: str = "",
         node: str = "",
         streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        """`member` is the expected peer, `node` this store's; `timeout_s` limits its silence."""
+        """`node` is this store's; `timeout_s` limits the peer's silence."""
         self._shelf, self._address, self._secret = shelf, address, secret
-        self._member, self._node = member, node
-        self._streams, self._timeout_s = streams, timeout_s
+        self._node, self._streams, self._timeout_s = node, streams, timeout_s
         self._lock = threading.Lock()
         self._clients: list[RelayClient] = []
         self._cancelled = False
@@ -135,9 +133,7 @@ class RelayFetch:
             self._shelf.advance(slot, filled)
 
         try:
-            client.get(
-                key, slot.views, offset=start, node=self._node, member=self._member, arrived=arrived
-            )
+            client.get(key, slot.views, offset=start, node=self._node, arrived=arrived)
         finally:
             self._count(slot, start)
             self._shelf.fail(slot)

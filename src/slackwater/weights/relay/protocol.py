@@ -67,15 +67,11 @@ class GetManifest(msgspec.Struct, frozen=True, tag=True):
 
 
 class GetBucket(msgspec.Struct, frozen=True, tag=True):
-    """A bucket's bytes from `offset` on, or its path if `node` is the server's.
-
-    `member` is the expected server: its address may have passed to another.
-    """
+    """A bucket's bytes from `offset` on, or its path if `node` is the server's."""
 
     key: BucketKey
     offset: Count = 0
     node: str = ""
-    member: str = ""
 
 
 class ConfirmRead(msgspec.Struct, frozen=True, tag=True):
@@ -88,31 +84,6 @@ class DropRelayVersion(msgspec.Struct, frozen=True, tag=True):
     payload: Payload
 
 
-class JoinRelay(msgspec.Struct, frozen=True, tag=True):
-    """I serve what I have at this address, until this connection ends."""
-
-    member: str
-    host: str
-    port: int
-    node: str
-    site: str
-
-
-class ChooseSource(msgspec.Struct, frozen=True, tag=True):
-    """Which member should I fetch the payload from? `lost` did not answer."""
-
-    member: str
-    payload: Payload
-    lost: str = ""
-
-
-class AnnouncePayloads(msgspec.Struct, frozen=True, tag=True):
-    """I have all of these payloads."""
-
-    member: str
-    payloads: tuple[Payload, ...]
-
-
 Request = (
     PutBucket
     | QueryFilled
@@ -122,9 +93,6 @@ Request = (
     | GetBucket
     | ConfirmRead
     | DropRelayVersion
-    | JoinRelay
-    | ChooseSource
-    | AnnouncePayloads
 )
 
 
@@ -133,14 +101,6 @@ class VersionListing(msgspec.Struct, frozen=True, array_like=True):
 
     version: str
     sizes: dict[str, int]
-
-
-class SourceChoice(msgspec.Struct, frozen=True, array_like=True):
-    """The source to fetch from; an empty `member` is the relay itself."""
-
-    member: str
-    host: str
-    port: int
 
 
 class Success(msgspec.Struct, frozen=True, tag=True):

@@ -25,11 +25,11 @@ import msgspec
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.memory import descriptor_of, mapped, shared
 from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
 
 logger = logging.getLogger(__name__)
@@ -64,9 +64,9 @@ class PulledVersion(msgspec.Struct, frozen=True):
 class PullProcess:
     """The caller's end: one pull at a time; the process starts with the first, and keeps copies."""
 
-    def __init__(self, relay: Address, secret: bytes, member: str, *, node: str, keep: int) -> None:
+    def __init__(self, relay: Address, secret: bytes, *, node: str, keep: int) -> None:
         self._secret = secret
-        self._arguments = (relay[0], str(relay[1]), member, node, str(keep))
+        self._arguments = (relay[0], str(relay[1]), node, str(keep))
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._given: dict[str, weakref.ref[mmap.mmap]] = {}
@@ -234,15 +234,13 @@ def _descriptor(found: HostVersion) -> int | None:
 
 
 def main() -> None:
-    descriptor, host, port, member, node, keep = sys.argv[1:]
+    descriptor, host, port, node, keep = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which ends us
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     secret = os.environ[SECRET_VARIABLE].encode()
-    agent = Agent(
-        (host, int(port)), secret, member, node=node, site="", max_bytes=_MEMORY_BYTES, serve=False
-    )
+    reader = RelayReader((host, int(port)), secret, node=node, max_bytes=_MEMORY_BYTES)
     with socket.socket(fileno=int(descriptor)) as channel:
-        _serve(channel, Receiver(agent, keep=int(keep), memory_of=shared))
+        _serve(channel, Receiver(reader, keep=int(keep), memory_of=shared))
 
 
 if __name__ == "__main__":

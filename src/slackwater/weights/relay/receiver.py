@@ -12,11 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
-from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
 from slackwater.weights.delta.checksum import RunningSum
 from slackwater.weights.delta.frame import DeltaError, refused
-from slackwater.weights.relay import protocol as say
-from slackwater.weights.relay.agent import Agent, Memory, PayloadReceipt
 from slackwater.weights.relay.bucket import (
     Bytes,
     Manifest,
@@ -29,57 +26,37 @@ from slackwater.weights.relay.bucket import (
 )
 from slackwater.weights.relay.memory import anonymous
 from slackwater.weights.relay.publisher import HostVersion
+from slackwater.weights.relay.reader import Memory, PayloadReceipt, RelayReader
 
 T = TypeVar("T")
 _AGAIN_S = 0.05
 _UNSHARED = 3  # an array's references: its tuple, the loop, the call that counts
 
 
-class Receiver:
-    """Pulls versions through an agent, whole or by deltas, whichever is smaller.
+class DamagedDeltaError(DeltaError):
+    """A delta on the way was damaged at its source."""
 
-    The `keep` newest versions stay in host memory (`memory_of`) as bases, their payloads in the
-    store.
+    payload: Payload
+
+
+class Receiver:
+    """Pulls versions from a relay by a given route.
+
+    The `keep` newest versions stay in host memory (`memory_of`) as bases of deltas.
     """
 
     def __init__(
         self,
-        agent: Agent,
+        reader: RelayReader,
         *,
         keep: int = 1,
-        way: PullRoutePolicy | None = None,
         memory_of: MemoryOf = anonymous,
     ) -> None:
-        self._agent = agent
+        self._reader = reader
         self._memory_of = memory_of
         self._keep = keep
-        self._way = way or PullRoutePolicy()
         self._held: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
         self._payloads: list[Payload] = []
-        self.last_way: PullRoute | None = None
-
-    def held(self) -> tuple[str, ...]:
-        """The versions in host memory."""
-        return tuple(self._held)
-
-    def pull(self, version: str, within_s: float = 600.0) -> HostVersion:
-        """The version, exactly as published; waits until it is visible. Errors change nothing."""
-        if version in self._held:
-            return self._held[version][0]
-        deadline_s = time.monotonic() + within_s
-        manifest = self._visible(version, deadline_s)
-        refusals: set[Payload] = set()
-        while True:
-            way = self._chosen(version, refusals, deadline_s)
-            self.last_way = way
-            payloads = [Payload(way.start)] if way.fetch_start else []
-            payloads += [Payload(delta.version, delta.base) for delta in way.deltas]
-            try:
-                found = self._follow(payloads, manifest, deadline_s, refusals)
-            except _UnusableError:
-                continue
-            self._keep_newest(found, manifest)
-            return found
 
     def take(
         self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
@@ -91,13 +68,11 @@ class Receiver:
             raise NotFoundError(f"version: {base!r}, which {version!r} changes, is not held here")
         manifest = self._visible(version, deadline_s)
         try:
-            found = self._follow(way, manifest, deadline_s, set())
-        except _UnusableError:
-            raise refused(f"a delta on the way to {version!r} is damaged") from None
+            found = self._follow(way, manifest, deadline_s)
         finally:
             self._held.pop(base, None)
             for payload in self._payloads:
-                self._agent.shelf.drop(payload)
+                self._reader.shelf.drop(payload)
             self._payloads.clear()
         if keep:
             self._held[version] = (found, manifest)
@@ -109,7 +84,7 @@ class Receiver:
         while True:
             left_s = deadline_s - time.monotonic()
             try:
-                return self._agent.manifest(version, min(max(left_s, 0.0), 10.0))
+                return self._reader.manifest(version, min(max(left_s, 0.0), 10.0))
             except (NotFoundError, ConnectionError):
                 if left_s <= 0:
                     raise
@@ -126,24 +101,8 @@ class Receiver:
                     raise
                 time.sleep(min(_AGAIN_S, left_s))
 
-    def _chosen(self, version: str, refusals: set[Payload], deadline_s: float) -> PullRoute:
-        lines = self._insisting(self._agent.versions, deadline_s)
-        wholes = {
-            line.version: line.sizes[""]
-            for line in lines
-            if "" in line.sizes and Payload(line.version) not in refusals
-        }
-        way = self._way.choose(version, self._held, wholes, _deltas(lines, refusals))
-        if way is None:
-            raise NotFoundError(f"version: nothing that the relay has leads to {version!r}")
-        return way
-
     def _follow(
-        self,
-        payloads: Sequence[Payload],
-        manifest: Manifest,
-        deadline_s: float,
-        refusals: set[Payload],
+        self, payloads: Sequence[Payload], manifest: Manifest, deadline_s: float
     ) -> HostVersion:
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
@@ -157,7 +116,7 @@ class Receiver:
             at = (
                 manifest
                 if payload.version == manifest.version
-                else self._insisting(partial(self._agent.manifest, payload.version), deadline_s)
+                else self._insisting(partial(self._reader.manifest, payload.version), deadline_s)
             )
             memory: Memory | None = None
             coming: _ComingSums | None = None
@@ -167,7 +126,7 @@ class Receiver:
                 memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
                 coming = _ComingSums(memory)
             seen = None if coming is None else coming.seen
-            arrival = PayloadReceipt(self._agent, payload, at, deadline_s, memory, seen)
+            arrival = PayloadReceipt(self._reader, payload, at, deadline_s, memory, seen)
             try:
                 if memory is None or coming is None:
                     sums = _applied(arrival, at, arrays, sums)
@@ -178,14 +137,15 @@ class Receiver:
                         f"{payload.version!r} came with other bytes than its manifest says"
                     )
             except DeltaError:
-                # Damaged at its source: another way is found, without it.
                 with suppress(SlackwaterError):
                     arrival.finish()
-                self._agent.shelf.drop(payload)
+                self._reader.shelf.drop(payload)
                 if payload.base == "":
                     raise
-                refusals.add(payload)
-                raise _UnusableError from None
+                said = f"delta: one on the way to {manifest.version!r} is damaged; pull it whole"
+                damaged = DamagedDeltaError(said)
+                damaged.payload = payload
+                raise damaged from None
             arrival.finish()
             self._payloads.append(payload)
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
@@ -193,7 +153,7 @@ class Receiver:
     def _to_change(self, version: str) -> tuple[Bytes, ...]:
         """The version's memory to modify: its own if it has no other reader, else a copy."""
         for payload in [each for each in self._payloads if each.version == version]:
-            self._agent.shelf.drop(payload)
+            self._reader.shelf.drop(payload)
             self._payloads.remove(payload)
         arrays = self._held[version][0].arrays
         # Read by: `_held` and this frame; a version given out, a tensor over its memory or a
@@ -207,27 +167,6 @@ class Receiver:
         for copy, array in zip(copies, arrays, strict=True):
             np.copyto(copy, array)
         return copies
-
-    def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
-        self._held[found.version] = (found, manifest)
-        while len(self._held) > self._keep:
-            self._held.popitem(last=False)
-        for payload in [c for c in self._payloads if c.version not in self._held]:
-            self._agent.shelf.drop(payload)
-            self._payloads.remove(payload)
-
-
-class _UnusableError(Exception):
-    """A payload on the way was damaged; another way is to be found."""
-
-
-def _deltas(lines: list[say.VersionListing], refusals: set[Payload]) -> list[Delta]:
-    return [
-        Delta(base, line.version, size)
-        for line in lines
-        for base, size in line.sizes.items()
-        if base and Payload(line.version, base) not in refusals
-    ]
 
 
 class _ComingSums:

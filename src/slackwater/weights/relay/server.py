@@ -4,10 +4,9 @@ import logging
 import socket
 import threading
 from contextlib import suppress
-from typing import Protocol, assert_never
+from typing import assert_never
 
-from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
-from slackwater.model.payload import Payload
+from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.peers import RelayOffers
@@ -19,16 +18,6 @@ _PIECE = 1 << 20
 _MOST_STRANGERS = 32
 
 
-class RelayMembers(Protocol):
-    """Keeps a relay's members and says who fetches from whom; without one all comes from it."""
-
-    def join(self, member: say.JoinRelay) -> None: ...
-    def leave(self, member: str, joined: say.JoinRelay) -> None: ...
-    def have(self, member: str, payloads: tuple[Payload, ...]) -> None: ...
-    def forget(self, payload: Payload) -> None: ...
-    def source(self, member: str, payload: Payload, lost: str) -> say.SourceChoice | None: ...
-
-
 class RelayServer:
     """Listens from construction on; `close` ends all connections. `host` must be reachable."""
 
@@ -36,12 +25,10 @@ class RelayServer:
         self,
         shelf: BucketStore,
         secret: bytes | RelayOffers,
-        tracker: RelayMembers | None = None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         node: str = "",
-        member: str = "",
         max_connections: int = 256,
         patience_s: float = 0.0,
     ) -> None:
@@ -50,8 +37,7 @@ class RelayServer:
         `patience_s`: how long to wait for a payload that nobody has announced.
         """
         self.shelf = shelf
-        self._secret, self._tracker, self._node = secret, tracker, node
-        self._member = member
+        self._secret, self._node = secret, node
         self._patience_s = patience_s
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -99,7 +85,6 @@ class RelayServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        joined: say.JoinRelay | None = None
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -123,14 +108,10 @@ class RelayServer:
                 say.limit_silence(connection, _STALL_S)
                 if request is None:
                     return
-                if isinstance(request, say.JoinRelay):
-                    joined = request
                 self._answer(connection, request, peer)
         except (OSError, SlackwaterError) as error:
             logger.debug("connection ended: %s", error)
         finally:
-            if joined is not None and self._tracker is not None:
-                self._tracker.leave(joined.member, joined)
             self.shelf.release(connection)
             with self._lock:
                 self._open.discard(connection)
@@ -170,12 +151,9 @@ class RelayServer:
         | say.SealVersion
         | say.ListVersions
         | say.GetManifest
-        | say.DropRelayVersion
-        | say.JoinRelay
-        | say.ChooseSource
-        | say.AnnouncePayloads,
+        | say.DropRelayVersion,
     ) -> object:
-        shelf, tracker = self.shelf, self._tracker
+        shelf = self.shelf
         match request:
             case say.QueryFilled(keys):
                 return shelf.filled(keys)
@@ -190,20 +168,6 @@ class RelayServer:
                 return shelf.manifest(version, min(wait_s, _STALL_S / 2))
             case say.DropRelayVersion(payload):
                 shelf.drop(payload)
-                if tracker is not None:
-                    tracker.forget(payload)
-            case say.JoinRelay():
-                if tracker is not None:
-                    tracker.join(request)
-            case say.ChooseSource(member, payload, lost):
-                return (
-                    say.SourceChoice("", "", 0)
-                    if tracker is None
-                    else tracker.source(member, payload, lost)
-                )
-            case say.AnnouncePayloads(member, payloads):
-                if tracker is not None:
-                    tracker.have(member, payloads)
             case _:
                 assert_never(request)
         return None
@@ -229,8 +193,6 @@ class RelayServer:
         say.send(connection, say.Success())
 
     def _get(self, connection: socket.socket, request: say.GetBucket) -> None:
-        if request.member != self._member:
-            raise NotFoundError(f"member {request.member!r} is not here any more")
         slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
         try:
             if request.node and request.node == self._node and slot.path:

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.relay_members import ChoosingReceiver, RelayMember
 from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
-from slackwater.weights.relay.agent import Agent
 from slackwater.weights.relay.bucket import Manifest, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.publisher import HostVersion, publish
-from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
 
 SECRET = b"the fleet's secret"
@@ -59,7 +58,7 @@ class Stage:
     def __post_init__(self) -> None:
         self.shelf = BucketStore(self.max_bytes, self.shared)
         self.tracker = RelayTracker("trainer node", "train")
-        self.server = RelayServer(self.shelf, SECRET, self.tracker, node="trainer node")
+        self.server = RelayServer(self.shelf, SECRET, node="trainer node")
         self.stack.callback(self.shelf.close_all)
         self.stack.callback(self.server.close)
 
@@ -76,11 +75,12 @@ class Stage:
         relay: tuple[str, int] | None = None,
         max_bytes: int = 64 << 20,
         streams: int = 2,
-    ) -> Agent:
-        agent = Agent(
+    ) -> RelayMember:
+        agent = RelayMember(
             relay or self.server.address,
             SECRET,
             name,
+            self.tracker,
             node=node or f"node of {name}",
             site=site,
             max_bytes=max_bytes,
@@ -90,8 +90,8 @@ class Stage:
         self.stack.callback(agent.close)
         return agent
 
-    def receiver(self, name: str, site: str = "rollout") -> Receiver:
-        return Receiver(self.agent(name, site))
+    def receiver(self, name: str, site: str = "rollout") -> ChoosingReceiver:
+        return ChoosingReceiver(self.agent(name, site))
 
 
 class CuttingProxy:

@@ -92,7 +92,6 @@ def lane(stack: ExitStack, node: Node, folder: Path, within_s: float = 5.0) -> W
         DirectoryWeightStore(folder),
         node.relay.address,
         secret=SECRET,
-        worker="engine",
         node=node.name,
         within_s=within_s,
     )

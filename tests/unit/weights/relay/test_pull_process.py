@@ -33,7 +33,7 @@ import sys
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.pull_process import PullProcess
 host, port, secret = sys.argv[1:]
-pulls = PullProcess((host, int(port)), secret.encode(), "engine", node="node", keep=2)
+pulls = PullProcess((host, int(port)), secret.encode(), node="node", keep=2)
 pulls.take("v1", [Payload("v1")], keep=True)
 print(pulls.pid, flush=True)
 pulls.take("never published", [Payload("never published")], keep=True)
@@ -55,7 +55,7 @@ def a_relay(stack: ExitStack) -> NodeRelay:
 
 @pytest.fixture(name="pulls")
 def a_pull_process(stack: ExitStack, relay: NodeRelay) -> PullProcess:
-    pulls = PullProcess(relay.address, SECRET, "engine", node="node", keep=2)
+    pulls = PullProcess(relay.address, SECRET, node="node", keep=2)
     stack.callback(pulls.close)
     return pulls
 

@@ -14,13 +14,13 @@ import pytest
 from relay_stage import BUCKET, SECRET, CuttingProxy, Stage, same, version
 from relay_stage import stage as make_stage
 
+from harness.relay_members import ChoosingReceiver
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket import Payload, buckets_of, part_checksums, tag_of, whole_views
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import publish
-from slackwater.weights.relay.receiver import Receiver
 from slackwater.weights.relay.server import RelayServer
 
 DEADLINE_S = 60.0
@@ -146,7 +146,7 @@ def test_a_broken_connection_goes_on_where_it_broke(stage: Stage) -> None:
     proxy = CuttingProxy(stage.server.address, after=40_000, cuts=5)
     stage.stack.callback(proxy.close)
     agent = stage.agent("r", relay=proxy.address)
-    assert same(Receiver(agent).pull("v1", DEADLINE_S), new)
+    assert same(ChoosingReceiver(agent).pull("v1", DEADLINE_S), new)
     assert proxy.cut == 5
     assert agent.received_bytes == {"": size}
 
@@ -156,7 +156,7 @@ def test_one_copy_crosses_the_slow_link_and_neighbours_pass_it_on(stage: Stage) 
     stage.publish(new)
     size = sum(array.nbytes for array in new.arrays)
     agents = [stage.agent(f"r{number}") for number in range(5)]
-    receivers = [Receiver(agent) for agent in agents]
+    receivers = [ChoosingReceiver(agent) for agent in agents]
     found: list[bool] = []
     threads = [
         threading.Thread(target=lambda r=r: found.append(same(r.pull("v1", DEADLINE_S), new)))
@@ -177,12 +177,12 @@ def test_a_late_joiner_takes_it_from_a_neighbour_and_from_the_relay_if_that_has_
     new = version("v1", 1)
     stage.publish(new)
     first, second, third = (stage.agent(name) for name in ("first", "second", "third"))
-    Receiver(first).pull("v1", DEADLINE_S)
-    Receiver(second).pull("v1", DEADLINE_S)
+    ChoosingReceiver(first).pull("v1", DEADLINE_S)
+    ChoosingReceiver(second).pull("v1", DEADLINE_S)
     assert set(second.received_bytes) == {"first"}
     first.close()
     second.close()
-    assert same(Receiver(third).pull("v1", DEADLINE_S), new)
+    assert same(ChoosingReceiver(third).pull("v1", DEADLINE_S), new)
     assert set(third.received_bytes) <= {"", "first", "second"}
     assert third.received_bytes[""] == sum(array.nbytes for array in new.arrays)
 
@@ -210,7 +210,7 @@ def test_a_relay_that_comes_back_empty_is_filled_again_and_receivers_go_on(stage
     thread = threading.Thread(target=lambda: found.append(receiver.pull("v2", DEADLINE_S)))
     thread.start()
     stage.shelf = BucketStore(64 << 20)
-    stage.server = RelayServer(stage.shelf, SECRET, stage.tracker, host=host, port=port)
+    stage.server = RelayServer(stage.shelf, SECRET, host=host, port=port)
     stage.stack.callback(stage.server.close)
     stage.publish(second)
     thread.join(DEADLINE_S)
@@ -272,7 +272,7 @@ def test_on_one_node_buckets_are_shared_memory(shared_stage: Stage) -> None:
     path = Path(slot.path)
     assert path.stat().st_size == slot.size
     stage.shelf.close(slot)
-    assert same(Receiver(agent).pull("v1", DEADLINE_S), new)
+    assert same(ChoosingReceiver(agent).pull("v1", DEADLINE_S), new)
     stage.shelf.drop(Payload("v1"))
     assert slot.path == "" and not path.exists()
 

@@ -1,0 +1,168 @@
+"""Fetches payloads from a relay into a store, ready while they still come."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
+from slackwater.weights.relay.client import Address, RelayClient
+from slackwater.weights.relay.fetch import Memory as Memory
+from slackwater.weights.relay.fetch import RelayFetch
+from slackwater.weights.relay.fetch import Seen as Seen
+from slackwater.weights.relay.manifest import Manifest
+
+STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more than there are processors take turns
+AGAIN_S = 0.05
+T = TypeVar("T")
+_LOOK_S = 0.5
+
+
+class RelayReader:
+    """One relay's payloads, in a store of its own.
+
+    `streams` connections carry a payload's buckets in parallel; `timeout_s` limits the relay's
+    silence.
+    """
+
+    def __init__(
+        self,
+        relay: Address,
+        secret: bytes,
+        *,
+        node: str,
+        max_bytes: int,
+        streams: int = STREAMS,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.shelf = BucketStore(max_bytes)
+        self.relay, self.secret, self.node = relay, secret, node
+        self._streams, self._timeout_s = streams, timeout_s
+        self._control: RelayClient | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """A running pull fails."""
+        self._closed = True
+        if self._control is not None:
+            self._control.close()
+        self.shelf.close_all()
+
+    def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
+        """A version's manifest."""
+        return self.ask(lambda client: client.manifest(version, wait_s))
+
+    def bring(
+        self,
+        payload: Payload,
+        manifest: Manifest,
+        deadline_s: float,
+        memory: Memory | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        """Have all of a payload in the store before `time.monotonic()` reaches `deadline_s`.
+
+        What has arrived stays if the relay fails meanwhile. `memory` is the caller's, per bucket,
+        to receive into. `seen` is told of arriving bytes.
+        """
+        self.shelf.note(manifest)
+        self.shelf.expect(payload, True)
+        try:
+            while True:
+                try:
+                    self.new_fetch(self.relay).run(payload, manifest, memory, seen)
+                    return
+                except UnavailableError as error:
+                    if self._closed or time.monotonic() > deadline_s:
+                        said = f"version {payload.version!r} did not come in time: {error}"
+                        raise UnavailableError(said) from None
+                    time.sleep(AGAIN_S)
+        finally:
+            self.shelf.expect(payload, False)
+
+    def ask(self, question: Callable[[RelayClient], T]) -> T:
+        """What the relay answers; its connection is opened again when it broke."""
+        with self._lock:
+            if self._closed:
+                raise RefusedError("this reader is closed; make another to pull with")
+            if self._control is None:
+                self._control = RelayClient(self.relay, self.secret, self._timeout_s)
+            try:
+                return question(self._control)
+            except UnavailableError:
+                self._control.close()
+                self._control = None
+                raise
+
+    def new_fetch(self, address: Address) -> RelayFetch:
+        """Fills buckets of the store that are not complete, over several connections."""
+        return RelayFetch(
+            *(self.shelf, address, self.secret),
+            node=self.node,
+            streams=self._streams,
+            timeout_s=self._timeout_s,
+        )
+
+
+class PayloadReceipt:
+    """Fetches one payload in a thread while the caller works on complete buckets."""
+
+    def __init__(
+        self,
+        reader: RelayReader,
+        payload: Payload,
+        manifest: Manifest,
+        deadline_s: float,
+        memory: Memory | None = None,
+        seen: Seen | None = None,
+    ) -> None:
+        self._reader, self._payload, self._manifest = reader, payload, manifest
+        self._memory, self._seen = memory, seen
+        self._deadline_s = deadline_s
+        self._error: SlackwaterError | None = None
+        self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
+        reader.shelf.expect(payload, True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until it has all come; its error is raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def bucket(self, number: int) -> Iterator[tuple[memoryview, ...]]:
+        """A complete bucket's memory inside the context."""
+        shelf = self._reader.shelf
+        while True:
+            try:
+                slot = shelf.open(BucketKey(self._payload, number), _LOOK_S)
+                break
+            except NotFoundError:
+                self._raise_if_ended()
+        try:
+            while not slot.complete:
+                try:
+                    shelf.wait(slot, slot.size - 1, _LOOK_S)
+                except UnavailableError:
+                    self._raise_if_ended()
+            yield slot.views
+        finally:
+            shelf.close(slot)
+
+    def _raise_if_ended(self) -> None:
+        if not self._thread.is_alive():
+            self.finish()
+            raise UnavailableError(f"version {self._payload.version!r} was dropped while it came")
+
+    def _run(self) -> None:
+        try:
+            how = (self._deadline_s, self._memory, self._seen)
+            self._reader.bring(self._payload, self._manifest, *how)
+        except SlackwaterError as error:
+            self._error = error
