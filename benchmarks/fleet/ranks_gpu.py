@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.engine.shapes import QWEN3_1_7B
+from harness.rank_processes import rank_environment
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.ranked_executor import RankedExecutor, RankFollower, RankSlices
@@ -180,7 +181,7 @@ class Measurement:
             command = [sys.executable, "-m", "benchmarks.fleet.ranks_gpu", "--work", work]
             command += ["--device", self._options.device, "--dtype", dtype, "--out", str(out)]
             command += ["--model", str(self._folder / "model")]
-            variables = os.environ | (plan.to_environment() if parsed.ranks > 1 else {})
+            variables = os.environ | (rank_environment(plan) if parsed.ranks > 1 else {})
             with log.open("ab") as file:
                 processes.append(subprocess.Popen(command, env=variables, stdout=file, stderr=file))
         try:

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
+from benchmarks.rollout.false_reports import false_report
 from slackwater.control.rollout import events as ev
 from slackwater.control.weights.events import WeightsRetired
 from slackwater.model.instance import InstanceKind
-from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance, false_report
+from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance
 
 if TYPE_CHECKING:
     from benchmarks.rollout.storm import Storm

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slackwater.nets import ranks
 from slackwater.nets.ranks import RankPlan
 from slackwater.weights.plan.layout import Layout
 
@@ -33,6 +34,18 @@ class RankProcesses:
         self.processes[rank].send_signal(number)
 
 
+def rank_environment(plan: RankPlan) -> dict[str, str]:
+    """The variables that `RankPlan.from_environment` reads."""
+    return {
+        ranks.RANK_VARIABLE: str(plan.rank),
+        ranks.WORLD_SIZE_VARIABLE: str(plan.layout.ranks),
+        ranks.RENDEZVOUS_VARIABLE: plan.rendezvous,
+        ranks.LAYOUT_VARIABLE: str(plan.layout),
+        ranks.DEADLINE_VARIABLE: f"{plan.deadline_s:.0f}",
+        ranks.BACKEND_VARIABLE: plan.backend,
+    }
+
+
 @contextlib.contextmanager
 def rank_processes(
     layout: str,
@@ -49,7 +62,7 @@ def rank_processes(
     processes = []
     for rank in range(parsed.ranks):
         plan = RankPlan(rank, parsed, f"file://{rendezvous}", deadline_s)
-        environment = os.environ | plan.to_environment()
+        environment = os.environ | rank_environment(plan)
         environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, "-m", "harness.rank_processes", function]
         with (folder / f"rank{rank}.log").open("ab") as log:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fleet.storm import fleet_storm
+from harness.visitor import Visitor
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
@@ -22,7 +23,6 @@ from slackwater.sim.fleet.costs import FleetCosts, MachineShare
 from slackwater.sim.fleet.devices import DEVICES
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import TurnPlan
-from slackwater.sim.fleet.serving import Visitor
 from slackwater.sim.fleet.simulate import simulate_jointly
 from slackwater.timeline.spans import Timeline
 

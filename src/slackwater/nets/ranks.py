@@ -79,17 +79,6 @@ class RankPlan:
             raise ConfigError.of(BACKEND_VARIABLE, backend, f"must be {' or '.join(_BACKENDS)}")
         return cls(rank, layout, rendezvous, deadline_s, backend)
 
-    def to_environment(self) -> dict[str, str]:
-        """The variables that `from_environment` reads."""
-        return {
-            RANK_VARIABLE: str(self.rank),
-            WORLD_SIZE_VARIABLE: str(self.layout.ranks),
-            RENDEZVOUS_VARIABLE: self.rendezvous,
-            LAYOUT_VARIABLE: str(self.layout),
-            DEADLINE_VARIABLE: f"{self.deadline_s:.0f}",
-            BACKEND_VARIABLE: self.backend,
-        }
-
 
 class Ranks:
     """This rank's groups: `tp` shares its layers, `dp` shares its data and its optimizer."""

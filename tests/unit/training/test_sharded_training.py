@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.direct_worker import offer_models
 from harness.rank_engine import generate_alone, publish
-from harness.rank_processes import DEADLINE_S, RankProcesses, rank_processes
+from harness.rank_processes import DEADLINE_S, RankProcesses, rank_environment, rank_processes
 from harness.rank_training import KINDS, NET, create, largest_difference, run_steps, tensors_of
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.loading import load_net, net_shapes, save_net
@@ -168,7 +168,7 @@ def test_groups_of_a_prompt_stay_together() -> None:
 )
 def test_a_rank_is_refused_with_one_clear_error(changed: dict[str, str], message: str) -> None:
     plan = RankPlan(1, Layout.parse("tp=2"), "tcp://127.0.0.1:29000")
-    assert RankPlan.from_environment(plan.to_environment()) == plan
+    assert RankPlan.from_environment(rank_environment(plan)) == plan
     assert RankPlan.from_environment({}) is None
     with pytest.raises(ConfigError, match=message):
-        RankPlan.from_environment(plan.to_environment() | changed)
+        RankPlan.from_environment(rank_environment(plan) | changed)

@@ -1,21 +1,14 @@
-"""Serving nodes of a simulated fleet, and a job without terms that borrows them.
-
-The job samples in bursts. When it wants a loan is the controller's rule; serving nodes report what
-they use, lend, and take back.
-"""
+"""Serving nodes of a simulated fleet: they report what they use, lend, and take back."""
 
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
 from slackwater.control.rollout import events as of_rollout
-from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName, TenantId
+from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.model.job import JobProfile, JobSpec
 from slackwater.sim.fleet.engines import BASE_MODEL
-from slackwater.sim.fleet.job import SimulatedJob
 
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
@@ -101,28 +94,3 @@ class SimulatedServing:
         held = {node: job for node, job in self._job_of.items() if node not in self._leaving}
         assert lent == held, f"lent are {lent}, and in use {held}"
         assert self.lent.keys() <= self._job_of.keys(), f"{self.lent} runs what it was not lent for"
-
-
-class Visitor:
-    """Samples in bursts, and shares what there is: a session that nobody submitted terms for."""
-
-    def __init__(self, fleet: "SimulatedFleet") -> None:
-        self._fleet = fleet
-        self._bursts = 0
-        spec = JobSpec(JobId("visitor"), 0.0, 1, 1.0, JobProfile(60.0, 1.0))
-        self._job = SimulatedJob(spec, -1, spec.profile, samples_only=True)
-        fleet.jobs[spec.job] = self._job
-
-    def start(self) -> None:
-        fleet = self._fleet
-        fleet.tell(JobSubmitted(fleet.now_s, self._job.job, TenantId("guest")))
-        self._burst()
-
-    def _burst(self) -> None:
-        fleet = self._fleet
-        self._bursts += 1
-        for number, tokens in enumerate(fleet.plan.lengths(fleet.seed, self._bursts)[:4]):
-            trajectory = f"{self._job.job}.{self._bursts}.{number}"
-            fleet.clients.ask(self._job, trajectory, tokens)
-        if fleet.unsettled:
-            fleet.after(fleet.wait_s(600.0), self._burst)
