@@ -62,7 +62,7 @@ def test_a_room_imports_only_what_its_line_names(graph: grimp.ImportGraph, room:
     assert strays == []
 
 
-PLANNER = ("cli.main", "cli.plan", "cli.sim", "cli.rollout", "cli.storm")
+PLANNER = ("cli.main", "cli.plan", "cli.sim")
 
 
 def test_the_planner_loads_only_what_the_package_asks_for_without_extras() -> None:

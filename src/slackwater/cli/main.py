@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from slackwater.cli.checkout import load_benchmarks
 from slackwater.model.errors import DISK_FAULTS, SlackwaterError
 
 # The root of typer's usage errors, which it does not export.
@@ -15,7 +16,8 @@ _UsageError: type[Any] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-# name -> (module with a typer `app`, one line of help). Add a command by adding a line.
+# name -> (module with a typer `app`, one line of help). Add a command by adding a line. Those of
+# `benchmarks` need a checkout.
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("slackwater.cli.up", "Start the service: models behind the Tinker and OpenAI APIs."),
     "down": ("slackwater.cli.down", "Stop the service."),
@@ -29,11 +31,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dashboard": ("slackwater.cli.dashboard", "Show the service or a recorded run in a browser."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
     "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),
-    "bench": ("slackwater.cli.bench", "Run benchmarks."),
+    "bench": ("benchmarks.cli.bench", "Run benchmarks."),
     "plan": ("slackwater.cli.plan", "Plan how jobs share a fleet, and what that saves."),
     "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),
-    "rollout": ("slackwater.cli.rollout", "Simulate a rollout scenario under each of its rules."),
-    "storm": ("slackwater.cli.storm", "Inject random faults into the controllers, from a seed."),
+    "rollout": ("benchmarks.cli.rollout", "Simulate a rollout scenario under each of its rules."),
+    "storm": ("benchmarks.cli.storm", "Inject random faults into the controllers, from a seed."),
     "model": ("slackwater.cli.model", "Get or make models."),
     "train": ("slackwater.cli.train", "Train: GRPO, supervised or on preferences."),
     "eval": ("slackwater.cli.eval", "Evaluate a served model with lm-eval or inspect-ai."),
@@ -49,6 +51,8 @@ class LateCommands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
+        if COMMANDS[cmd_name][0].startswith("benchmarks"):
+            load_benchmarks()
         module = importlib.import_module(COMMANDS[cmd_name][0])
         module.app.rich_markup_mode = None  # help in one style, whatever the command
         return typer.main.get_command(module.app)

@@ -23,9 +23,6 @@ def rollout(
     from rich.progress import Progress
     from rich.table import Table
 
-    from slackwater.cli.checkout import load_benchmarks
-
-    load_benchmarks()
     from benchmarks.rollout.simulated.scenario import (
         read_rollout_scenario,
         run_rollout_scenario,

@@ -22,11 +22,8 @@ def storm(
     import dataclasses
     import json
 
-    from slackwater.cli.checkout import load_benchmarks
-    from slackwater.model.errors import RefusedError
-
-    load_benchmarks()
     from benchmarks.fleet.storm import fleet_storm
+    from slackwater.model.errors import RefusedError
 
     try:
         if slacks is not None:

@@ -3,19 +3,16 @@
 import importlib
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from benchmarks.options import BenchOptions, ReplayOptions
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from benchmarks.options import BenchOptions
 
 # One line per benchmark: its name, and its module under benchmarks/ (a subject, then a noun).
 BENCHES: dict[str, str] = {
@@ -129,12 +126,8 @@ def bench(
 ) -> None:
     """Run benchmark NAME, print its figures; `all`: all but lending, replay, soak and vllm_sync."""
     from slackwater.cli.atomic_file import unwind_on_terminate
-    from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.running_service import find_service
     from slackwater.model.serving import ServingSlo
-
-    load_benchmarks()
-    from benchmarks.options import BenchOptions, ReplayOptions
 
     unwind_on_terminate()  # services that a bench started end with it
     if name not in (*BENCHES, "all"):
@@ -172,7 +165,7 @@ def bench(
         _show(each, _measure(each, options), as_json)
 
 
-def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
+def _measure(name: str, options: BenchOptions) -> dict[str, object]:
     from slackwater.cli.progress import stage_bar
 
     module = importlib.import_module(f"benchmarks.{BENCHES[name]}")
@@ -185,7 +178,7 @@ def _measure(name: str, options: "BenchOptions") -> dict[str, object]:
     return figures
 
 
-def _print_partial(cell: str, figures: "Mapping[str, float]") -> None:
+def _print_partial(cell: str, figures: Mapping[str, float]) -> None:
     """One line per finished cell on stderr, so that a run which is cut short still tells."""
     print(json.dumps({"cell": cell, "figures": dict(figures)}), file=sys.stderr, flush=True)
 

@@ -1,0 +1,1 @@
+"""Commands of `slackwater` that need a checkout."""
