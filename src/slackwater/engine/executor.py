@@ -118,3 +118,21 @@ class Executor(Protocol):
     def close(self) -> None:
         """Give the cache's memory back; nothing is run here again."""
         ...
+
+
+class StepwiseDecode:
+    """Of executors that begin no step before the tokens of the one before are seen."""
+
+    begins_ahead = False
+
+    def decode(
+        self: Executor,
+        net: CausalLM,
+        batch: RowBatch,
+        tables: NDArray[np.int32],
+        columns: SamplingColumns,
+        ahead: NDArray[np.float32] | None = None,
+    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+        del ahead
+        logits = self.logits(net, batch, tables)
+        return logits, *self.sample(logits, columns)

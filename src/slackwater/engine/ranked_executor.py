@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.executor import Executor, RowBatch, SamplingColumns
+from slackwater.engine.executor import Executor, RowBatch, SamplingColumns, StepwiseDecode
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import empty_like
 from slackwater.nets.lora import LoraAdapter, LoraSpec
@@ -34,13 +34,11 @@ class RankSlices(dict[str, Tensor]):
         self.version = version
 
 
-class RankedExecutor:
+class RankedExecutor(StepwiseDecode):
     """Rank 0's executor: `inner` computes its own part.
 
     Calls may come from two threads, as `Executor.write` says; ranks take them one after the other.
     """
-
-    begins_ahead = False
 
     def __init__(self, inner: Executor, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
@@ -82,18 +80,6 @@ class RankedExecutor:
             facts = {"net": self._number(net), "spans": spans, "decode_only": batch.decode_only}
             self._tell("logits", facts, arrays)
             return self._inner.logits(net, batch, tables)
-
-    def decode(
-        self,
-        net: CausalLM,
-        batch: RowBatch,
-        tables: NDArray[np.int32],
-        columns: SamplingColumns,
-        ahead: NDArray[np.float32] | None = None,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        del ahead
-        logits = self.logits(net, batch, tables)
-        return logits, *self.sample(logits, columns)
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns

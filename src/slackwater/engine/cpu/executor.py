@@ -14,7 +14,7 @@ from slackwater.engine.cpu.attention import BLOCK_TOKENS
 from slackwater.engine.cpu.compiled import compiled, exp_of, lane_max, lane_sum
 from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
 from slackwater.engine.cpu.weights import AdapterSpan, LibraryWeight, PanelWeight, SiteAdapters
-from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
+from slackwater.engine.executor import RowBatch, SamplingColumns, Spans, StepwiseDecode
 from slackwater.engine.pages import HostPagePool, PageArena, PagePool, host_view
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
@@ -120,10 +120,9 @@ def sample(
     return tokens, logprobs
 
 
-class CpuExecutor:
+class CpuExecutor(StepwiseDecode):
     """Rows through a model on one core (or as many threads as PyTorch was given)."""
 
-    begins_ahead = False
     block_tokens = BLOCK_TOKENS
 
     def __init__(self, net: NetConfig, config: EngineConfig, pool: PagePool | None = None) -> None:
@@ -169,18 +168,6 @@ class CpuExecutor:
             hidden = hidden[batch.wanted]
         scores = run.logits(hidden, self._spans(batch.wanted_spans()))
         return net.gather_logits(torch.from_numpy(scores))
-
-    def decode(
-        self,
-        net: CausalLM,
-        batch: RowBatch,
-        tables: NDArray[np.int32],
-        columns: SamplingColumns,
-        ahead: NDArray[np.float32] | None = None,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        del ahead  # the processor that would begin it is the one that runs this
-        logits = self.logits(net, batch, tables)
-        return logits, *self.sample(logits, columns)
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns

@@ -1,5 +1,6 @@
 """Tasks of one turn whose answers are digits: sums, copies and counting on."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,10 +57,7 @@ def digit_share(given: str, expected: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyDigits:
-    """`407=` wants `407`; the reward is the share of places that are right."""
-
-    kind: Literal["copy-digits"] = "copy-digits"
+class _DigitTask(ABC):
     prompts: int = 4000
     digits: int = 3
     seed: int = 0
@@ -68,17 +66,23 @@ class CopyDigits:
         at_least("environment.prompts", self.prompts, 1)
         at_least("environment.digits", self.digits, 1)
 
-    def episode(self, prompt: int) -> "_Copy":
-        return _Copy(drawn_digits([self.seed, prompt], self.digits))
+    @abstractmethod
+    def episode(self, prompt: int) -> "_Copy | _Count": ...
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """As many digits as are wanted, but any: the form without the task."""
-        return (
-            (
-                self.episode(prompt).first_observation,
-                drawn_digits([self.seed, prompt, 1], self.digits),
-            ),
-        )
+        digits = drawn_digits([self.seed, prompt, 1], self.digits)
+        return ((self.episode(prompt).first_observation, digits),)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDigits(_DigitTask):
+    """`407=` wants `407`; the reward is the share of places that are right."""
+
+    kind: Literal["copy-digits"] = "copy-digits"
+
+    def episode(self, prompt: int) -> "_Copy":
+        return _Copy(drawn_digits([self.seed, prompt], self.digits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +103,16 @@ def drawn_digits(seed: list[int], number: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CountingTask:
+class CountingTask(_DigitTask):
     """`7=` wants `890123...` (`step` -1: `654321...`); the reward is the share of correct steps."""
 
     kind: Literal["count-on"] = "count-on"
-    prompts: int = 4000
     digits: int = 32
     step: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.digits", self.digits, 1)
 
     def episode(self, prompt: int) -> "_Count":
         first = np.random.default_rng([self.seed, prompt]).integers(0, 10)
         return _Count(int(first), self.digits, self.step)
-
-    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """As many digits as are wanted, but any: the form without the task."""
-        return (
-            (
-                self.episode(prompt).first_observation,
-                drawn_digits([self.seed, prompt, 1], self.digits),
-            ),
-        )
 
 
 @dataclass(frozen=True, slots=True)

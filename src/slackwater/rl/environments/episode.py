@@ -5,6 +5,7 @@ An environment's class is also its frozen configuration, with its number of prom
 samples faces one task.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,26 @@ class EpisodeEnvironment(Protocol):
     def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
         """Observations with well-formed, not necessarily best, answers to teach the format."""
         ...
+
+
+class PromptEpisode(Protocol):
+    """One whose replies come at once, in plain text."""
+
+    @property
+    def first_observation(self) -> str: ...
+
+    def answer(self, text: str) -> EnvironmentReply: ...
+
+
+def played(episode: PromptEpisode, answer: Callable[[], str]) -> tuple[tuple[str, str], ...]:
+    """The observations of an episode with answers that heed none of them."""
+    observation, turns = episode.first_observation, []
+    while True:
+        turns.append((observation, answer()))
+        reply = episode.answer(turns[-1][1])
+        if reply.done:
+            return tuple(turns)
+        observation = reply.observation
 
 
 def at_least(name: str, value: int, least: int) -> None:

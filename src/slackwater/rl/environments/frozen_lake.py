@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least, played
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 
@@ -39,16 +39,8 @@ class FrozenLake:
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """A random walk."""
-        episode, turns = self.episode(prompt), []
-        observation = episode.first_observation
         walk = np.random.default_rng([self.seed, prompt, 1])
-        while True:
-            move = str(walk.choice(list(MOVES)))
-            turns.append((observation, move))
-            reply = episode.answer(move)
-            if reply.done:
-                return tuple(turns)
-            observation = reply.observation
+        return played(self.episode(prompt), lambda: str(walk.choice(list(MOVES))))
 
 
 class _Crossing:

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, at_least, played
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,8 @@ class GuessNumber:
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """Guesses in range that heed no answer."""
-        episode, turns = self.episode(prompt), []
-        observation = episode.first_observation
         guesses = np.random.default_rng([self.seed, prompt, 1])
-        while True:
-            guess = str(int(guesses.integers(1, self.highest + 1)))
-            turns.append((observation, guess))
-            reply = episode.answer(guess)
-            if reply.done:
-                return tuple(turns)
-            observation = reply.observation
+        return played(self.episode(prompt), lambda: str(guesses.integers(1, self.highest + 1)))
 
 
 class _Guessing:
