@@ -1,7 +1,7 @@
 """Who gets a place when: jobs that come, those that wait, and looks for moves that pay.
 
-Looks and retries grow with the number of jobs, so one event takes a bounded part of them and a
-timer that is due at once brings the rest. Looks go first: they make room. A retry tries everybody
+Looks and retries grow with the number of jobs, so one event takes a bounded part of one of them and
+a timer that is due at once brings the rest. Looks go first: they make room. A retry tries everybody
 who waits once, in order of admission; a departure meanwhile lets it come to its end and begins
 another, so that nobody at the end of the queue is passed over for ever.
 """
@@ -54,7 +54,10 @@ class Admission:
         """Find a place for a job that has come, or hold it."""
         self.held[state.spec.job] = state  # Policies see it among those that want room.
         self.observe(now_s, state)
-        commands = self._admit(state, now_s) + self._continue_later(now_s)
+        commands = self._admit(state, now_s)
+        if state.placement is not None:
+            commands.extend(self._rebalance(state, now_s))
+        commands.extend(self._continue_later(now_s))
         if self._config.rebalance_every_s and self._rebalance_at_s is None:
             commands.append(self._set_rebalance(now_s))
         return commands
@@ -82,7 +85,7 @@ class Admission:
         commands = self._places.apply([answer], now_s)
         # The others stand as just told, but on an owned fleet where one has less time beside it.
         self.observe(now_s, state, None if self._fleet.owned else (state,))
-        return commands + self._rebalance(state, now_s)
+        return commands
 
     def depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
         """Jobs leave their nodes: others move together, and those that wait are tried again."""
@@ -99,7 +102,7 @@ class Admission:
         commands = self._look(now_s)
         commands.extend(self._places.grant(tuple(freed), now_s))
         self._retry_again = True
-        return commands + self._continue(now_s)
+        return commands + self._continue_later(now_s)
 
     def _rebalance(self, state: JobState, now_s: float) -> list[Command]:
         moves = self._policy.rebalance(now_s, state.spec.profile)
@@ -117,31 +120,35 @@ class Admission:
             return self._places.apply((), now_s)
         state = self._looks.pop(next(iter(self._looks)))
         # What those that it has just moved lose by their restart is known to the policy alone.
-        self._observe_once(now_s, state)
+        if not self._is_observed(now_s, state):
+            self.observe(now_s, state)
         return self._rebalance(state, now_s)
 
     def _retry(self, now_s: float) -> list[Command]:
-        """Try some of those that wait, until one's place gives reason to look for moves."""
+        """Try some of those that wait, of one size, until one has a place: a look comes next."""
         if self._retry_again and not self._queue:
             order = self._policy.admission_order(_waiting(self.held.values()))
             self._queue.extend(sorted(order, key=lambda job: -self.held[job].spec.priority))
             self._retry_again = False
         commands: list[Command] = []
-        for _ in range(_RETRIES):
-            if self._looks or not self._queue:
-                break
-            state = self.held.get(self._queue.popleft())
+        tried = 0
+        while self._queue and tried < _RETRIES:
+            state = self.held.get(self._queue[0])
+            if state is not None and not self._is_observed(now_s, state):
+                if tried:
+                    break
+                self.observe(now_s, state)
+            self._queue.popleft()
             if state is None:
                 continue
-            self._observe_once(now_s, state)
+            tried += 1
             commands.extend(self._admit(state, now_s))
+            if state.placement is not None:
+                self._looks[self._fleet.parts(state.spec.profile)] = state
+                break
             if state.status is JobStatus.HELD and not self._config.backfill:
                 self._queue.clear()
         return commands
-
-    def _continue(self, now_s: float) -> list[Command]:
-        commands = [] if self._looks else self._retry(now_s)
-        return commands + self._continue_later(now_s)
 
     def _continue_later(self, now_s: float) -> list[Command]:
         waits = self._queue or (self._retry_again and self.held)
@@ -150,7 +157,8 @@ class Admission:
     def on_timer(self, event: TimerFired) -> list[Command]:
         """Go on with looks and retries, or look at all jobs because it is time."""
         if event.name == _CONTINUE:
-            return self._look(event.now_s) + self._continue(event.now_s)
+            step = self._look if self._looks else self._retry
+            return step(event.now_s) + self._continue_later(event.now_s)
         due_s = self._rebalance_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
@@ -165,9 +173,8 @@ class Admission:
         self._rebalance_at_s = now_s + self._config.rebalance_every_s
         return SetTimer(_REBALANCE, self._rebalance_at_s)
 
-    def _observe_once(self, now_s: float, state: JobState) -> None:
-        if self._observed != (now_s, self._fleet.parts(state.spec.profile)):
-            self.observe(now_s, state)
+    def _is_observed(self, now_s: float, state: JobState) -> bool:
+        return self._observed == (now_s, self._fleet.parts(state.spec.profile))
 
     def observe(
         self, now_s: float, state: JobState, placed: Iterable[JobState] | None = None

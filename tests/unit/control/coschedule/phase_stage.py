@@ -14,7 +14,7 @@ from slackwater.control.operations.events import OpSubmitted
 from slackwater.control.operations.facts import OpOver
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
-from slackwater.control.timer import TimerFired
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.control.weights.events import InstanceReady, WeightsPublished
 from slackwater.model.ids import (
     InstanceId,
@@ -71,7 +71,7 @@ class PhaseStage:
         self.now_s = max(self.now_s, event.now_s)
         commands = list(self.controller.handle(event))
         self.said += commands
-        for command in commands:
+        for command in tuple(commands):
             match command:
                 case do.Dispatch():
                     self.running[command.turn] = command
@@ -79,6 +79,8 @@ class PhaseStage:
                     gone = [t for t, d in self.running.items() if d.attempt == attempt]
                     for turn in gone:
                         del self.running[turn]
+                case SetTimer(token, at_s) if at_s <= self.now_s:  # as every runtime does
+                    commands += self.tell(TimerFired(self.now_s, token))
                 case _:
                     pass
         self.controller.check_integrity()

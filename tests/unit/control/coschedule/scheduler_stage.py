@@ -12,6 +12,7 @@ from slackwater.control.coschedule.events import (
     PhaseRequested,
 )
 from slackwater.control.coschedule.scheduler import CoScheduler
+from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
@@ -67,6 +68,15 @@ class Stage:
         self.starts: dict[str, StartJob] = {}
 
     def tell(self, event: Event) -> Sequence[Command]:
+        """One event, and the timers that are due at once with it."""
+        commands = list(self.step(event))
+        for timer in of(SetTimer, commands):
+            if timer.at_s <= event.now_s:
+                commands += self.tell(TimerFired(event.now_s, timer.name))
+        return commands
+
+    def step(self, event: Event) -> Sequence[Command]:
+        """One event alone."""
         commands = self.scheduler.handle(event)
         self.scheduler.check_integrity()
         for command in commands:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import cycle, islice
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,9 +51,9 @@ def test_a_queue_is_tried_to_its_end_however_often_others_leave(departures: list
             if departs:
                 name = f"narrow-{next(leavers)}"
                 event = JobFinished(1.0, JobId(name), stage.starts[name].epoch)
-                timer = continues(stage.tell(event))
+                timer = continues(stage.step(event))
             elif timer is not None:
-                timer = continues(stage.tell(TimerFired(1.0, timer)))
+                timer = continues(stage.step(TimerFired(1.0, timer)))
             assert len(tried) - before <= _RETRIES
     assert timer is None
     assert tried == list(islice(cycle(waiting), len(tried)))
@@ -67,10 +68,40 @@ def test_one_that_fits_behind_many_that_do_not_gets_the_room_of_one_that_left() 
     for number in range(3 * _RETRIES):
         stage.arrive(job(f"wide-{number}", nodes=8))
     stage.arrive(job("last"))
-    commands = stage.tell(JobFinished(1.0, JobId("narrow-0"), 1))
-    for _ in range(3):
+    commands = stage.step(JobFinished(1.0, JobId("narrow-0"), 1))
+    for _ in range(4):  # the departure looks for moves; then three retries find no place
         assert not of(StartJob, commands)
         timer = continues(commands)
         assert timer is not None
-        commands = stage.tell(TimerFired(1.0, timer))
+        commands = stage.step(TimerFired(1.0, timer))
     assert [start.job for start in of(StartJob, commands)] == ["last"]
+
+
+def test_an_event_looks_for_moves_or_tries_those_that_wait_but_never_both() -> None:
+    stage = Stage("ours", rollout=4, train=4)
+    for number in range(40):
+        stage.arrive(job(f"job-{number}", 60 + number % 7 * 20, 40 + number % 5 * 30, slo=1.6))
+    policy, done = stage.scheduler._policy, {"looks": 0, "tries": 0}
+    seen: list[dict[str, int]] = []
+    rebalance, place = policy.rebalance, policy.place
+
+    def look(*args: Any) -> Any:
+        done["looks"] += 1
+        return rebalance(*args)
+
+    def record(*args: Any) -> Any:
+        done["tries"] += 1
+        return place(*args)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(policy, "rebalance", look)
+        patched.setattr(policy, "place", record)
+        for name in list(stage.starts)[:4]:
+            timer: str | None = ""
+            while timer is not None:
+                done.update(looks=0, tries=0)
+                left = JobFinished(1.0, JobId(name), stage.starts[name].epoch)
+                timer = continues(stage.step(TimerFired(1.0, timer) if timer else left))
+                seen.append(dict(done))
+    assert all(each["looks"] + (each["tries"] > 0) <= 1 for each in seen)
+    assert any(each["looks"] for each in seen) and any(each["tries"] for each in seen)
