@@ -9,6 +9,7 @@ invariants are checked as it goes.
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from benchmarks.options import BenchOptions
 from slackwater.control.coschedule.commands import Command, StartJob
-from slackwater.control.coschedule.events import Event, JobArrived, JobFinished
+from slackwater.control.coschedule.events import Event, JobArrived, JobFinished, NodeLost
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices.allocator import DeviceAllocator
 from slackwater.control.devices.messages import (
@@ -39,6 +40,8 @@ _NODES, _PER_NODE, _PER_DOMAIN = 32, 64, 8
 _SIZES = (1, 1, 2, 4, 8, 8, 16, 32, 64)
 _CHECK_EVERY = 10
 _POOL_NODES = 640  # of each pool of the co-scheduler
+_CROWDED = 4  # so many fewer nodes where most jobs wait
+_KINDS = {JobArrived: "arrival", JobFinished: "departure", NodeLost: "lost_node"}
 _APART_S = 15.0
 
 
@@ -63,8 +66,7 @@ class TimedScheduler:
 
     def __init__(self, scheduler: CoScheduler) -> None:
         self._scheduler = scheduler
-        self.took_s: list[float] = []
-        self.arrivals_s: list[float] = []
+        self.took_s: dict[str, list[float]] = defaultdict(list)
         self._placed: set[JobId] = set()
         self.most_placed = 0
         self.check_integrity = scheduler.check_integrity
@@ -72,9 +74,7 @@ class TimedScheduler:
     def handle(self, event: Event) -> Sequence[Command]:
         began_s = time.thread_time()
         commands = self._scheduler.handle(event)
-        self.took_s.append(time.thread_time() - began_s)
-        if isinstance(event, JobArrived):
-            self.arrivals_s.append(self.took_s[-1])
+        self.took_s[_KINDS.get(type(event), "other")].append(time.thread_time() - began_s)
         if isinstance(event, JobFinished):
             self._placed.discard(event.job)
         self._placed.update(one.job for one in commands if isinstance(one, StartJob))
@@ -82,7 +82,7 @@ class TimedScheduler:
         return commands
 
 
-def _coscheduled(options: BenchOptions, count: int) -> dict[str, Any]:
+def _coscheduled(options: BenchOptions, count: int, nodes: int) -> dict[str, Any]:
     """Jobs of all sizes through the co-scheduler."""
     draw = random.Random(options.seed)
     jobs = []
@@ -100,7 +100,7 @@ def _coscheduled(options: BenchOptions, count: int) -> dict[str, Any]:
         made = (JobId(f"job{number}"), number * _APART_S, lasts, draw.uniform(1.2, 2.5), profile)
         jobs.append(JobSpec(*made))
     scenario = ClusterScenario(
-        fleet=(Pool(Role.ROLLOUT, H20, _POOL_NODES), Pool(Role.TRAIN, H800, _POOL_NODES)),
+        fleet=(Pool(Role.ROLLOUT, H20, nodes), Pool(Role.TRAIN, H800, nodes)),
         jobs=tuple(jobs),
         faults=FaultConfig(job_crashes_per_h=2.0, node_losses_per_h=1.0),
         seed=options.seed,
@@ -108,26 +108,33 @@ def _coscheduled(options: BenchOptions, count: int) -> dict[str, Any]:
     timed = TimedScheduler(new_controller(scenario))
     cluster = SimulatedCluster(scenario, scenario.jobs, timed, check_every=1000)
     cluster.run(lambda share: options.progress("jobs through the co-scheduler", share))
-    took_ms, arrivals_ms = 1e3 * np.array(timed.took_s), 1e3 * np.array(timed.arrivals_s)
     rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
-    return {
-        "coschedule_devices": 16 * _POOL_NODES,
-        "coschedule_decisions": len(took_ms),
-        "coschedule_most_placed": timed.most_placed,
-        "coschedule_finished": sum(row.finished_s is not None for row in rows),
-        "coschedule_slo_attainment": float(np.mean([row.kept_slo for row in rows])),
-        "coschedule_decision_p50_ms": float(np.percentile(took_ms, 50)),
-        "coschedule_decision_p99_ms": float(np.percentile(took_ms, 99)),
-        "coschedule_arrival_p99_ms": float(np.percentile(arrivals_ms, 99)),
-        "coschedule_decision_max_ms": float(took_ms.max()),
+    found = {
+        "devices": 16 * nodes,
+        "decisions": sum(map(len, timed.took_s.values())),
+        "most_placed": timed.most_placed,
+        "finished": sum(row.finished_s is not None for row in rows),
+        "slo_attainment": float(np.mean([row.kept_slo for row in rows])),
     }
+    timed.took_s["decision"] = [each for kind in timed.took_s.values() for each in kind]
+    for kind in ("decision", *_KINDS.values()):
+        for share in (50, 99, 100):
+            took_s = np.percentile(timed.took_s[kind] or [0.0], share)
+            found[f"{kind}_p{share}_ms"] = 1e3 * float(took_s)
+    return found
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
     """Two thousand jobs; two hundred with `--quick`."""
     jobs = 200 if options.quick else 2000
-    _coscheduled(options, 40)  # compiles
-    return _allocated(options, jobs) | _coscheduled(options, jobs)
+    _coscheduled(options, 40, _POOL_NODES)  # compiles
+    found = _allocated(options, jobs)
+    options.partial("allocator", found)
+    for prefix, nodes in (("coschedule", _POOL_NODES), ("crowded", _POOL_NODES // _CROWDED)):
+        figures = _coscheduled(options, jobs, nodes)
+        found |= {f"{prefix}_{name}": value for name, value in figures.items()}
+        options.partial(prefix, figures)
+    return found
 
 
 def _allocated(options: BenchOptions, jobs: int) -> dict[str, Any]:
