@@ -93,7 +93,7 @@ class Admission:
         by_size: dict[tuple[int, int], list[JobState]] = {}
         for state in leaving:
             freed.extend(self._places.withdraw(state, now_s))
-            by_size.setdefault(self._fleet.parts(state.spec.profile), []).append(state)
+            by_size.setdefault(state.size, []).append(state)
         for states in by_size.values():
             self.observe(now_s, states[0])
             for state in states:
@@ -112,7 +112,7 @@ class Admission:
     def _look_later(self, state: JobState) -> None:
         """Let a look for moves of jobs of this one's size go on, if it has anything to look at."""
         if self._policy.is_unfinished(state.spec.profile):
-            self._looks[self._fleet.parts(state.spec.profile)] = state
+            self._looks[state.size] = state
 
     def _look(self, now_s: float) -> list[Command]:
         """A part of the look that has waited longest; rent is settled in any case."""
@@ -144,7 +144,7 @@ class Admission:
             tried += 1
             commands.extend(self._admit(state, now_s))
             if state.placement is not None:
-                self._looks[self._fleet.parts(state.spec.profile)] = state
+                self._looks[state.size] = state
                 break
             if state.status is JobStatus.HELD and not self._config.backfill:
                 self._queue.clear()
@@ -174,14 +174,13 @@ class Admission:
         return SetTimer(_REBALANCE, self._rebalance_at_s)
 
     def _is_observed(self, now_s: float, state: JobState) -> bool:
-        return self._observed == (now_s, self._fleet.parts(state.spec.profile))
+        return self._observed == (now_s, state.size)
 
     def observe(
         self, now_s: float, state: JobState, placed: Iterable[JobState] | None = None
     ) -> None:
         """Tell the policy how the jobs of one's size stand (or only these), and who waits."""
-        size = self._fleet.parts(state.spec.profile)
-        self._tell(now_s, self._places.alike(state) if placed is None else placed, size)
+        self._tell(now_s, self._places.alike(state) if placed is None else placed, state.size)
 
     def _tell(self, now_s: float, placed: Iterable[JobState], size: tuple[int, int] | None) -> None:
         standings = [
@@ -196,11 +195,7 @@ class Admission:
             if state.iterations_left  # else in its last sync, about to leave
         ]
         self._observed = (now_s, size)
-        held = [
-            state
-            for state in self.held.values()
-            if size in (None, self._fleet.parts(state.spec.profile))
-        ]
+        held = [state for state in self.held.values() if size in (None, state.size)]
         self._policy.observe(standings, _waiting(held))
 
 

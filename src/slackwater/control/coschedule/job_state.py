@@ -27,6 +27,7 @@ class JobState:
     """
 
     spec: JobSpec
+    size: tuple[int, int]  # devices of each of its rollout and train nodes
     status: JobStatus = JobStatus.HELD
     reason: str = ""
     displaced: str = ""  # why it had to make room, until it has a place again

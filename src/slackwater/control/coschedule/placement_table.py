@@ -17,7 +17,6 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.unprofiled_jobs import UnprofiledJobs
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase, Placement
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import PlacementPolicy
 
 
@@ -29,14 +28,12 @@ class PlacementTable:
     def __init__(
         self,
         policy: PlacementPolicy,
-        fleet: FleetView,
         jobs: Mapping[JobId, JobState],
         groups: Groups,
         permits: Permits,
         guests: UnprofiledJobs,
     ) -> None:
         self._policy = policy
-        self._fleet = fleet
         self._jobs = jobs
         self._groups = groups
         self._permits = permits
@@ -52,7 +49,7 @@ class PlacementTable:
         return self._of_size(state).values()
 
     def _of_size(self, state: JobState) -> dict[JobId, JobState]:
-        return self._by_size.setdefault(self._fleet.parts(state.spec.profile), {})
+        return self._by_size.setdefault(state.size, {})
 
     def apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
         """Carry out what a policy answered: new placements, moves, plans, and nodes rented or given

@@ -64,9 +64,7 @@ class CoScheduler:
         self._guests = UnprofiledJobs(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
-        self._places = PlacementTable(
-            policy, fleet, self._jobs, self._groups, self._permits, self._guests
-        )
+        self._places = PlacementTable(policy, self._jobs, self._groups, self._permits, self._guests)
         self._admission = Admission(policy, fleet, self._config, self._places, self._guard)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
@@ -194,9 +192,10 @@ class CoScheduler:
         state = self._jobs.get(event.spec.job)
         spec = replace(event.spec, profile=self._fleet.counted(event.spec.profile))
         if state is None:
-            state = self._jobs[event.spec.job] = JobState(spec)
+            state = self._jobs[event.spec.job] = JobState(spec, self._fleet.parts(spec.profile))
         elif state.status in _OVER and event.spec.arrival_s > state.spec.arrival_s:
-            state = self._jobs[event.spec.job] = JobState(spec, crashes=event.crashes)
+            size = self._fleet.parts(spec.profile)
+            state = self._jobs[event.spec.job] = JobState(spec, size, crashes=event.crashes)
         elif state.status is not JobStatus.AWAY or event.crashes != state.crashes:
             return []
         self._guests.leave(event.spec.job)
