@@ -54,7 +54,8 @@ class DemoFleet(SimulatedFleet):
         specs = [self._spec(row) for row in rows]
         lengths = {
             spec.job: replace(
-                spec.profile, train_s=spec.profile.train_s * row["trained"] / row["iterations"]
+                spec.profile,
+                train_s=max(spec.profile.train_s * row["trained"] / row["iterations"], 1e-3),
             )
             for spec, row in zip(specs, rows, strict=True)
         }

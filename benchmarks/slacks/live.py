@@ -67,7 +67,10 @@ def compared(result: Mapping[str, Any], predicted: DemoRunReport) -> dict[str, f
     for kind in sorted(result["tokens"].keys() | predicted.tokens.keys()):
         share = predicted.tokens.get(kind, 0) / simulated
         pairs[f"{kind}_tokens"] = (share * made, result["tokens"].get(kind, 0))
-    ratios = {name: one / live if live else float("inf") for name, (one, live) in pairs.items()}
+    # a source that neither has is foreseen; one that only the simulation has is far off
+    ratios = {
+        name: 1.0 if one == live else one / (live or 1e-9) for name, (one, live) in pairs.items()
+    }
     return {
         **{f"live_{name}": float(live) for name, (_, live) in pairs.items()},
         **{f"{name}_predicted_over_live": ratio for name, ratio in ratios.items()},
