@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.rank_processes import rank_environment
 from slackwater.nets.ranks import RankPlan
 from slackwater.weights.plan.layout import Layout
 
@@ -25,7 +26,7 @@ def test_a_rank_leaves_when_another_keeps_the_rendezvous_locked(tmp_path: Path) 
         fcntl.flock(held, fcntl.LOCK_EX)
         ended = subprocess.run(
             [sys.executable, "-c", _JOIN],
-            env=os.environ | plan.to_environment(),
+            env=os.environ | rank_environment(plan),
             capture_output=True,
             timeout=_LIMIT_S,
             check=False,
