@@ -85,7 +85,7 @@ class CoScheduler:
         kept = tuple(self._permits.kept)
         commands = self._handlers[type(event)](event)
         bears = partial(self._bears_step, event.now_s)
-        commands.extend(self._guests.grant(self._is_wanted, bears, event.now_s))
+        commands.extend(self._guests.grant(self._groups.is_wanted, bears, event.now_s))
         released = tuple(node for node in kept if node not in self._permits.kept)
         commands.extend(self._places.grant(released, event.now_s))
         self._guests.keep_nodes(partial(self._bears_guest, event.now_s))
@@ -103,10 +103,6 @@ class CoScheduler:
         unknown length if None.
         """
         return self._guard.bear_step(self._groups.members_on(node), step_s, now_s)
-
-    def _is_wanted(self, node: NodeId) -> bool:
-        """Whether a member of a group waits for the node."""
-        return self._groups.is_wanted(node)
 
     def job(self, job: JobId) -> JobState:
         """What is known of a job; the body must not change it."""
@@ -361,9 +357,8 @@ class CoScheduler:
         permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job or not self._config.shrink_tails:
             return []
-        if not self._permits.can_shrink(permit):
-            return []
-        if not self._groups.waits_for(permit.nodes, event.job, (Phase.ROLLOUT,)):
+        wanted = self._groups.waits_for(permit.nodes, event.job, (Phase.ROLLOUT,))
+        if not (wanted and self._permits.can_shrink(permit)):
             return []
         self._permits.shrink(permit)
         shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]
