@@ -88,6 +88,7 @@ async def run_all(bench: ServerBench) -> None:
     await tokens_and_logprobs_are_the_models(bench)
     await asked_extras_come(bench)
     await versions_are_never_mixed(bench)
+    await every_version_is_the_one_published(bench)
     await adapters_are_updated_under_load(bench, process)
     await a_prompt_over_the_context_fails_alone(bench)
     await a_cancelled_turn_leaves_the_server(bench)
@@ -144,6 +145,17 @@ async def versions_are_never_mixed(bench: ServerBench) -> None:
         model = bench.model if spec.version == BASE_VERSION else other
         wanted = await scored(model, PROMPT, result.tokens)
         assert result.version == spec.version
+        assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
+
+
+async def every_version_is_the_one_published(bench: ServerBench) -> None:
+    """The server holds two whole versions, so files of dropped ones are written over."""
+    for seed in range(4):
+        version = f"whole-{seed}"
+        other = bench.publish_other(version, seed)
+        spec = turn(version, Sampling(8, seed=seed), version=version)
+        result = await bench.floor.generate(spec)
+        wanted = await scored(other, PROMPT, result.tokens)
         assert list(result.logprobs) == pytest.approx(wanted, abs=2e-3)
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slackwater.model.payload import Payload
@@ -17,6 +17,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.worker.engine_server.mapped_files import MappedFiles
 from slackwater.worker.engine_server.versions import VersionDirectories
 from slackwater.worker.weight_lane import WeightLane, lora_meta
 from slackwater.zoo.tiny import make_model
@@ -103,6 +104,39 @@ def test_a_dropped_versions_memory_takes_the_next_and_the_ones_beside_it_stay(
     path = str(versions.directory("v4") / "model.safetensors")
     other = subprocess.run([sys.executable, "-c", seen, path], capture_output=True, timeout=60)
     assert int(other.stdout) == len(tensors | {"lm_head.weight": None}), other.stderr
+
+
+def test_a_server_that_keeps_its_mappings_reads_what_a_file_holds_now(tmp_path: Path) -> None:
+    """Versions are dropped out of order: a file is filled again, and the number of a closed
+    descriptor, so the path of its file, becomes that of another.
+    """
+    tensors, store, versions = own_versions(tmp_path, in_memory=True)
+    server = MappedFiles()
+    number, paths, files = 0, set(), set()
+    for held in (1, 3, 1, 2, 3, 1):
+        names = [f"v{number + each}" for each in range(held)]
+        for version in names:
+            number += 1
+            published = {name: tensor + number for name, tensor in tensors.items()}
+            store.publish(version, published, lora_meta(None))
+            versions.pull(version)
+            path = str((versions.directory(version) / "model.safetensors").readlink())
+            paths.add(path)
+            files.add(Path(path).stat().st_ino)
+            mapped = server.tensors(path)
+            whole = {"lm_head.weight": tensors["model.embed_tokens.weight"] + number, **published}
+            assert mapped.keys() == whole.keys()
+            assert all(torch.equal(mapped[name], whole[name]) for name in whole)
+        for version in names:
+            versions.drop(version)
+    assert len(paths) < len(files) < number, "no path named another file, or no file was reused"
+
+
+def test_a_file_with_a_name_is_read_anew(tmp_path: Path) -> None:
+    path, server = tmp_path / "model.safetensors", MappedFiles()
+    for number in range(3):
+        save_file({"a": torch.full((3,), float(number))}, path)
+        assert torch.equal(server.tensors(str(path))["a"], torch.full((3,), float(number)))
 
 
 def test_a_file_on_the_disk_holds_the_same(tmp_path: Path) -> None:

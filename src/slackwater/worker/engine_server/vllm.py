@@ -5,6 +5,7 @@ import asyncio
 import os
 import re
 import shlex
+import shutil
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,8 @@ def _with_plugin(folder: Path) -> dict[str, str]:
     place = folder / "vllm-plugin"
     info = place / "slackwater_vllm_plugin-1.dist-info"
     info.mkdir(parents=True)
-    (place / "slackwater_vllm_plugin.py").write_bytes(
-        Path(__file__).with_name("vllm_plugin.py").read_bytes()
-    )
+    for name in ("vllm_plugin.py", "mapped_files.py"):
+        shutil.copy(Path(__file__).with_name(name), place / f"slackwater_{name}")
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: slackwater-vllm-plugin\nVersion: 1\n"
     )

@@ -1,11 +1,14 @@
 """Runs inside vLLM, without this package: a weight transfer backend that loads the tensors of a
 safetensors file, layer by layer, between `/start_weight_update` and `/finish_weight_update`.
+
+The embedding is copied in place: no kernel has another form of it, since every model that comes
+here has an output head of its own (`versions.py`).
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-from safetensors import safe_open
+from slackwater_mapped_files import MappedFiles
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -16,8 +19,10 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.inplace import get_parameter_for_reload
 
 BACKEND = "slackwater_file"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @dataclass
@@ -43,8 +48,13 @@ class FileTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
     def init_transfer_engine(self, init_info: FileTransferInit) -> None:
         if init_info.file_format != "safetensors":
             raise ValueError(f"file_format: {init_info.file_format!r} must be safetensors")
+        self._files = MappedFiles()
 
     def start_weight_update(self) -> None:
+        try:
+            self._embedding = get_parameter_for_reload(self.model, EMBEDDING)
+        except AttributeError:  # a model of another family, or a rank without it
+            self._embedding = None
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -53,14 +63,17 @@ class FileTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileTransferUpdate) -> None:
-        with safe_open(update_info.path, framework="pt") as file:
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        tensors = dict(self._files.tensors(update_info.path))
+        embedding, held = tensors.get(EMBEDDING), self._embedding
+        if embedding is not None and held is not None and embedding.shape == held.shape:
+            held.data.copy_(tensors.pop(EMBEDDING))
+        self.model.load_weights(tensors.items())
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        self._files = MappedFiles()
 
 
 def register() -> None:
