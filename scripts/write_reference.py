@@ -82,6 +82,7 @@ _MEANINGS: dict[str, str] = {
     "fleet.pools.name": "Name of the pool.",
     "fleet.pools.engines": "Engines per node and model; unset: on all devices without a trainer.",
     "fleet.pools.local_engines": "Engines per node and model on the trainers' devices.",
+    "fleet.pools.local_engine": "What those are: embedded, vllm or sglang.",
     "fleet.pools.trainers": "Trainers per node.",
     "fleet.pools.sandboxes": "Sandbox workers per node.",
     "fleet.pools.rewards": "Reward workers per node.",

@@ -153,6 +153,8 @@ class Storm:
         """Tell the controller, do what it says, and check the invariants; then what followed
         meanwhile.
         """
+        if isinstance(event, ev.InstanceLost):
+            self.trainer.lost(event.instance)
         with explained(self.driver, self.queue):
             self.driver.feed(event)
 
@@ -181,6 +183,7 @@ class Storm:
             max_adapters=int(self.rng.integers(0, 3)),
             job=JOB if not base_model and self.chance(0.3) else None,
             base_model=base_model,
+            sleeps=kind is InstanceKind.LOCAL and self.chance(0.5),
         )
 
     def join(self, spec: InstanceSpec | None = None) -> None:
@@ -210,9 +213,10 @@ class Storm:
                 self.clients.completed(command)
             case FailTurn():
                 self.clients.failed(command)
-            case ReleaseInstance(instance, _) | RestEngine(instance, _):
+            case ReleaseInstance(instance, _):
                 self.instances.pop(instance, None)
-            case StartEngine() | GrantDevices():
+                self.trainer.released(instance)
+            case StartEngine() | GrantDevices() | RestEngine():
                 self.trainer.take(command)
             case DropVersion(instance, version):
                 self._deliver(instance, lambda: self._dropped(instance, version))

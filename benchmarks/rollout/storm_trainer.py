@@ -3,7 +3,8 @@ seeding ends and again when it resumes.
 
 Local engines are hit by the same faults as all others, trainers are lost while they wait or work,
 and other training is due on the same devices. A step must end whatever happens, and while a
-trainer has the devices no local engine may be at work on them.
+trainer has the devices no local engine may be at work on them. Some engines sleep: what says that
+they do may come late, after the next order, or never.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from slackwater.control.jobs.events import JobEnded
 from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.events import InstanceLost
 from slackwater.control.steps import events as on
-from slackwater.control.steps.commands import StartEngine
+from slackwater.control.steps.commands import RestEngine, StartEngine
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -91,6 +92,8 @@ class StormTrainer:
         self._asked: dict[WorkerId, tuple[StormLearner, bool]] = {}
         self._training: set[WorkerId] = set()
         self._engines: dict[InstanceId, InstanceSpec] = {}
+        self._awake: set[InstanceId] = set()  # of those that sleep
+        self._orders: dict[InstanceId, int] = {}  # to rest, the last of each
 
     @property
     def stepping(self) -> bool:
@@ -115,6 +118,8 @@ class StormTrainer:
         while len(self._engines) < 1 + storm.chance(0.5):
             spec = storm.spec(InstanceKind.LOCAL, BASE)
             self._engines[spec.instance] = spec
+            if spec.sleeps:
+                self._awake.add(spec.instance)
             storm.happen(on.LocalEngineUp(storm.now_s, spec))
         if storm.chance(0.05):  # a resting one dies too
             victim = next(iter(self._resting()), InstanceId("-"))
@@ -124,15 +129,45 @@ class StormTrainer:
     def _resting(self) -> list[InstanceId]:
         return [spec.instance for spec in self._storm.controller.steps.resting()]
 
-    def take(self, command: StartEngine | GrantDevices) -> None:
-        """The book gives the devices to local engines, or to a trainer."""
+    def take(self, command: StartEngine | GrantDevices | RestEngine) -> None:
+        """The tracker gives the devices to local engines, or to a trainer."""
         storm = self._storm
-        if isinstance(command, StartEngine):
-            spec = command.spec
-            storm.after(storm.wait_s(2.0), partial(self._joins, spec))
-        else:
-            self._training.add(command.trainer)
-            storm.after(storm.wait_s(10.0), partial(self._done, command.trainer))
+        match command:
+            case StartEngine(spec):
+                if spec.sleeps:
+                    self._awake.add(spec.instance)
+                    self._orders.pop(spec.instance, None)
+                storm.after(storm.wait_s(2.0), partial(self._joins, spec))
+            case RestEngine(instance, _, number):
+                storm.instances.pop(instance, None)
+                if number is None:
+                    return
+                self._orders[instance] = number
+                if not (storm.raging and storm.chance(0.1)):
+                    mean_s = 40.0 if storm.chance(0.1) else 1.0
+                    storm.after(storm.wait_s(mean_s), partial(self._rested, instance, number))
+            case GrantDevices(trainer):
+                assert not self._awake, f"{self._awake} on devices that {trainer} gets"
+                self._training.add(trainer)
+                storm.after(storm.wait_s(10.0), partial(self._done, trainer))
+
+    def _rested(self, instance: InstanceId, number: int) -> None:
+        if self._orders.get(instance) == number:  # else it has woken since
+            self._awake.discard(instance)
+        self._storm.happen(on.EngineRested(self._storm.now_s, instance, number))
+
+    def lost(self, instance: InstanceId) -> None:
+        """Its process has ended."""
+        self._awake.discard(instance)
+
+    def released(self, instance: InstanceId) -> None:
+        """Its process is ended, if it is a local engine's."""
+        if instance in self._engines:
+            storm = self._storm
+            storm.after(storm.wait_s(2.0), partial(self._end, instance))
+
+    def _end(self, instance: InstanceId) -> None:
+        self._storm.happen(InstanceLost(self._storm.now_s, instance, "released"))
 
     def _joins(self, spec: InstanceSpec) -> None:
         up = self._storm.controller.steps.works(spec.instance)

@@ -94,7 +94,7 @@ async def _measure(program: str, model: Path, options: BenchOptions) -> dict[str
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-sync-")))
         versions = await asyncio.to_thread(_Versions, model, folder, options.seed)
-        told = argparse.Namespace(device="cpu", kv_mb=1024)
+        told = argparse.Namespace(device="cpu", kind="dedicated", kv_mb=1024)
         told.server_options = "--enforce-eager --max-model-len 512"
         port = free_port()
         base = versions.directories.directory(_BASE)

@@ -79,7 +79,7 @@ class SglangContract:
         self.running: dict[str, asyncio.Event] = {}  # of requests; set: aborted
         self._ended: dict[str, asyncio.Event] = {}
         self.calls: list[str] = []
-        self.updating = False
+        self.updating = self.asleep = self.refuses_to_sleep = False
         self._resumed = asyncio.Event()
         self._resumed.set()
         self.url = ""
@@ -97,6 +97,8 @@ class SglangContract:
             "/begin_weight_update": self._begin,
             "/update_weights_from_disk": self._update,
             "/end_weight_update": self._end,
+            "/release_memory_occupation": self._release,
+            "/resume_memory_occupation": self._resume,
         }
         gets = {
             "/health": self._health,
@@ -131,7 +133,8 @@ class SglangContract:
     async def _server_info(self, _: web.Request) -> web.Response:
         info: dict[str, Any] = {"enable_lora": True, "max_total_num_tokens": 4096}
         info["incremental_streaming_output"] = self.incremental
-        return web.json_response(info | {"enable_memory_saver": False})
+        info |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+        return web.json_response(info)
 
     async def _models(self, _: web.Request) -> web.Response:
         card = {"id": str(self.model), "root": str(self.model), "max_model_len": 512}
@@ -139,6 +142,7 @@ class SglangContract:
 
     # ---- generation ----
     async def _generate(self, request: web.Request) -> web.StreamResponse:
+        assert not self.asleep, "a request while asleep"
         body = _GENERATE | await _body(request, set(_GENERATE))
         params = body["sampling_params"]
         if unknown := set(params) - _PARAMS:
@@ -212,6 +216,7 @@ class SglangContract:
 
     # ---- adapters and weights ----
     async def _load_adapter(self, request: web.Request) -> web.Response:
+        assert not self.asleep, "an adapter while asleep"
         body = await _body(request, {"lora_name", "lora_path", "pinned"})
         folder = Path(body["lora_path"])
         if body["lora_name"] in self.adapters or not (folder / "adapter_config.json").is_file():
@@ -221,6 +226,7 @@ class SglangContract:
         return web.json_response({"success": True, "error_message": None})
 
     async def _unload_adapter(self, request: web.Request) -> web.Response:
+        assert not self.asleep, "an adapter while asleep"
         body = await _body(request, {"lora_name"})
         if self.adapters.pop(body["lora_name"], None) is None:
             return web.json_response({"success": False, "error_message": "no"}, status=400)
@@ -250,6 +256,7 @@ class SglangContract:
         return web.json_response({"success": True, "message": ""})
 
     async def _update(self, request: web.Request) -> web.Response:
+        assert not self.asleep, "weights while asleep"
         body = await _body(request, {"model_path", "weight_version", "flush_cache"})
         if self._resumed.is_set() or not self.updating:
             return web.json_response({"success": False, "message": "not paused"}, status=400)
@@ -264,6 +271,24 @@ class SglangContract:
         self.updating = False
         self.calls.append("end")
         return web.json_response({"success": True, "message": ""})
+
+    # ---- sleep ----
+    async def _release(self, request: web.Request) -> web.Response:
+        await _body(request, {"tags"})
+        if self.refuses_to_sleep:
+            raise web.HTTPInternalServerError(text="out of host memory")
+        assert not self.running, "memory released under a request"
+        assert not self.asleep, "released twice"
+        self.asleep = True
+        self.calls.append("release")
+        return web.json_response(None)
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        await _body(request, {"tags"})
+        assert self.asleep, "resumed without memory to resume"
+        self.asleep = False
+        self.calls.append("resume")
+        return web.json_response(None)
 
 
 def _top(topk: int) -> list[list[Any]]:

@@ -1,11 +1,15 @@
 """Random faults from seeds; the whole thousand hours are `slackwater bench rollout_faults`."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.rollout.storm import weather
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
+from slackwater.control.steps.tracker import StepTracker
+from slackwater.model.ids import InstanceId
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -53,3 +57,25 @@ def test_a_manager_that_leaves_local_engines_at_work_when_seeding_ends_is_caught
     monkeypatch.setattr(Membership, "hand_over", lambda self, record, why, now_s, out: None)
     with pytest.raises(AssertionError, match="works unasked"):
         weather(0, hours=0.5)
+
+
+def test_devices_granted_before_a_sleeping_engine_has_left_them_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = StepTracker._rest
+
+    def hasty(self: StepTracker, instance: InstanceId, *rest: Any) -> None:
+        honest(self, instance, *rest)
+        self._leaving.clear()
+
+    monkeypatch.setattr(StepTracker, "_rest", hasty)
+    with pytest.raises(AssertionError, match="on devices that trainer"):
+        for seed in range(4):
+            weather(seed, hours=0.5)
+
+
+def test_an_engine_that_never_says_that_it_rests_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTracker, "_end_restless", lambda self, instance, now_s, out: None)
+    with pytest.raises(AssertionError, match="never ended"):
+        for seed in range(4):
+            weather(seed, hours=0.5)

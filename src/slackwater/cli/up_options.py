@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from slackwater.model.config import plain
+from slackwater.model.instance import EngineName
 
 DEFAULT_STATE = Path("~/.local/share/slackwater")
 
@@ -56,6 +57,11 @@ class UpOptions:
         typer.Option(help="Engines per model that run while the trainers are idle."),
         Setting("local_engines"),
     ] = 0
+    local_engine: Annotated[
+        EngineName,
+        typer.Option(help="What those are: a server sleeps while the trainers work."),
+        Setting("local_engine"),
+    ] = "embedded"
     trainers: Annotated[int, typer.Option(help="Trainer processes."), Setting("trainers")] = 1
     sandboxes: Annotated[
         int,

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId, JobId, NodeId
@@ -27,6 +28,7 @@ class InstanceState(StrEnum):
     GONE = "gone"
 
 
+EngineName = Literal["embedded", "vllm", "sglang"]
 OWN_KINDS = (InstanceKind.LOCAL, InstanceKind.DEDICATED)
 
 
@@ -39,7 +41,8 @@ class InstanceSpec:
     it is lent to one job only. `max_versions` counts whole sets of weights, `max_adapters` adapters
     (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on at a
     position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
-    `node` is where it runs, if that is known, `place` what the co-scheduler calls that node.
+    `node` is where it runs, if that is known, `place` what the co-scheduler calls that node. One
+    that `sleeps` has left its devices only once it says so (`EngineRested`).
     """
 
     instance: InstanceId
@@ -54,6 +57,7 @@ class InstanceSpec:
     max_adapters: int = 0
     node: NodeId | None = None
     place: NodeId | None = None
+    sleeps: bool = False
 
     def __post_init__(self) -> None:
         for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):

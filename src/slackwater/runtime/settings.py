@@ -11,6 +11,7 @@ from slackwater.control.rollout.settings import RolloutSettings, rollout_setting
 from slackwater.model.device import count_ranks
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import ConfigError
+from slackwater.model.instance import EngineName
 from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
@@ -94,6 +95,7 @@ class ServiceSettings:
     models: Mapping[str, Path]
     engines: int | None = None
     local_engines: int = 0
+    local_engine: EngineName = "embedded"
     instances: tuple[ListedInstance, ...] = ()
     trainers: int = 1
     sandboxes: int = 0
@@ -264,6 +266,7 @@ class ServiceSettings:
             self.trainers,
             self.sandboxes,
             int(self.rewards is not None),
+            local_engine=self.local_engine,
             layouts=(self.engine_layout, self.trainer_layout),
             devices=self.devices,
             gpu_ids=self.gpu_ids,

@@ -71,7 +71,8 @@ class EngineFacts(msgspec.Struct, frozen=True):
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole
     sets). `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go
     on at a position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`;
-    one that is borrowed is its `job`'s alone. `node` is where it runs.
+    one that is borrowed is its `job`'s alone. `node` is where it runs. One that `sleeps` takes
+    `Rest` and `Wake`.
     """
 
     base_model: str
@@ -85,6 +86,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     lends: bool = False
     job: str | None = None
     node: str = ""
+    sleeps: bool = False
 
 
 class Welcome(Message, frozen=True):
@@ -150,6 +152,22 @@ class DropVersion(Message, frozen=True):
     """Forget a weight version."""
 
     version: str
+
+
+class Rest(Message, frozen=True):
+    """Free the devices, keeping the weights elsewhere; answered by `Rested` with the number."""
+
+    number: int
+
+
+class Rested(Message, frozen=True):
+    """The engine has left the devices; what it is told meanwhile waits for `Wake`."""
+
+    number: int
+
+
+class Wake(Message, frozen=True):
+    """Take the devices again, with the same weights."""
 
 
 class VersionReady(Message, frozen=True):
@@ -364,6 +382,8 @@ ToWorker: TypeAlias = (
     | Abort
     | PullVersion
     | DropVersion
+    | Rest
+    | Wake
     | DropModel
     | TrainerOp
     | agent.ToAgent
@@ -376,6 +396,7 @@ FromWorker: TypeAlias = (
     | Heartbeat
     | VersionReady
     | VersionFailed
+    | Rested
     | PromptScores
     | SampledTopK
     | TurnFinished

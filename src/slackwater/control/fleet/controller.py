@@ -35,8 +35,7 @@ from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps import events as of_step
-from slackwater.control.steps.commands import RestEngine
-from slackwater.control.steps.tracker import STEP, DeviceOwnership, StepTracker
+from slackwater.control.steps.tracker import REST, STEP, DeviceOwnership, StepTracker
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights import events as of_weight
 from slackwater.control.weights.director import WeightDirector
@@ -98,6 +97,7 @@ class FleetController:
             COSCHEDULE: phases,
             DRIVER: self.drivers.handle,
             STEP: self.steps.handle,
+            REST: self.steps.handle,
             REVIEW: lending,
             **dict.fromkeys(OPERATIONS, self.operations.handle),
         }
@@ -146,9 +146,10 @@ class FleetController:
                 inbox.append(message)
             elif kind is ReleaseInstance:
                 local = self.steps.is_local(message.instance)
-                inbox.append(InstanceReleased(now_s, message.instance, rests=local))
                 # An engine on the trainers' devices is not ended: it rests until it is started.
-                out.append(RestEngine(message.instance, message.reason) if local else message)
+                inbox.append(InstanceReleased(now_s, message.instance, local, message.reason))
+                if not local:
+                    out.append(message)
             else:
                 out.append(message)
 

@@ -30,3 +30,4 @@ class InstanceReleased(TimedMessage, frozen=True):
 
     instance: InstanceId
     rests: bool = False
+    reason: str = ""

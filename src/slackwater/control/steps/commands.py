@@ -1,6 +1,7 @@
 """What the step book asks for: of local engines, of trainers, and of the rollout manager."""
 
 from slackwater.control.message import Message
+from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.events import (
     StepBegan,
     StepDropped,
@@ -22,12 +23,15 @@ class StartEngine(Message, frozen=True):
 
 
 class RestEngine(Message, frozen=True):
-    """The local engine rests: its messages no longer count, and its process lives on."""
+    """The local engine rests: its messages no longer count, and its process lives on. One that
+    sleeps answers this order's number with `EngineRested`.
+    """
 
     instance: InstanceId
     reason: str
+    number: int | None = None
 
 
 # What the rollout manager hears of steps are its own events.
 StepReport = StepBegan | TrainerWanted | TrainerWaits | StepEnded | StepDropped
-StepCommand = StartEngine | RestEngine | DevicesGranted | SetTimer | StepReport
+StepCommand = StartEngine | RestEngine | ReleaseInstance | DevicesGranted | SetTimer | StepReport

@@ -7,7 +7,7 @@ from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.events import InstanceLost
 from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
 from slackwater.control.timer import TimerFired
-from slackwater.model.ids import JobId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceSpec
 
 
@@ -15,6 +15,13 @@ class LocalEngineUp(TimedMessage, frozen=True):
     """An engine on the trainers' devices is up, and rests until it is started."""
 
     spec: InstanceSpec
+
+
+class EngineRested(TimedMessage, frozen=True):
+    """The engine has left the devices, as the `RestEngine` of this number told it."""
+
+    instance: InstanceId
+    number: int
 
 
 class StepExpected(TimedMessage, frozen=True):
@@ -73,7 +80,7 @@ class SeedingChanged(TimedMessage, frozen=True):
 TrainerEvent = (
     DevicesWanted | DevicesUnwanted | DevicesAsked | DevicesReturned | StartWork | TrainerLost
 )
-EngineEvent = LocalEngineUp | InstanceLost | InstanceReleased
+EngineEvent = LocalEngineUp | EngineRested | InstanceLost | InstanceReleased
 JobStepEvent = StepExpected | TurnOpened | TurnClosed | SeedingChanged | JobEnded
 StepEvent = EngineEvent | JobStepEvent | TrainerEvent | TimerFired
 

@@ -5,6 +5,9 @@ its first turn while no trainer works, and ends with its optim_step; a job that 
 with its turns. How long local engines roll out is the rollout manager's decision
 (`SeedingChanged`); an engine works as long as one of its jobs seeds. Without local engines every
 request for devices is granted at once. All jobs share one set of devices.
+
+An engine that sleeps holds the devices until it says that it has left them. One that has not said
+so in `REST_S` is ended, and its loss frees them.
 """
 
 from collections.abc import Sequence
@@ -22,6 +25,7 @@ from slackwater.control.operations.events import (
     TrainerLost,
 )
 from slackwater.control.operations.facts import OpOver
+from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.events import (
     InstanceLost,
     StepBegan,
@@ -41,7 +45,9 @@ from slackwater.model.operation import OpKind
 
 NAG_S = 5.0
 RESTART_S = 1.0
+REST_S = 60.0  # a server copies its weights to the host meanwhile
 STEP = "step:"  # of the names of its timers; a job follows
+REST = "rest:"  # an instance follows
 
 Out = list[do.StepCommand]
 
@@ -52,6 +58,8 @@ class StepTracker:
     def __init__(self) -> None:
         self._engines: dict[InstanceId, InstanceSpec] = {}
         self._at_work: set[InstanceId] = set()
+        self._rests = 0
+        self._leaving: dict[InstanceId, int] = {}  # told to rest by this order; still there
         self._steps: dict[JobId, RolloutStep] = {}
         self._busy: dict[WorkerId, JobId | None] = {}
         self._wanting: dict[WorkerId, JobId | None] = {}
@@ -62,11 +70,8 @@ class StepTracker:
         out: Out = []
         now_s = event.now_s
         match event:
-            case on.LocalEngineUp(_, spec):
-                self._engine_up(spec, now_s, out)
-            case InstanceLost(_, instance) | InstanceReleased(_, instance):
-                if instance in self._engines:
-                    self._stops(instance, isinstance(event, InstanceLost), now_s, out)
+            case on.LocalEngineUp() | on.EngineRested() | InstanceReleased() | InstanceLost():
+                self._of_engines(event, out)
             case on.StepExpected(_, job, turns):
                 step = self._step(job)
                 step.expected_turns, step.announced = max(turns, 1), True
@@ -78,11 +83,30 @@ class StepTracker:
                 self._seeding_changed(self._step(job), seeds, now_s, out)
             case JobEnded(_, job):
                 self._over(job, now_s, out)
+            case TimerFired(_, name) if name.startswith(REST):
+                self._end_restless(InstanceId(name.removeprefix(REST)), now_s, out)
             case TimerFired(_, name):
                 self._timer(JobId(name.removeprefix(STEP)), now_s, out)
             case _:
                 self._of_trainers(event, out)
         return out
+
+    def _of_engines(self, event: on.EngineEvent, out: Out) -> None:
+        now_s = event.now_s
+        match event:
+            case on.LocalEngineUp(_, spec):
+                self._engine_up(spec, now_s, out)
+            case on.EngineRested(_, instance, number):
+                if self._leaving.get(instance) == number:
+                    self._left(instance, now_s, out)
+            case InstanceReleased(_, instance, _, reason):
+                if instance in self._engines:
+                    self._stops(instance, now_s, out)
+                    self._rest(instance, reason, now_s, out)
+            case InstanceLost(_, instance):
+                if self._engines.pop(instance, None) is not None:
+                    self._stops(instance, now_s, out)
+                self._left(instance, now_s, out)
 
     def _of_trainers(self, event: on.TrainerEvent, out: Out) -> None:
         now_s = event.now_s
@@ -129,18 +153,38 @@ class StepTracker:
         self._at_work.discard(spec.instance)
         if users(self._steps.values(), spec):
             self._start(spec, out, again=True)
+        elif spec.sleeps:
+            self._rest(spec.instance, "it has just come up", now_s, out)
         for step in list(self._steps.values()):
             if step.uses(spec):
                 self._look(step, now_s, out)
 
-    def _stops(self, instance: InstanceId, gone: bool, now_s: float, out: Out) -> None:
+    def _stops(self, instance: InstanceId, now_s: float, out: Out) -> None:
         """It is gone or was released. If seeding goes on, it is started again."""
         self._at_work.discard(instance)
-        if gone:
-            self._engines.pop(instance, None)
         spec = self._engines.get(instance)
         if spec is not None and (seeding := users(self._steps.values(), spec)):
             out.append(SetTimer(STEP + seeding[0].job, now_s + RESTART_S))
+
+    def _rest(self, instance: InstanceId, reason: str, now_s: float, out: Out) -> None:
+        number = None
+        if self._engines[instance].sleeps:
+            self._rests += 1
+            number = self._leaving[instance] = self._rests
+            out.append(SetTimer(REST + instance, now_s + REST_S))
+        out.append(do.RestEngine(instance, reason, number))
+
+    def _left(self, instance: InstanceId, now_s: float, out: Out) -> None:
+        """It has left the devices, if it was to."""
+        if self._leaving.pop(instance, None) is not None:
+            self._grant_all(now_s, out)
+
+    def _end_restless(self, instance: InstanceId, now_s: float, out: Out) -> None:
+        """It should have rested by now: end it, as often as needed; then it is lost."""
+        if instance in self._leaving:
+            self._engines.pop(instance, None)
+            out.append(ReleaseInstance(instance, f"it did not rest in {REST_S:g} s"))
+            out.append(SetTimer(REST + instance, now_s + REST_S))
 
     def _timer(self, job: JobId, now_s: float, out: Out) -> None:
         step = self._steps.get(job)
@@ -157,6 +201,7 @@ class StepTracker:
 
     def _start(self, spec: InstanceSpec, out: Out, *, again: bool) -> None:
         self._at_work.add(spec.instance)
+        self._leaving.pop(spec.instance, None)
         out.append(do.StartEngine(spec, again))
 
     def _seed(self, step: RolloutStep, now_s: float, out: Out, *, again: bool) -> None:
@@ -170,9 +215,14 @@ class StepTracker:
             self._seed(step, now_s, out, again=True)
             return
         step.seeding = False
-        # Those that are still being started have not joined the manager: they need not be let go.
+        # Those that are still being started have not joined the manager, which cannot let them go.
         steps = self._steps.values()
-        self._at_work = {name for name in self._at_work if users(steps, self._engines[name])}
+        for name in sorted(self._at_work):
+            if users(steps, self._engines[name]):
+                continue
+            self._at_work.remove(name)
+            if self._engines[name].sleeps:
+                self._rest(name, "its seeding has ended", now_s, out)
         self._grant_all(now_s, out)
         # Only after the trainers have heard of it do they wait: they may have work. Other jobs'
         # turns may have lost their engine.
@@ -220,8 +270,8 @@ class StepTracker:
             out.extend(TrainerWanted(now_s, name) for name in self._seeding())
 
     def _grant_all(self, now_s: float, out: Out) -> None:
-        """Grant devices without a working local engine; trainers do not share among each other."""
-        if self._seeding():
+        """Grant devices that no local engine has; trainers do not share among each other."""
+        if self._seeding() or self._leaving:
             return
         for trainer, job in list(self._asking.items()):
             del self._asking[trainer]
@@ -302,7 +352,9 @@ class StepTracker:
         assert self._at_work <= self._engines.keys(), "an engine that is gone is at work"
         assert self._asking.keys() <= self._wanting.keys(), "asks without wanting"
         asking = list(self._asking)
-        assert not asking or self._seeding(), f"{asking} wait for devices that nobody holds"
+        held = self._seeding() or self._leaving
+        assert not asking or held, f"{asking} wait for devices that nobody holds"
+        assert not self._leaving.keys() & self._at_work, f"{self._leaving} leave and work"
         for name in self._at_work:
             assert users(steps, self._engines[name]), f"{name} works unasked"
         for job, step in self._steps.items():

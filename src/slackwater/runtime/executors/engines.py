@@ -12,7 +12,7 @@ from slackwater.control.jobs.events import JobAnswered
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as on
 from slackwater.control.steps import commands as step_do
-from slackwater.control.steps.events import LocalEngineUp
+from slackwater.control.steps.events import EngineRested, LocalEngineUp
 from slackwater.control.weights import commands as weight_do
 from slackwater.control.weights import events as of_weight
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
@@ -272,6 +272,7 @@ class EngineExecutor:
             job=None if facts.job is None else JobId(facts.job),
             node=NodeId(facts.node) if facts.node else None,
             place=self._hooks.place_of(worker),
+            sleeps=facts.sleeps,
         )
         local = spec.kind is InstanceKind.LOCAL
         self.feed(
@@ -312,6 +313,8 @@ class EngineExecutor:
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
                 self.feed(of_weight.PullFailed(now_s, instance, version, error))
+            case messages.Rested(number):
+                self.feed(EngineRested(now_s, instance, number))
             case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
                 self._said_of_itself(now_s, worker, said)
             case other:
@@ -359,7 +362,13 @@ class EngineExecutor:
                 logger.warning("engine released instance=%s reason=%s", instance, reason)
                 self._hooks.release(WorkerId(instance))
             case step_do.StartEngine(spec):
+                if spec.sleeps:  # turns that it gets before it is awake wait there
+                    self._hub.send(WorkerId(spec.instance), messages.Wake())
                 self.feed(on.InstanceJoined(loop_time(), spec))
+            case step_do.RestEngine(instance, reason, number):
+                logger.info("engine rests instance=%s reason=%s", instance, reason)
+                if number is not None:
+                    self._hub.send(WorkerId(instance), messages.Rest(number))
             case weight_do.DeleteVersion(version):
                 self._hooks.delete(version)
             case job_do.PlaceJob(job):
@@ -401,11 +410,7 @@ class EngineExecutor:
 
 
 def _log(
-    command: do.ReportFault
-    | do.EndSeeding
-    | do.ResumeSeeding
-    | do.LimitInstances
-    | step_do.RestEngine,
+    command: do.ReportFault | do.EndSeeding | do.ResumeSeeding | do.LimitInstances,
 ) -> None:
     match command:
         case do.ReportFault(instance, what):
@@ -416,8 +421,6 @@ def _log(
             logger.info("seeding resumed job=%s reason=%s", job, reason)
         case do.LimitInstances(job, most):
             logger.info("more would not help job=%s most=%d", job, most)
-        case step_do.RestEngine(instance, reason):
-            logger.info("engine rests instance=%s reason=%s", instance, reason)
 
 
 def _message(

@@ -29,6 +29,7 @@ from slackwater.model.config import decode
 from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
+from slackwater.model.instance import EngineName
 from slackwater.runtime.launch.kubernetes import KubernetesPool
 from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.launch.slurm import SlurmPool
@@ -57,6 +58,7 @@ class FleetPool:
     name: str
     engines: int | None = None
     local_engines: int = 0
+    local_engine: EngineName = "embedded"
     trainers: int = 0
     sandboxes: int = 0
     rewards: int = 0
@@ -200,6 +202,7 @@ def one_node(
     sandboxes: int = 0,
     rewards: int = 0,
     *,
+    local_engine: EngineName = "embedded",
     layouts: tuple[str, str] = ("", ""),
     devices: int = 1,
     gpu_ids: tuple[str, ...] = (),
@@ -210,6 +213,7 @@ def one_node(
         name=LOCAL_NODE,
         engines=engines,
         local_engines=local_engines,
+        local_engine=local_engine,
         trainers=trainers,
         sandboxes=sandboxes,
         rewards=rewards,

@@ -22,16 +22,14 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
-from slackwater.model.instance import InstanceKind
+from slackwater.model.instance import EngineName, InstanceKind
 from slackwater.runtime.launch.port import WorkerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-EngineName = Literal["embedded", "vllm", "sglang"]
 PROGRAM_VARIABLES = {"vllm": "SLACKWATER_VLLM", "sglang": "SLACKWATER_SGLANG"}
 _ADAPTER = "slackwater.worker.engine_server.adapter"
 

@@ -25,6 +25,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetNode, FleetPool
+from slackwater.runtime.launch.instance_list import InstanceRequest
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
@@ -142,20 +143,23 @@ class WorkerPlans:
                 replace(engine, name=f"{prefix}{kind}-{place}-{number}")
                 for number in range(engines)
             ]
-            local = (*arguments, "--kind", InstanceKind.LOCAL.value)
-            plans += [
-                replace(
-                    engine,
-                    name=f"{prefix}local-{place}-{number}",
-                    arguments=local,
-                    group=group(number),
-                )
-                for number in range(0 if is_served else pool.local_engines)
-            ]
+            for number in range(0 if is_served else pool.local_engines):
+                local = self._local_engine(engine, pool, base.name)
+                name = f"{prefix}local-{place}-{number}"
+                plans.append(replace(local, name=name, group=group(number)))
         for number in range(pool.rewards):
             name = f"{prefix}rewards-{number}"
             plans.append(WorkerPlan(name, REWARDS, self.reward_arguments(name)))
         return [*plans, *sandbox_plans(self._settings, node, prefix, pool.sandboxes)]
+
+    def _local_engine(self, engine: WorkerPlan, pool: FleetPool, model: str) -> WorkerPlan:
+        """The same on a trainer's devices; a server ends with the control plane."""
+        kind, ranks = pool.local_engine, count_ranks(pool.engine_layout)
+        module, more = InstanceRequest(model, InstanceKind.LOCAL, kind, tp=ranks).worker()
+        arguments = (*engine.arguments, *more)
+        if kind == "embedded":
+            return replace(engine, module=module, arguments=arguments)
+        return replace(engine, module=module, arguments=arguments, one_process=True, grace_s=0.0)
 
     def _engine_counts(self, pool: FleetPool, devices: int) -> list[int]:
         """Engines of each model; where no number is set, they fill the node's devices."""

@@ -7,10 +7,10 @@ from pydantic import Field
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
-from slackwater.model.instance import InstanceKind
+from slackwater.model.instance import EngineName, InstanceKind
 from slackwater.model.spot_trace import spot_events
 from slackwater.runtime.launch.fleet_file import check_name
-from slackwater.runtime.launch.instance_list import EngineName, InstanceRequest
+from slackwater.runtime.launch.instance_list import InstanceRequest
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import Caller, require_operator

@@ -9,6 +9,7 @@ million tokens costs little.
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.controller import FleetController
@@ -24,6 +25,7 @@ from slackwater.control.rollout.events import (
     TurnRefused,
 )
 from slackwater.control.steps.commands import RestEngine
+from slackwater.control.steps.events import EngineRested
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import PullWeights
 from slackwater.control.weights.events import InstanceReady, PullFailed
@@ -38,7 +40,7 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 @dataclass(frozen=True, slots=True)
 class BodySettings:
     """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own
-    link.
+    link. An engine that sleeps has left its devices after `rest_s`.
     """
 
     heartbeat_s: float = 5.0
@@ -47,6 +49,7 @@ class BodySettings:
     sender_gb_per_s: float = 20.0
     max_context_tokens: int = 40_960
     max_versions: int = 1
+    rest_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -251,12 +254,18 @@ class SimulatedBody:
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
                 self.on_release(instance)
-            case RestEngine(instance, _):
+            case RestEngine(instance, _, number):
                 self.places.pop(instance, None)
+                if number is not None:
+                    asleep = partial(self._rested, instance, number)
+                    self.at(self.now_s + self._settings.rest_s, asleep)
             case ReportFault():
                 self.reports.append(command)
             case _:
                 self.on_command(command)
+
+    def _rested(self, instance: InstanceId, number: int) -> None:
+        self.tell(EngineRested(self.now_s, instance, number))
 
     def _dispatch(self, command: Dispatch) -> None:
         place = self.places.get(command.instance)

@@ -168,12 +168,13 @@ async def _facts(server: EngineServer, options: argparse.Namespace) -> messages.
         kind=options.kind,
         exact_continuation=False,
         node=options.node,
+        sleeps=server.sleeps and options.kind == "local",
     )
 
 
 async def _serve(instance: ServerInstance, inbox: ConnectionReader, server: EngineServer) -> None:
     """Pass messages on until the control plane or the server is lost."""
-    watch = asyncio.create_task(_watch(server, inbox))
+    watch = asyncio.create_task(_watch(server, instance, inbox))
     try:
         while True:
             came = await inbox.queue.get()
@@ -186,12 +187,13 @@ async def _serve(instance: ServerInstance, inbox: ConnectionReader, server: Engi
         watch.cancel()
 
 
-async def _watch(server: EngineServer, inbox: ConnectionReader) -> None:
+async def _watch(server: EngineServer, instance: ServerInstance, inbox: ConnectionReader) -> None:
     while True:
         await asyncio.sleep(_HEALTH_EVERY_S)
-        if not await server.healthy():
+        if instance.broken or not await server.healthy():
             break
-    inbox.queue.put_nowait(DisconnectedError(f"the {server.title} server has gone"))
+    why = instance.broken or "has gone"
+    inbox.queue.put_nowait(DisconnectedError(f"the {server.title} server {why}"))
 
 
 def adapter_parser() -> argparse.ArgumentParser:

@@ -3,6 +3,9 @@
 Turns of the base and of adapters run side by side, each adapter under the name of its version, so
 that no turn ever sees another version's weights. Turns of whole versions run version by version.
 
+While the server sleeps, and until it is awake again, turns and changes of adapters wait: either
+would end it. A server that does not sleep or wake in time is given up, and frees its devices so.
+
 A moved turn continues by prefilling prompt and tokens with a new seed, since the server cannot
 resume at a position of a random stream.
 """
@@ -11,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Literal
 
 import numpy as np
@@ -26,6 +29,9 @@ from slackwater.worker.engine_server.server import EngineServer, ServerTokens
 from slackwater.worker.engine_server.versions import VersionDirectories
 
 logger = logging.getLogger(__name__)
+
+
+_ORDER_S = 50.0  # to sleep or wake; less than the step tracker waits
 
 
 class Outbox:
@@ -107,6 +113,13 @@ class ServerInstance:
         self._contexts: dict[int, int] = {}
         self._switching: asyncio.Task[None] | None = None
         self._loading: str | None = None
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._changing = (
+            asyncio.Lock()
+        )  # orders to sleep and wake, and changes of adapters, in order
+        self._orders = 0
+        self.broken = ""
         self._unwanted: set[str] = set()  # to drop when the server reads or holds them no more
         self._pulls: set[asyncio.Task[None]] = set()
         self._produced_tokens = 0
@@ -133,6 +146,14 @@ class ServerInstance:
                 self._begin(self._pull(message))
             case messages.DropVersion(version):
                 self._begin(self._drop(version))
+            case messages.Rest(number):
+                self._awake.clear()
+                self._waiting.clear()
+                for task in self._running.values():
+                    task.cancel()
+                self._order(self._rest(number))
+            case messages.Wake():
+                self._order(self._wake(self._orders + 1))
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
 
@@ -140,6 +161,41 @@ class ServerInstance:
         task = asyncio.get_running_loop().create_task(work)
         self._pulls.add(task)
         task.add_done_callback(self._pulls.discard)
+
+    def _order(self, work: Coroutine[None, None, None]) -> None:
+        self._orders += 1
+        self._begin(self._execute_order(work))
+
+    async def _execute_order(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            async with asyncio.timeout(_ORDER_S), self._changing:
+                await work
+        except (SlackwaterError, TimeoutError) as error:
+            logger.warning("server neither sleeps nor works error=%r", error)
+            self.broken = "did not sleep or wake"
+
+    async def _rest(self, number: int) -> None:
+        if self._switching is not None:
+            await asyncio.wait({self._switching})
+        if self._running:
+            await asyncio.wait(self._running.values())
+        await self._server.rest()
+        self._connection.send(messages.encode(messages.Rested(number)))
+
+    async def _wake(self, order: int) -> None:
+        await self._server.wake()
+        if order == self._orders:  # else it is to sleep again
+            self._awake.set()
+            self._pump()
+
+    @contextlib.asynccontextmanager
+    async def _kept_awake(self) -> AsyncIterator[None]:
+        while True:
+            await self._awake.wait()
+            async with self._changing:
+                if self._awake.is_set():
+                    yield
+                    return
 
     def _abort(self, request: int) -> None:
         for message in self._waiting:
@@ -171,7 +227,8 @@ class ServerInstance:
                 raise RefusedError("it was started without runtime LoRA")
             # A server may outlive its adapter process: names must not repeat.
             name = f"{self._connection.name}-{version}"
-            await self._server.load_adapter(name, directory)
+            async with self._kept_awake():
+                await self._server.load_adapter(name, directory)
             self._adapters[version] = name
         except SlackwaterError as error:
             logger.warning("adapter merged into the base version=%s error=%s", version, error)
@@ -181,10 +238,12 @@ class ServerInstance:
         if version in (self._loaded, self._loading):
             self._unwanted.add(version)
             return
-        if (name := self._adapters.pop(version, None)) is not None:
-            with contextlib.suppress(SlackwaterError):  # it goes with the server
-                await self._server.unload_adapter(name)
+        name = self._adapters.pop(version, None)
         self._versions.drop(version)
+        if name is not None:
+            with contextlib.suppress(SlackwaterError):  # it goes with the server
+                async with self._kept_awake():
+                    await self._server.unload_adapter(name)
 
     def _weights_of(self, version: str) -> str:
         """The whole version that must be loaded to sample from this one."""
@@ -192,7 +251,7 @@ class ServerInstance:
 
     def _pump(self) -> None:
         """Start what may start: in order, and never two sets of whole weights at once."""
-        while self._waiting and self._switching is None:
+        while self._waiting and self._switching is None and self._awake.is_set():
             weights = self._weights_of(self._waiting[0].version)
             if weights == self._loaded:
                 self._start(self._waiting.popleft())
@@ -223,7 +282,7 @@ class ServerInstance:
             self._switching = self._loading = None
         unwanted, self._unwanted = self._unwanted, set()
         for each in unwanted:
-            await self._drop(each)
+            self._begin(self._drop(each))  # which may wait for the server to wake
         self._pump()
 
     async def _run(self, message: messages.Generate) -> None:

@@ -1,4 +1,4 @@
-"""What an instance needs of an engine server: stream, score, abort, load weights and adapters.
+"""What an instance needs of an engine server: stream, score, abort, load weights, sleep.
 
 `vllm.py` and `sglang.py` are the two dialects.
 """
@@ -44,6 +44,7 @@ class EngineServer(ABC):
         self.root = ""
         self.max_context_tokens = 0
         self.takes_adapters = False
+        self.sleeps = False
 
     @staticmethod
     @abstractmethod
@@ -97,6 +98,14 @@ class EngineServer(ABC):
     @abstractmethod
     async def load_weights(self, directory: Path, version: str) -> None:
         """Take the weights of a directory, in place; none of our turns is running."""
+
+    @abstractmethod
+    async def rest(self) -> None:
+        """Free the devices and keep the weights on the host; none of our turns is running."""
+
+    @abstractmethod
+    async def wake(self) -> None:
+        """Take the devices again, with the weights and adapters that it had."""
 
     async def healthy(self) -> bool:
         """Whether it answers."""

@@ -51,6 +51,8 @@ class SglangServer(EngineServer):
         command += ["--enable-deterministic-inference"]
         command += ["--enable-lora", "--max-loras-per-batch", str(MAX_ADAPTERS + 1)]
         command += ["--max-lora-rank", str(MAX_LORA_RANK), "--lora-target-modules", "all"]
+        if options.kind == "local":
+            command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
         return [*command, *shlex.split(options.server_options)], {}
 
     async def learn(self) -> None:
@@ -58,6 +60,8 @@ class SglangServer(EngineServer):
         self.root, self._version = str(info["model_path"]), info["weight_version"]
         server = await self._server()
         self.takes_adapters = bool(server["enable_lora"])
+        self.sleeps = bool(server.get("enable_memory_saver"))
+        self.sleeps &= bool(server.get("enable_weights_cpu_backup"))  # else it forgets them
         self._incremental = bool(server.get("incremental_streaming_output"))
         models = msgspec.json.decode(await self._ask("/v1/models"))
         self.max_context_tokens = int(models["data"][0]["max_model_len"])
@@ -161,6 +165,12 @@ class SglangServer(EngineServer):
         finally:
             await self._ask("/continue_generation", {})
         self._version = version
+
+    async def rest(self) -> None:
+        await self._ask("/release_memory_occupation", {})
+
+    async def wake(self) -> None:
+        await self._ask("/resume_memory_occupation", {})
 
     async def _change(self, path: str, body: dict[str, Any]) -> None:
         answer = msgspec.json.decode(await self._ask(path, body))

@@ -54,6 +54,7 @@ class VllmServer(EngineServer):
         command += ["--enable-lora", "--max-loras", str(MAX_ADAPTERS + 1)]
         command += ["--max-lora-rank", str(MAX_LORA_RANK)]
         command += ["--weight-transfer-config", f'{{"backend": "{_BACKEND}"}}']
+        command += ["--enable-sleep-mode"] if options.kind == "local" and not on_cpu else []
         command += shlex.split(options.server_options)
         variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
@@ -65,6 +66,8 @@ class VllmServer(EngineServer):
         self._model, self.root = model["id"], str(model["root"])
         self.max_context_tokens = int(model["max_model_len"])
         self.takes_adapters = "/v1/load_lora_adapter" in await self._routes()
+        info = msgspec.json.decode(await self._ask("/server_info?config_format=json"))
+        self.sleeps = info["vllm_config"]["model_config"]["enable_sleep_mode"]
         try:
             init = {"init_info": {"file_format": "safetensors"}}
             await self._ask("/init_weight_transfer_engine", init)
@@ -154,6 +157,12 @@ class VllmServer(EngineServer):
             if answer["success"]:
                 return
         raise RefusedError("the vLLM server would not forget its prefix cache")
+
+    async def rest(self) -> None:
+        await self._ask("/sleep?level=1", {})  # level 2 would forget the weights
+
+    async def wake(self) -> None:
+        await self._ask("/wake_up", {})
 
 
 def _weight_files(directory: Path) -> list[Path]:

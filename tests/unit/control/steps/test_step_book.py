@@ -1,6 +1,7 @@
 """Who has the trainers' devices: steps begin, seed, train and end, and nobody shares."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.events import (
+    InstanceLost,
     StepBegan,
     StepDropped,
     StepEnded,
@@ -17,7 +19,7 @@ from slackwater.control.rollout.events import (
 from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
 from slackwater.control.steps import commands as do
 from slackwater.control.steps import events as on
-from slackwater.control.steps.tracker import STEP, StepTracker
+from slackwater.control.steps.tracker import REST, STEP, StepTracker
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -102,7 +104,7 @@ def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_agai
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(TurnOpened, JOB, BASE)
-    assert stage.kinds(InstanceReleased, InstanceId("a")) == ["SetTimer"]
+    assert stage.kinds(InstanceReleased, InstanceId("a")) == ["SetTimer", "RestEngine"]
     assert stage.tell(TimerFired, STEP + JOB) == [do.StartEngine(engine("a"), True)]
 
 
@@ -272,3 +274,48 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
     for job in sorted(seeding):
         tell(on.SeedingChanged, job, False)
     assert asked == {}
+
+
+def sleeper_leaves() -> Stage:
+    """A trainer waits for the devices of an engine that was told to rest."""
+    stage = Stage()
+    (rest,) = stage.tell(on.LocalEngineUp, replace(engine("a"), sleeps=True))[1:]
+    assert isinstance(rest, do.RestEngine) and rest.number == 1, "it comes up awake"
+    stage.tell(on.EngineRested, InstanceId("a"), 1)
+    stage.tell(TurnOpened, JOB, BASE)
+    stage.tell(on.DevicesWanted, TRAINER)
+    stage.tell(on.DevicesAsked, TRAINER, JOB)
+    assert "RestEngine" in stage.kinds(InstanceReleased, InstanceId("a"), True, "seeding ended")
+    assert granted(stage.tell(on.SeedingChanged, JOB, False)) == []
+    return stage
+
+
+def granted(commands: list[do.StepCommand]) -> list[WorkerId]:
+    return [command.trainer for command in commands if isinstance(command, on.DevicesGranted)]
+
+
+def test_a_trainer_waits_until_a_sleeping_engine_has_left_its_devices() -> None:
+    stage = sleeper_leaves()
+    assert stage.tell(on.EngineRested, InstanceId("a"), 1) == [], "of an earlier order"
+    assert granted(stage.tell(on.EngineRested, InstanceId("a"), 2)) == [TRAINER]
+    assert stage.tell(TimerFired, REST + "a") == [], "its deadline has no meaning any more"
+
+
+def test_an_engine_that_does_not_rest_in_time_is_ended_and_its_loss_frees_the_devices() -> None:
+    stage = sleeper_leaves()
+    assert stage.kinds(TimerFired, REST + "a") == ["ReleaseInstance", "SetTimer"]
+    assert not stage.book.is_local(InstanceId("a")), "its release must not be another rest"
+    assert granted(stage.tell(InstanceLost, InstanceId("a"), "killed")) == [TRAINER]
+
+
+def test_an_engine_whose_seeding_ends_while_it_wakes_is_told_to_rest() -> None:
+    stage = Stage()
+    stage.tell(on.LocalEngineUp, replace(engine("a"), sleeps=True))
+    stage.tell(TurnOpened, JOB, BASE)
+    assert stage.book.works(InstanceId("a"))
+    stage.tell(on.DevicesWanted, TRAINER)
+    stage.tell(on.DevicesAsked, TRAINER, JOB)
+    commands = stage.tell(on.SeedingChanged, JOB, False)
+    assert not granted(commands)
+    assert [c.number for c in commands if isinstance(c, do.RestEngine)] == [2]
+    assert granted(stage.tell(on.EngineRested, InstanceId("a"), 2)) == [TRAINER]

@@ -99,6 +99,29 @@ def test_without_a_number_engines_take_the_devices_that_no_trainer_has(tmp_path:
     assert len(plans_of(replace(settings, engines=1), gpus(8))) == 3
 
 
+def test_a_local_server_shares_with_the_trainer_and_can_sleep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PROGRAM_VARIABLES["vllm"], "/opt/vllm")
+    settings = ServiceSettings(
+        state=tmp_path,
+        models={"tiny": tmp_path},
+        engines=0,
+        local_engines=1,
+        local_engine="vllm",
+        device=CUDA,
+    )
+    (local,) = [plan for plan in plans_of(settings, gpus(2)) if plan.name == "local-0-0"]
+    assert local.group == "trainer-0" and local.one_process and not local.grace_s
+    place = ("--connect", "127.0.0.1:1", "--worker", "v", "--files", f"folder:{tmp_path}")
+    options = adapter_parser().parse_args([*place, *local.arguments])
+    assert (options.kind, options.program) == ("local", "/opt/vllm")
+    for kind, sleeps in (("local", True), ("dedicated", False)):
+        options.kind, folder = kind, tmp_path / kind
+        command, _ = VllmServer.command("/opt/vllm", tmp_path, 1, folder, options)
+        assert ("--enable-sleep-mode" in command) == sleeps
+
+
 def test_layouts_spread_deployments_and_local_engines_share_with_trainers(tmp_path: Path) -> None:
     settings = ServiceSettings(
         state=tmp_path,
