@@ -23,7 +23,7 @@ from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 M = TypeVar("M")
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 # ---- connection ----
