@@ -13,7 +13,7 @@ if ! "$venv/bin/python" -c 'import accelerate, lm_eval' 2>/dev/null; then # lm-e
 fi
 work=$(mktemp -d)
 trap '"$service" down --state "$work/state" >/dev/null 2>&1 || true; rm -rf "$work"' EXIT
-model=${MODEL:-$("$service" model get smollm2)}
+model=${MODEL:-$("$service" model get smollm2 --models "$here/../runs/models")}
 mkdir "$work/tasks"
 cp "$here"/clients/lm_eval_tasks/*.yaml "$work/tasks"
 "$venv/bin/python" - "$samples" >"$work/tasks/tides.jsonl" <<'PYTHON'
@@ -32,9 +32,9 @@ export HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 HF_HOME="$work/hf" TOKENIZERS_PARA
 cd "$work/tasks"
 "$service" eval tides_choice,tides_said --state "$work/state" --program "$venv/bin/lm_eval" --include_path . \
     --json >"$work/ours.json"
-# On a busy machine several threads wait for each other at every layer. A batch reads the weights once, not 16 times.
+# On a busy machine several threads wait for each other at every layer.
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} "$venv/bin/lm_eval" run --model hf --model_args "pretrained=$model,dtype=float32" --device cpu --include_path . \
-    --tasks tides_choice,tides_said --batch_size 16 --output_path "$work/theirs" >"$work/log" 2>&1 || { tail -30 "$work/log"; exit 1; }
+    --tasks tides_choice,tides_said --batch_size 1 --output_path "$work/theirs" >"$work/log" 2>&1 || { tail -30 "$work/log"; exit 1; }
 "$venv/bin/python" - "$work" <<'PYTHON'
 import json, math, pathlib, sys
 work = pathlib.Path(sys.argv[1])

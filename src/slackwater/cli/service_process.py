@@ -10,12 +10,14 @@ from pathlib import Path
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.wire.memory import keep_heap_small
 
 HOW_TO_STOP = "stop with Ctrl-C, or `slackwater down` from elsewhere"
 
 
 def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
     """Serve on this folder, which is locked, until a signal comes; the exit status."""
+    keep_heap_small()
     try:
         import uvloop
     except ImportError:

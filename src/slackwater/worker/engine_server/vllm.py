@@ -66,8 +66,11 @@ class VllmServer(EngineServer):
         self._model, self.root = model["id"], str(model["root"])
         self.max_context_tokens = int(model["max_model_len"])
         self.takes_adapters = "/v1/load_lora_adapter" in await self._routes()
-        info = msgspec.json.decode(await self._ask("/server_info?config_format=json"))
-        self.sleeps = info["vllm_config"]["model_config"]["enable_sleep_mode"]
+        try:
+            info = msgspec.json.decode(await self._ask("/server_info?config_format=json"))
+            self.sleeps = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
+        except (SlackwaterError, msgspec.DecodeError, LookupError, TypeError):
+            self.sleeps = False  # a server that does not say so stays awake
         try:
             init = {"init_info": {"file_format": "safetensors"}}
             await self._ask("/init_weight_transfer_engine", init)
