@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.fleet.rank_engines import compare_engines
 from benchmarks.fleet.rank_steps import compare_steps
 from benchmarks.options import BenchOptions
 from harness.direct_worker import offer_models
@@ -37,7 +38,7 @@ from slackwater.weights.plan.layout import Layout
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
 
-PARTS = ("faults", "steps")
+PARTS = ("faults", "steps", "engine")
 _LAYOUTS = ("dp=2", "tp=2", "tp=2,dp=2")
 _JOBS = {"full": LoraShape(0), "lora": LoraShape(4)}
 _STEPS = 6
@@ -247,8 +248,9 @@ class Run:
 
 
 def run(options: BenchOptions) -> dict[str, Any]:
-    """The faults unless `--part steps` asks for the other part alone."""
-    return compare_steps(options) if options.part == "steps" else _run_all(options)
+    """The faults, unless `--part` asks for another part alone."""
+    others = {"steps": compare_steps, "engine": compare_engines}
+    return others.get(options.part or "", _run_all)(options)
 
 
 def _run_all(options: BenchOptions) -> dict[str, Any]:
