@@ -211,12 +211,12 @@ def test_a_version_is_published_again_over_a_kept_one_that_is_damaged(tmp_path: 
 
 
 NET = {
-    "model.embed_tokens.weight": (61, 32),
-    "model.layers.0.self_attn.q_proj.weight": (64, 32),
-    "model.layers.0.self_attn.k_proj.weight": (32, 32),
-    "model.layers.0.self_attn.o_proj.weight": (32, 64),
-    "model.layers.0.mlp.down_proj.weight": (32, 48),
-    "model.norm.weight": (32,),
+    "model.embed_tokens.weight": (487, 256),
+    "model.layers.0.self_attn.q_proj.weight": (512, 256),
+    "model.layers.0.self_attn.k_proj.weight": (256, 256),
+    "model.layers.0.self_attn.o_proj.weight": (256, 512),
+    "model.layers.0.mlp.down_proj.weight": (256, 384),
+    "model.norm.weight": (256,),
 }
 HEAD_DIM = 8
 SENDERS, RECEIVERS = Layout.parse("dp=4"), Layout.parse("tp=2")
@@ -278,6 +278,7 @@ def test_four_ranks_publish_and_two_fetch_what_they_hold_and_every_file_once(
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "node/weights").glob("*of*")}
     fetched = {name: size for name, size in CountingDepot.fetched.items() if "of" in name}
     assert len(sizes) == SENDERS.ranks and fetched == sizes
+    assert sum(sizes.values()) <= 1.05 * sum(4 * tensor.numel() for tensor in whole.values())
 
 
 def test_a_key_of_no_worker_gets_nothing_and_neither_does_one_whose_process_ended(
