@@ -35,10 +35,15 @@ class _Flow:
 class Routes:
     """See the module. Only the weight director touches it; `out` takes the commands."""
 
-    def __init__(self, source: SourcePolicy | None = None) -> None:
-        self._way = PullRoutePolicy()
+    def __init__(
+        self,
+        way: PullRoutePolicy | None = None,
+        source: SourcePolicy | None = None,
+        retention: RetentionByNeed | None = None,
+    ) -> None:
+        self._way = way or PullRoutePolicy()
         self._source = source or TreeSource()
-        self._retention = RetentionByNeed(way=self._way)
+        self._retention = retention or RetentionByNeed(way=self._way)
         self._sites: dict[NodeId, str] = {}
         self._flows: dict[Payload, _Flow] = {}
         self._unnamed: dict[str, None] = {}

@@ -2,9 +2,6 @@
 4.2.1).
 """
 
-_WEIGHT = 0.2  # of the newest measurement
-_ENOUGH = 0.9  # of the best rate
-
 
 class ThroughputProfile:
     """Decode rate by batch size, in buckets of powers of two; newer observations weigh more.
@@ -13,7 +10,9 @@ class ThroughputProfile:
     table near the present context instead of modelling a second dimension.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, weight: float = 0.2, enough: float = 0.9) -> None:
+        self._weight = weight
+        self._enough = enough
         self._rate_by_bucket: dict[int, float] = {}
 
     def observe(self, batch: int, tokens_per_s: float) -> None:
@@ -23,7 +22,7 @@ class ThroughputProfile:
         bucket = batch.bit_length()
         seen = self._rate_by_bucket.get(bucket)
         self._rate_by_bucket[bucket] = (
-            tokens_per_s if seen is None else seen + _WEIGHT * (tokens_per_s - seen)
+            tokens_per_s if seen is None else seen + self._weight * (tokens_per_s - seen)
         )
 
     def rate(self, batch: int) -> float | None:
@@ -37,6 +36,6 @@ class ThroughputProfile:
         """The smallest batch with nearly the best rate; None until two sizes have been seen."""
         if len(self._rate_by_bucket) < 2:
             return None
-        wanted = _ENOUGH * max(self._rate_by_bucket.values())
+        wanted = self._enough * max(self._rate_by_bucket.values())
         bucket = min(bucket for bucket, rate in self._rate_by_bucket.items() if rate >= wanted)
         return int(2**bucket * 0.75)  # the middle of [2^(b-1), 2^b)

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-_TURNS_PER_HOLDER = 2  # below that, another copy would hardly shorten anything
+TURNS_PER_HOLDER = 2  # below that, another copy would hardly shorten anything
 
 
-def holders_wanted(turns: int, able: int) -> int:
+def holders_wanted(turns: int, able: int, turns_per_holder: int = TURNS_PER_HOLDER) -> int:
     """How many of the `able` instances should hold a version that `turns` live turns ask for."""
-    return min(able, ceil(turns / _TURNS_PER_HOLDER))
+    return min(able, ceil(turns / turns_per_holder))
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ class Conversation:
         """Render with the chat template, up to where the answer starts or continues."""
         return codec.encode(self.text(codec, max_chars), special=self.special)
 
-    def tokens_after(self, codec: TextCodec, known: Sequence[int], count: int) -> list[int]:
+    def tokens_after(
+        self, codec: TextCodec, known: Sequence[int], count: int, max_chars: int = 1 << 22
+    ) -> list[int]:
         """The tokens of the first `count` messages as they are `known`, and those of the rest.
 
         The last known message is an answer. What the template writes after it is found by putting a
@@ -35,7 +37,7 @@ class Conversation:
         marker = f"\x00{secrets.token_hex(8)}\x00"
         answer = {"role": self.messages[count - 1].get("role"), "content": marker}
         marked = [*self.messages[: count - 1], answer, *self.messages[count:]]
-        _, found, after = replace(self, messages=marked).text(codec).partition(marker)
+        _, found, after = replace(self, messages=marked).text(codec, max_chars).partition(marker)
         if not found:
             fix = "cannot be had: this model's chat template changes what an answer said"
             raise ConfigError.of("continuous_tokens", True, fix)
