@@ -209,7 +209,7 @@ def test_what_the_server_does_or_refuses_is_an_error_of_the_turn(tmp_path: Path)
 
 
 def test_a_server_of_our_own_is_started_with_options_that_it_has(tmp_path: Path) -> None:
-    options = argparse.Namespace(server_options="--tp-size 2")
+    options = argparse.Namespace(server_options="--tp-size 2", kind="dedicated")
     command, _ = SglangServer.command("/opt/python", tmp_path, 4567, tmp_path, options)
     assert command[:3] == ["/opt/python", "-m", "sglang.launch_server"]
     parser = argparse.ArgumentParser(exit_on_error=True)
