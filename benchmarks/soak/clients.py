@@ -17,6 +17,9 @@ import httpx
 _ANSWER_S = 300.0
 _PAUSE_S = 1.0  # after a request that failed
 _STEPS_OF_A_MODEL = 12
+# A client does the next one so long after the last: what a service remembers follows its load, so
+# the load must not follow what else the machine does.
+_EVERY_S = {"train": 8.0, "save": 0.0, "stream": 1.6, "action": 1.6}
 _PROMPTS = (b"one plus two is", b"three plus four is", b"the sea is")
 Client = Callable[["Soak", random.Random], None]
 
@@ -32,10 +35,16 @@ class Soak:
     failed: Counter[str] = field(default_factory=Counter)
     last_error: str = ""
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _client: threading.local = field(default_factory=threading.local)
 
     def count(self, what: str) -> None:
+        """The calling client has done one more; it waits until its next one is due."""
         with self._lock:
             self.done[what] += 1
+        now_s = time.monotonic()
+        due_s = max(getattr(self._client, "due_s", now_s) + _EVERY_S[what], now_s)
+        self._client.due_s = due_s
+        self.stopping.wait(due_s - now_s)
 
     def fail(self, what: str, error: Exception) -> None:
         with self._lock:

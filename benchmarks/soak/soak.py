@@ -3,7 +3,8 @@ left afterwards.
 
 32 clients of one tenant: Tinker runs that train, sample, save and load, each with a new model every
 dozen steps; OpenAI streams, some of which are left in the middle; actions in environments that come
-and go. `--duration` seconds (an hour), minutes with `--quick`.
+and go, each at a pace of its own (some 16 requests a second in all), so that the load is the same
+throughout. `--duration` seconds (an hour), minutes with `--quick`.
 
 `memory_growth_after_10min`: the largest, over the control plane and every worker, of resident
 memory at the end over resident memory ten minutes after the start (a sixth of the duration, if that
