@@ -51,27 +51,38 @@ def trained_logprobs(trainer: tinker.TrainingClient, tokens: list[int]) -> list[
     return found[len(PROMPT) - 1 :]
 
 
-def quick_to_start(folder: Path) -> str:
-    """The program, told to compile nothing and to keep a short context."""
+def quick_to_start(folder: Path, tp: int) -> str:
+    """The program, told to compile nothing, to keep a short context, and to run each rank on a
+    core (by itself it wants a NUMA node for each).
+    """
     wrapper = folder / "vllm"
     options = "--enforce-eager --max-model-len 512"
-    wrapper.write_text(f'#!/bin/sh\nexec "{os.environ["SLACKWATER_VLLM"]}" "$@" {options}\n')
+    cores = "|".join(str(rank) for rank in range(tp))
+    program = os.environ["SLACKWATER_VLLM"]
+    wrapper.write_text(
+        f"#!/bin/sh\nexport VLLM_CPU_OMP_THREADS_BIND='{cores}'\n"
+        f'exec "{program}" "$@" {options}\n'
+    )
     wrapper.chmod(0o755)
     return str(wrapper)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
 def test_a_server_that_takes_deltas_samples_from_every_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model("small", tmp_path / "model", 0)
-    monkeypatch.setenv("SLACKWATER_VLLM", quick_to_start(tmp_path))
-    options = ("--fleet", str(fleet_file(tmp_path, "r")))
+    monkeypatch.setenv("SLACKWATER_VLLM", quick_to_start(tmp_path, tp))
+    fleet = fleet_file(tmp_path, "r")
+    with fleet.open("a") as last_node:
+        last_node.write(f"devices = {1 + tp}\n")  # the embedded engine's and the server's
+    options = ("--fleet", str(fleet))
     service = ServiceProcess(tmp_path / "state", tmp_path / "model", free_port(), *options)
     service.start()
     try:
         service.wait_for_workers()
         (own,) = names(service)
-        service.post("/slackwater/instances", {"engine": "vllm"})
+        service.post("/slackwater/instances", {"engine": "vllm", "tp": tp})
         wait_for("the server", lambda: service.status()["gauges"]["engines"] == 2, 500)
         service.post(f"/slackwater/instances/{own}/drain", {})
         wait_for("the server alone", lambda: service.status()["gauges"]["engines"] == 1)
