@@ -103,7 +103,8 @@ def test_a_node_whose_service_breaks_its_promise_is_taken_back_and_lends_when_it
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
     node = NodeId("n0")
     (taken,) = stage.tell(on.ServingNodeReported(2.0, node, 0.1, 0.2, keeps_promise=False))
-    assert taken == do.TakeBack(node, ONE, "its service does not keep its promise now")
+    why = "its service does not keep its SLO now, or would not beside rollouts"
+    assert taken == do.TakeBack(node, ONE, why)
     stage.tell(on.NodeCleared(2.5, node))
     for now_s in (3.0, 40.0, 70.0):
         late = on.ServingNodeReported(now_s, node, 0.1, 0.2, keeps_promise=False)

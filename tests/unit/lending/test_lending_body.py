@@ -195,7 +195,7 @@ def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_
         ((worker, message),) = stage.said()
         assert (worker, type(message)) == (CHAT[0], lending.TakeBack)
         stage.body.over(worker, "")
-        assert "promise" in stage.body.refusals[worker]
+        assert "SLO" in stage.body.refusals[worker]
         assert stage.body.lent() == {}
 
     on_loop(story)

@@ -146,7 +146,7 @@ class Lender:
             node.used_s, node.unused_loans = now_s, 0
         rest_s = rule.rest_s
         if not event.keeps_promise:
-            why = "its service does not keep its promise now"
+            why = "its service does not keep its SLO now, or would not beside rollouts"
         elif rule.must_return(event.kv_share, event.busy_share):
             used = f"{event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
             why = f"its service uses {used}"

@@ -96,7 +96,7 @@ class Foresight:
     """Ours. Queued prompts go first, since delaying them frees nothing; decoding is paced, since a
     decode step later is the same step; and room is kept for the prompts that may come.
 
-    - A step may take what the TTFT promise leaves after the work that may come within it
+    - A step may take what the TTFT promise leaves after the longest wait that may come
       (`coming_s`), at least `least_share` of the promise, and at most `most_share` if it carries
       prompt tokens: that is the longest that an arrival finds the device taken.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the

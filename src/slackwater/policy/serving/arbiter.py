@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import RolloutGrant
-from slackwater.policy.serving.coming_work import WorkForecast
 from slackwater.policy.serving.kv_budget import KvBudget
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.overload import Overload
+from slackwater.policy.serving.prompt_queue import PromptQueue
 from slackwater.policy.serving.slack import (
     DeviceState,
     RolloutState,
@@ -54,7 +54,7 @@ class Arbiter:
         self._whole, self._lending = capacity, False
         self.loan_weights = loan_weights
         self._serving_ratio, self._rollout_ratio = Correction(), Correction()
-        self._coming = WorkForecast(slo.ttft_s, slo.share)
+        self._queue = PromptQueue(mode.stretch)
         self._state = DeviceState(
             now_s=0.0,
             slo=slo,
@@ -65,7 +65,7 @@ class Arbiter:
             step_tokens=step_tokens,
         )
         self._serving_peak = 0
-        self._overload = Overload(slo.share)
+        self._overload, self._forecast = Overload(slo.share), Overload(slo.share)
         self.stopped = False
 
     @property
@@ -100,21 +100,24 @@ class Arbiter:
         """The service was sent a request."""
         state = self._state
         work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
-        self._coming.arrived(now_s, state.serving_factor * work_s)
-        state.coming_s = self._coming.seconds
+        wait_s = self._queue.arrived(now_s, state.serving_factor * work_s)
+        state.coming_s = self._queue.longest_s
+        if self.mode.foresees:
+            self._forecast.answered(now_s, kept=wait_s <= self.slo.ttft_s)
 
     # ---- the promise ----
     def look(self, now_s: float) -> None:
-        """Set `stopped`: the service breaks its promise, so that nothing is lent, neither time nor
-        memory.
+        """Set `stopped`: the service breaks its promise or would beside rollouts, so that nothing
+        is lent, neither time nor memory.
         """
-        self.stopped = self.mode.stops and self._overload.broken(now_s)
+        self.stopped = not self.keeps_promise(now_s)
 
     def keeps_promise(self, now_s: float) -> bool:
         """For the lender, from any thread: False takes the device back. Modes that never stop are
         always sure.
         """
-        return not (self.mode.stops and self._overload.broken(now_s))
+        broken = self._overload.broken(now_s) or self._forecast.broken(now_s)
+        return not (self.mode.stops and broken)
 
     def first_token(self, now_s: float, ttft_s: float) -> None:
         """A request of the service had its first token, so long after it came."""

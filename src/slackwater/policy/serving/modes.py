@@ -20,7 +20,8 @@ MemoryRule = Literal["none", "static", "preemptive"]
 @dataclass(frozen=True, slots=True)
 class LendingMode:
     """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the
-    service breaks its promise (`overload.py`).
+    service breaks its promise (`overload.py`), one that `foresees` neither while the service would
+    break it if each prompt took `stretch` times as long (`prompt_queue.py`).
     """
 
     name: str
@@ -29,6 +30,8 @@ class LendingMode:
     lease: PrefixLease = field(default_factory=PrefixLease)
     budget: KvBudgetRule = field(default_factory=KvBudgetRule)
     stops: bool = False
+    foresees: bool = False
+    stretch: float = 1.3
 
     @property
     def lends(self) -> bool:
@@ -47,7 +50,7 @@ MODES: dict[str, LendingMode] = {
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
         LendingMode("dual", "preemptive", SlackGate(), stops=True),
         LendingMode("multiplex", "preemptive", AlternateSteps(chunk_tokens=8192), _NO_PREFIXES),
-        LendingMode("ours", "preemptive", Foresight(), stops=True),
+        LendingMode("ours", "preemptive", Foresight(), stops=True, foresees=True),
     )
 }
 

@@ -59,9 +59,9 @@ class DeviceState:
     """What an admission rule looks at. Costs are multiplied with their factor to be on the safe
     side.
 
-    `coming_s` is prefill work that may arrive within the TTFT promise; `served_last` tells who had
-    the last step. `memory_left` is the share of the service's memory that it may still fill before
-    the rollout's budget is cut.
+    `coming_s` is the longest that a request lately waited for its first token; `served_last` tells
+    who had the last step. `memory_left` is the share of the service's memory that it may still fill
+    before the rollout's budget is cut.
     """
 
     now_s: float

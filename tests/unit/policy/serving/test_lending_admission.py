@@ -10,8 +10,8 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import Foresight, RolloutGrant, SlackGate, rollout_step_s
 from slackwater.policy.serving.arbiter import Arbiter, Turn
-from slackwater.policy.serving.coming_work import WorkForecast
 from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.prompt_queue import PromptQueue
 from slackwater.policy.serving.slack import (
     DeviceState,
     QueuedPrompt,
@@ -208,20 +208,35 @@ def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_i
     assert isinstance(steps[-1], RolloutGrant)
 
 
-@given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(0.001, 0.2)), min_size=1, max_size=200))
-def test_the_coming_work_is_a_quantile_of_what_came_within_the_window(
-    gaps: list[tuple[float, float]],
+@given(
+    st.lists(st.tuples(st.floats(0, 0.3), st.floats(0.001, 0.2)), min_size=1, max_size=80),
+    st.floats(1.0, 2.0),
+)
+def test_a_request_waits_for_what_is_left_of_the_prompts_before_it_and_for_its_own(
+    gaps: list[tuple[float, float]], stretch: float
 ) -> None:
-    coming, now_s = WorkForecast(0.5, 0.9, kept=50), 0.0
-    came: list[tuple[float, float]] = []
-    sums: list[float] = []
+    queue, now_s = PromptQueue(stretch), 0.0
+    left: list[float] = []
     for gap_s, work_s in gaps:
         now_s += gap_s
-        came.append((now_s, work_s))
-        coming.arrived(now_s, work_s)
-        sums.append(sum(work for at_s, work in came if at_s >= now_s - 0.5))
-    wanted = sorted(sums[-50:])
-    assert coming.seconds == pytest.approx(wanted[min(int(0.9 * len(wanted)), len(wanted) - 1)])
+        while left and gap_s > 0:
+            done_s = min(left[0], gap_s)
+            left[0], gap_s = left[0] - done_s, gap_s - done_s
+            if left[0] <= 0:
+                del left[0]
+        left.append(stretch * work_s)
+        wait_s = queue.arrived(now_s, work_s)
+        assert wait_s == pytest.approx(sum(left), abs=1e-9)
+        assert queue.longest_s >= wait_s
+
+
+def test_a_long_wait_is_forgotten_over_minutes() -> None:
+    queue = PromptQueue(1.0)
+    queue.arrived(0.0, 0.4)
+    queue.arrived(1.0, 0.01)
+    assert queue.longest_s > 0.38
+    queue.arrived(300.0, 0.01)
+    assert queue.longest_s == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

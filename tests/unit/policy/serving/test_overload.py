@@ -60,6 +60,32 @@ def test_one_late_request_says_nothing() -> None:
     assert not overload.broken(31.5)
 
 
+arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 16_000)), max_size=80)
+
+
+@given(arrivals)
+def test_nothing_is_lent_while_stretched_prompts_would_break_the_promise(
+    story: list[tuple[float, int]],
+) -> None:
+    ours, dual = arbiter_of("ours"), arbiter_of("dual")
+    now_s = ends_s = 0.0
+    waits: list[tuple[float, float]] = []
+    for gap_s, tokens in story:
+        now_s += gap_s
+        ends_s = max(ends_s, now_s) + ours.mode.stretch * COST.prompt_s(tokens, 0, 512)
+        waits.append((now_s, ends_s - now_s))
+        for arbiter in (ours, dual):
+            arbiter.arrived(now_s, tokens)
+        recent = [wait_s for at_s, wait_s in waits if at_s > now_s - 30.0]
+        late = sum(wait_s > SLO.ttft_s for wait_s in recent)
+        broken = late >= 2 and late > (1.0 - SLO.share) * len(recent)
+        step = ours.next_step(now_s, ServingState(), ROLLOUT)
+        assert isinstance(step, RolloutGrant) != broken
+        assert ours.stopped == broken and (ours.lent == 0) == broken
+        assert dual.keeps_promise(now_s), "dual looks at what has happened only"
+    assert ours.keeps_promise(now_s + 31.0)
+
+
 @given(
     st.sampled_from(STOPPING),
     st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 1.5)), max_size=60),
