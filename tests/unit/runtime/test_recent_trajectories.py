@@ -5,7 +5,11 @@ import math
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.turn import FinishReason, Sampling, TurnSpec
-from slackwater.runtime.executors.recent_trajectories import RecentTrajectories, joined
+from slackwater.runtime.executors.recent_trajectories import (
+    EndedTurn,
+    RecentTrajectories,
+    joined,
+)
 
 
 def end_turn(
@@ -46,15 +50,16 @@ def test_a_prompt_that_begins_anew_is_shown_alone() -> None:
 
 
 def test_the_slowest_come_first_and_the_oldest_go() -> None:
-    recent = RecentTrajectories(of_a_job=3, max_tokens=100)
+    each = EndedTurn([1] * 10, [2], [0.0]).held_tokens
+    recent = RecentTrajectories(of_a_job=3, max_tokens=3 * each)
     for number, took_s in enumerate((9.0, 1.0, 3.0, 2.0)):
         end_turn(recent, f"t{number}", [1] * 10, [2], took_s=(0.0, took_s))
     names = [one.trajectory for one in recent.of_job(JobId("mine/a"), 0.0)]
     assert names == ["t2", "t3", "t1"]
     end_turn(recent, "long", [1] * 90, [2], job="mine/b")
     assert recent.of_job(JobId("mine/a"), 0.0) == []
-    assert recent.held_tokens == 91
-    end_turn(recent, "longer", [1] * 200, [2], job="mine/b")
+    assert recent.held_tokens == each + 80
+    end_turn(recent, "longer", [1] * 300, [2], job="mine/b")
     assert recent.of_job(JobId("mine/b"), 0.0) == [] and recent.held_tokens == 0
 
 

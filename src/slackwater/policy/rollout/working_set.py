@@ -47,7 +47,7 @@ class ContextGrowth:
         self._sorted_s: NDArray[np.float64] | None = None
         self._returns = 0
         self._ends = 0
-        self._table: NDArray[np.float64] | None = None
+        self._stays: NDArray[np.float64] | None = None
         self._news = 0
 
     def grew(self, before_tokens: int, after_tokens: int) -> None:
@@ -81,7 +81,7 @@ class ContextGrowth:
     def _learned(self, news: int) -> None:
         self._news += news
         if self._news >= _ENOUGH:
-            self._table, self._news = None, 0
+            self._stays, self._news = None, 0
 
     @property
     def returns(self) -> bool:
@@ -104,23 +104,17 @@ class ContextGrowth:
         """The tokens a trajectory is expected to hold when contexts have grown by 0, 1, 2, ...
         bins, with those that will have ended by then counted as nothing; and their variance.
         """
-        if self._table is None:
-            self._table = self._survival()
+        if self._stays is None:
+            at_risk = self._passed + self._ended
+            self._stays = np.where(at_risk > 0, self._passed / np.maximum(at_risk, 1.0), 1.0)
+        first = self._bin(context_tokens)
+        lives = np.zeros(BINS)
+        lives[0] = alive
+        lives[1 : BINS - first] = alive * np.cumprod(self._stays[first : BINS - 1])
         # The next turn fits beside all others.
         held = context_tokens + int(self._turn_tokens) + self._grid
-        lives = alive * self._table[self._bin(context_tokens)]
         tokens: Tokens = np.array((held * lives, held * held * lives * (1.0 - lives)), np.int64)
         return tokens
-
-    def _survival(self) -> NDArray[np.float64]:
-        """Row b, column k: the share of those in bin b that still live k bins further on."""
-        at_risk = self._passed + self._ended
-        stays = np.where(at_risk > 0, self._passed / np.maximum(at_risk, 1.0), 1.0)
-        table = np.zeros((BINS, BINS))
-        for row in range(BINS):
-            table[row, 0] = 1.0
-            table[row, 1 : BINS - row] = np.cumprod(stays[row : BINS - 1])
-        return table
 
     def _bin(self, tokens: int) -> int:
         return min(int(tokens / self._width), BINS - 1)

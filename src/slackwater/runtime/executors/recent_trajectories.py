@@ -16,6 +16,7 @@ _OF_A_JOB = 24
 _OF_A_WATCHED_JOB = 512  # so that what a person was shown is still there when they open it
 _WATCHED_S = 60.0
 _MAX_TOKENS = 100_000
+_TURN_TOKENS = 64  # a turn takes the memory of so many more: its objects are larger than they
 NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
 
 
@@ -29,7 +30,7 @@ class EndedTurn:
 
     @property
     def held_tokens(self) -> int:
-        return len(self.prompt) + len(self.tokens)
+        return len(self.prompt) + len(self.tokens) + _TURN_TOKENS
 
 
 @dataclass(slots=True)
