@@ -118,6 +118,11 @@ class Engine:
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
 
+    def uncached_tokens(self, request_id: int) -> int:
+        """How many tokens of a request that has just come are not in the cache."""
+        sequence = self._sequences.get(request_id)
+        return 0 if sequence is None else self._scheduler.uncached_tokens(sequence)
+
     def abort(self, request_id: int) -> bool:
         """Forget a request; whether it was there."""
         sequence = self._sequences.get(request_id)

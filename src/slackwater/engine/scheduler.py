@@ -338,6 +338,15 @@ class Scheduler:
             known += 1
         return names[known:]
 
+    def _found_blocks(self, sequence: Sequence, fresh: ListLike[Digest]) -> int:
+        usable = (sequence.known_tokens - 1) // self.slots.block_tokens
+        return usable - len(fresh) if self._shares(sequence) else 0
+
+    def uncached_tokens(self, sequence: Sequence) -> int:
+        """What of a waiting request would have to be computed if it ran now."""
+        found = self._found_blocks(sequence, self._fresh_names(sequence))
+        return sequence.known_tokens - found * self.slots.block_tokens
+
     def _enter(self, sequence: Sequence, fresh: ListLike[Digest]) -> None:
         scored = sequence.scoring is not None
         slot = self.slots.claim(sequence.request, sequence.stop_ids, scored=scored)
@@ -345,8 +354,7 @@ class Scheduler:
         self._running[slot] = sequence
         self._owners.entered(slot, sequence.request.owner)
         self._order = None
-        usable = (sequence.known_tokens - 1) // self.slots.block_tokens
-        found = usable - len(fresh) if self._shares(sequence) else 0
+        found = self._found_blocks(sequence, fresh)
         for name in islice(sequence.names, 1, found + 1):
             block = self.blocks.find(name)
             assert block is not None, "nothing is evicted between looking and taking"

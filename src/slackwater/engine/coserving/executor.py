@@ -143,7 +143,7 @@ class CoservingExecutor:
         self.service.add(request)
         now_s = self._clock()
         self._times.arrived(request.request_id, now_s)
-        self.arbiter.arrived(now_s, len(request.prompt) + len(request.generated))
+        self.arbiter.arrived(now_s, self.service.uncached_tokens(request.request_id))
 
     def abort_served(self, request_id: int) -> None:
         self.service.abort(request_id)

@@ -373,3 +373,23 @@ def test_a_promise_that_is_broken_takes_every_page_and_gives_them_back_when_it_i
     arbiter = device.executor.arbiter
     assert arbiter.lent == arbiter.budget.lent > 0
     assert device.made == alone(ROLLOUT, requests(ROLLOUT, 6, 2))
+
+
+def test_prompts_that_are_in_the_cache_are_no_load_to_the_service() -> None:
+    """Two dozen requests for one long prompt, together: computed each, they would wait for too
+    long.
+    """
+    device = Device(400)
+    prompt = requests(SERVICE, 1, 5)[0].prompt[:1] * 200
+    wanted = [GenerationRequest(n, prompt, Sampling(max_tokens=2), "base") for n in range(25)]
+    first, *others = wanted
+    device.executor.serve(first)
+    assert device.service.uncached_tokens(first.request_id) == 200
+    while device.service.busy:
+        device.step()
+    clock = device.clock
+    for request in others:
+        clock.now_s -= 0.01  # all of them at once
+        device.executor.serve(request)
+        assert device.service.uncached_tokens(request.request_id) <= 16
+    assert device.executor.keeps_promise()
