@@ -58,8 +58,9 @@ class PhillyCell:
 
 
 def run(options: BenchOptions) -> Figures:
-    """Per cell and policy what stands beside its cost, `<cell>.ours_over_<peer>`, and the mixed
-    cell against solo.
+    """Per cell and policy what stands beside its cost, `<cell>.ours_over_<peer>`, the same for the
+    cost of a job that kept its SLO (`_per_kept_slo`; not every peer keeps all), and the mixed cell
+    against solo.
     """
     base = _workload(options)
     runs = [
@@ -78,7 +79,9 @@ def run(options: BenchOptions) -> Figures:
     for cell in CELLS:
         for peer in POLICIES[1:]:
             ratio = costs[f"{cell.name}.ours"] / costs[f"{cell.name}.{peer}"]
+            kept, peer_kept = (found[f"{cell.name}.{p}.slo_attainment"] for p in ("ours", peer))
             found[f"{cell.name}.ours_over_{peer}"] = ratio
+            found[f"{cell.name}.ours_over_{peer}_per_kept_slo"] = ratio * peer_kept / kept
     for policy in POLICIES:
         found[f"mixed.{policy}.cost_vs_solo"] = costs["mixed.solo"] / costs[f"mixed.{policy}"]
     # Figure 15 draws the largest group of five, and SLO ~ U(1, 2), once each: they are the mixed
