@@ -57,17 +57,6 @@ def test_every_admitted_job_keeps_its_slo_when_every_phase_takes_its_worst(
     assert missed == []
 
 
-@pytest.mark.parametrize("kind", ["worst", "long_tail"])
-def test_an_slo_on_iterations_is_kept_in_every_one_of_them(kind: Any) -> None:
-    workload = ProductionWorkload(
-        jobs=14, span_s=86400.0, mean_duration_s=8 * 3600.0, slo_scope="iteration"
-    )
-    report = simulate(production("ours", workload=workload, lengths=LengthConfig(kind=kind)))
-    assert report.slo_attainment == 1.0
-    assert report.iterations_in_bound_share == 1.0
-    assert report.moves == 0
-
-
 @pytest.mark.parametrize("seed", [1, 3, 4, 10, 13])
 def test_short_jobs_with_tight_slos_keep_them_though_others_come_and_go(seed: int) -> None:
     """One cycle lost when a newcomer joins is a tenth of such a job's life."""

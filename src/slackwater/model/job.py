@@ -7,8 +7,11 @@ from typing import Literal
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId
 
-# What an SLO bounds: every iteration, or the job's whole time.
+# What an SLO bounds: its iterations, or the job's whole time.
 SloScope = Literal["iteration", "job"]
+
+# Where it bounds iterations, one in so many may be longer: that in which the job is moved.
+ITERATIONS_PER_MOVE = 100
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 that.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from phase_execution import run_plan
-from placement_cases import drawn_jobs, fleet
+from placement_cases import drawn_jobs, fleet, job
 
+from slackwater.model.ids import JobId, NodeId
 from slackwater.policy.columns import (
     LEFT,
     ROLL_S,
@@ -17,6 +20,7 @@ from slackwater.policy.columns import (
 )
 from slackwater.policy.placement.consolidation import LEAST_GAIN_H, LEAST_GAP_S
 from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
+from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
 
 
@@ -80,23 +84,65 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
     policy = Interleaving(fleet())
     specs = drawn_jobs(seed, 30)
     draw, now_s = np.random.default_rng(seed), 0.0
-    moved: dict[str, list[float]] = {}
+    moved: dict[JobId, list[float]] = {}
     for step in range(120):
         now_s += float(draw.exponential(300.0))
-        placed = list(policy.book.members)
+        placed, moves = list(policy.book.members), []
         if step < len(specs):
             policy.place(specs[step], now_s)
-            policy.rebalance(now_s)
+            moves = [*policy.rebalance(now_s), *policy.rebalance(now_s)]  # a look that goes on
+            moved[specs[step].job] = [now_s]
         elif placed and draw.random() < 0.3:
             policy.remove(placed[int(draw.integers(len(placed)))])
-            policy.rebalance(now_s)
-        for name, member in policy.book.members.items():
-            if member.moved_s == now_s:
-                moved.setdefault(name, []).append(now_s)
+            moves = [*policy.rebalance(now_s)]
+        for move in moves:
+            member = policy.book.members[move.job]
+            if move.job in placed and member.moved_s == now_s:
+                moved[move.job].append(now_s)
                 saved = float(member.reason.rpartition("$")[2])
                 group = policy.book.groups[member.row]
                 worth = policy.book.worth_per_h(0, len(group.train))
                 assert saved >= LEAST_GAIN_H * worth - 1.0
-    assert moved, "nobody was ever moved"
+    assert any(len(times) > 1 for times in moved.values()), "nobody was ever moved"
     for times in moved.values():
         assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_that_may_not_move_stays_while_others_come_to_it(seed: int) -> None:
+    policy = Interleaving(fleet())
+    fixed: dict[JobId, tuple[NodeId, ...]] = {}
+    moved = 0
+    for number, spec in enumerate(drawn_jobs(seed, 40)):
+        now_s = number * LEAST_GAP_S
+        policy.place(spec, now_s)
+        moved += len({move.job for move in policy.rebalance(now_s)} - fixed.keys() - {spec.job})
+        for job_id, nodes in fixed.items():
+            placed = policy.book.placement(job_id)
+            assert (*placed.rollout_nodes, *placed.train_nodes) == nodes
+        if number % 2:
+            placed = policy.book.placement(spec.job)
+            fixed[spec.job] = (*placed.rollout_nodes, *placed.train_nodes)
+        left = [(j, m.left, m.budget_s) for j, m in policy.book.members.items()]
+        policy.observe([JobProgress(*one, may_move=one[0] not in fixed) for one in left])
+    groups = policy.book.groups.values()
+    shared = sum(len(group.jobs) > 1 and bool(fixed.keys() & group.jobs) for group in groups)
+    assert moved and shared
+
+
+def test_jobs_that_rested_when_they_were_looked_at_are_looked_at_again() -> None:
+    tight, other = job("tight", 300, 100, slo=1.0), job("other", 300, 100, slo=1.9)
+    policy = Interleaving(replace(fleet(), engines_on_train_nodes=False))
+    for now_s, spec in ((0.0, tight), (10.0, other)):
+        policy.place(spec, now_s)
+        assert not policy.rebalance(now_s)
+    # The tight one ran twice as fast as it declared, so that it now has time for the other.
+    policy.observe(
+        [
+            JobProgress(tight.job, 150, 300 * 400 * 0.75),
+            JobProgress(other.job, 300, 1.9 * 300 * 400),
+        ]
+    )
+    policy.place(job("third", 300, 100, slo=1.0), LEAST_GAP_S + 10)
+    assert {move.job for move in policy.rebalance(LEAST_GAP_S + 10)} & {tight.job, other.job}
+    assert policy.book.members[tight.job].row == policy.book.members[other.job].row

@@ -15,6 +15,7 @@ from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.placement.catalogue import make_policy
+from slackwater.policy.placement.consolidation import LEAST_GAP_S
 from slackwater.policy.placement.draining import alone_s, drain_bound, longest_first
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
@@ -140,7 +141,7 @@ def test_jobs_are_only_brought_together_on_an_owned_fleet_if_someone_waits() -> 
     policy.observe(standings, ())
     assert not policy.rebalance(0.0)
     policy.observe(standings, [replace(job("c", 100, 20, slo=1.0), iterations=100)])
-    assert policy.rebalance(0.0)
+    assert policy.rebalance(LEAST_GAP_S)
 
 
 def test_a_node_of_an_owned_pool_is_worth_more_the_fewer_are_left() -> None:

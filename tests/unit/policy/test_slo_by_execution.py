@@ -10,6 +10,7 @@ from placement_cases import drawn_jobs, fleet, job
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase, Strategy
 from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S
+from slackwater.policy.placement.consolidation import LEAST_GAP_S
 from slackwater.policy.placement.group_packing import GroupPlacement
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
@@ -99,7 +100,7 @@ def test_time_that_a_job_did_not_need_is_credit_for_sharing() -> None:
             JobProgress(other.job, 300, 1.9 * 300 * 400),
         ]
     )
-    moves = policy.rebalance(0.0)
+    moves = policy.rebalance(LEAST_GAP_S)
     assert moves
     assert len(policy.book.groups) == 1
     policy.check_integrity()

@@ -3,7 +3,8 @@
 Looks and retries grow with the number of jobs, so one event takes a bounded part of one of them and
 a timer that is due at once brings the rest. Looks go first: they make room. A retry tries everybody
 who waits once, in order of admission; a departure meanwhile lets it come to its end and begins
-another, so that nobody at the end of the queue is passed over for ever.
+another, so that nobody at the end of the queue is passed over for ever. Answers of one instant are
+carried out together, so that a job starts once, where the last look leaves it.
 """
 
 from collections import deque
@@ -18,7 +19,7 @@ from slackwater.control.coschedule.slo_guard import SloGuard
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
-from slackwater.model.placement import Refusal
+from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 
@@ -46,7 +47,9 @@ class Admission:
         self.held: dict[JobId, JobState] = {}
         self._queue: deque[JobId] = deque()  # those that this retry has still to try
         self._retry_again = False
-        self._looks: dict[tuple[int, int], JobState] = {}  # by size: one of the jobs
+        self._looks: dict[tuple[int, int], tuple[float, JobState]] = {}  # by size: when, for whom
+        self._answers: dict[JobId, Placement] = {}  # that wait for the looks of their instant
+        self._answered_s: float | None = None  # when they, or changes of rent, were given
         self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)  # when, and which size
         self._rebalance_at_s: float | None = None
 
@@ -55,7 +58,7 @@ class Admission:
         self.held[state.spec.job] = state  # Policies see it among those that want room.
         self.observe(now_s, state)
         commands = self._admit(state, now_s)
-        if state.placement is not None:
+        if state.spec.job in self._answers:
             commands.extend(self._rebalance(state, now_s))
         commands.extend(self._continue_later(now_s))
         if self._config.rebalance_every_s and self._rebalance_at_s is None:
@@ -82,10 +85,11 @@ class Admission:
             state.status = JobStatus.HELD
             return [HoldJob(job, reason)] if changed else []
         del self.held[job]
-        commands = self._places.apply([answer], now_s)
         # The others stand as just told, but on an owned fleet where one has less time beside it.
-        self.observe(now_s, state, None if self._fleet.owned else (state,))
-        return commands
+        others = self._places.alike(state) if self._fleet.owned else ()
+        self._tell(now_s, (*others, state), state.size)
+        self._looks[state.size] = (now_s, state)
+        return self._answer([answer], now_s)
 
     def depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
         """Jobs leave their nodes: others move together, and those that wait are tried again."""
@@ -98,7 +102,7 @@ class Admission:
             self.observe(now_s, states[0])
             for state in states:
                 self._policy.remove(state.spec.job)
-            self._look_later(states[0])
+            self._look_later(states[0], now_s)
         commands = self._look(now_s)
         commands.extend(self._places.grant(tuple(freed), now_s))
         self._retry_again = True
@@ -106,19 +110,47 @@ class Admission:
 
     def _rebalance(self, state: JobState, now_s: float) -> list[Command]:
         moves = self._policy.rebalance(now_s, state.spec.profile)
-        self._look_later(state)
-        return self._places.apply(moves, now_s)
+        self._look_later(state, now_s)
+        self._retry_again |= bool(moves)  # they may have made room
+        return self._answer(moves, now_s)
 
-    def _look_later(self, state: JobState) -> None:
-        """Let a look for moves of jobs of this one's size go on, if it has anything to look at."""
-        if self._policy.is_unfinished(state.spec.profile):
-            self._looks[state.size] = state
+    def _answer(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
+        """Note answers of the policy, the latest last, and carry them out if no look can change
+        them any more.
+        """
+        for told in placements:
+            self._answers.pop(told.job, None)
+            self._answers[told.job] = told
+        self._answered_s = now_s
+        return [] if self._due(now_s) else self.settle(now_s)
+
+    def settle(self, now_s: float) -> list[Command]:
+        """Carry out what was answered, and rent and give back nodes."""
+        answers = list(self._answers.values())
+        self._answers.clear()
+        self._answered_s = None
+        return self._places.apply(answers, now_s)
+
+    def is_unsettled(self, now_s: float | None = None) -> bool:
+        """Whether answers are still to be carried out (if given, of an instant before this)."""
+        return self._answered_s is not None and self._answered_s != now_s
+
+    def _look_later(self, state: JobState, now_s: float) -> None:
+        """Let a look for moves of jobs of this one's size go on when it has anything to look at."""
+        at_s = self._policy.next_look_s(state.spec.profile, now_s)
+        self._looks.pop(state.size, None)
+        if at_s is not None:
+            self._looks[state.size] = (at_s, state)
+
+    def _due(self, now_s: float) -> JobState | None:
+        """For whom the look is that has waited longest."""
+        return next((state for at_s, state in self._looks.values() if at_s <= now_s), None)
 
     def _look(self, now_s: float) -> list[Command]:
-        """A part of the look that has waited longest; rent is settled in any case."""
-        if not self._looks:
-            return self._places.apply((), now_s)
-        state = self._looks.pop(next(iter(self._looks)))
+        """A part of a look that is due; rent is settled in any case."""
+        state = self._due(now_s)
+        if state is None:
+            return self._answer((), now_s)
         # What those that it has just moved lose by their restart is known to the policy alone.
         if not self._is_observed(now_s, state):
             self.observe(now_s, state)
@@ -143,28 +175,29 @@ class Admission:
                 continue
             tried += 1
             commands.extend(self._admit(state, now_s))
-            if state.placement is not None:
-                self._looks[state.size] = state
+            if state.spec.job in self._answers:
                 break
             if state.status is JobStatus.HELD and not self._config.backfill:
                 self._queue.clear()
         return commands
 
     def _continue_later(self, now_s: float) -> list[Command]:
-        waits = self._queue or (self._retry_again and self.held)
-        return [SetTimer(_CONTINUE, now_s)] if self._looks or waits else []
+        times_s = [at_s for at_s, _ in self._looks.values()]
+        if self._queue or (self._retry_again and self.held):
+            times_s.append(now_s)
+        return [SetTimer(_CONTINUE, max(min(times_s), now_s))] if times_s else []
 
     def on_timer(self, event: TimerFired) -> list[Command]:
         """Go on with looks and retries, or look at all jobs because it is time."""
         if event.name == _CONTINUE:
-            step = self._look if self._looks else self._retry
+            step = self._look if self._due(event.now_s) else self._retry
             return step(event.now_s) + self._continue_later(event.now_s)
         due_s = self._rebalance_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
         self._rebalance_at_s = None
         self._tell(event.now_s, self._places.placed.values(), None)
-        commands = self._places.apply(self._policy.rebalance(event.now_s), event.now_s)
+        commands = self._answer(self._policy.rebalance(event.now_s), event.now_s)
         if self._places.placed or self.held:
             commands.append(self._set_rebalance(event.now_s))
         return commands
@@ -176,11 +209,9 @@ class Admission:
     def _is_observed(self, now_s: float, state: JobState) -> bool:
         return self._observed == (now_s, state.size)
 
-    def observe(
-        self, now_s: float, state: JobState, placed: Iterable[JobState] | None = None
-    ) -> None:
-        """Tell the policy how the jobs of one's size stand (or only these), and who waits."""
-        self._tell(now_s, self._places.alike(state) if placed is None else placed, state.size)
+    def observe(self, now_s: float, state: JobState) -> None:
+        """Tell the policy how the placed jobs of one's size stand, and who waits."""
+        self._tell(now_s, self._places.alike(state), state.size)
 
     def _tell(self, now_s: float, placed: Iterable[JobState], size: tuple[int, int] | None) -> None:
         standings = [
@@ -190,6 +221,7 @@ class Admission:
                 budget_s=self._guard.budget_to_share_s(state, now_s),
                 rollout_s=state.recent_rollout.lately_s,
                 train_s=state.recent_train.lately_s,
+                may_move=state.may_move,
             )
             for state in placed
             if state.iterations_left  # else in its last sync, about to leave

@@ -70,6 +70,8 @@ class Groups:
         costs no member its SLO.
         """
         assert state.placement is not None
+        if state.clock_s is not None:  # It was moved, and makes the broken iteration again.
+            state.restarted_s = state.elapsed_s(now_s)
         state.wake(now_s)
         group = self._groups[state.placement.group]
         group.pending[state.spec.job] = now_s
@@ -85,7 +87,8 @@ class Groups:
             state = group.jobs[job]
             state.joined = True
             members = self._members(group, now_s)
-            if state.clock_s is None and len(members) > 1:
+            can_wait = state.clock_s is None or state.spec.slo_scope == "iteration"
+            if can_wait and len(members) > 1:
                 loss_s, period_s = group.ordering.joining_loss_s(members, group.plan)
                 if loss_s > _NO_LOSS * period_s and now_s - since_s < _PATIENCE * period_s:
                     state.joined = False

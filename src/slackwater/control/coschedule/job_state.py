@@ -5,9 +5,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from slackwater.control.coschedule.recent_length import RecentLength
-from slackwater.model.job import JobProfile, JobSpec
+from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import FleetView
+
+_TOLERANCE = 1e-9  # of sums of many floating point times
 
 
 class JobStatus(StrEnum):
@@ -42,6 +44,9 @@ class JobState:
     spent_s: float = 0.0  # before that
     rests: bool = False
     iteration_began_s: float = 0.0  # on its clock
+    restarted_s: float = 0.0  # on its clock: after its last move
+    moved_at: float = -math.inf  # iterations that were done then
+    iterations_over: int = 0  # that took longer than the SLO bounds one to
     seen_s: float = 0.0  # what its phases so far, and its own time between them, take alone
     iteration_seen_s: float = 0.0  # of that, before the running iteration
     recent_rollout: RecentLength = field(default_factory=RecentLength)
@@ -115,9 +120,28 @@ class JobState:
         return self.spec.slo * self.profile.solo_s if scope == "iteration" else math.inf
 
     def iteration_s(self, now_s: float) -> float:
-        """How long the running iteration takes so far; below 0 in the sync before it."""
-        sync_s = self.sync_s if self.iterations_done else 0.0
-        return self.elapsed_s(now_s) - self.iteration_began_s - sync_s
+        """How long the running iteration takes so far, since the restart if one broke it; below 0
+        in the sync before it.
+        """
+        return self.elapsed_s(now_s) - max(self.iteration_began_s, self.restarted_s)
+
+    def end_iteration(self, now_s: float) -> None:
+        """Its train phase has ended; the iteration ends with the sync."""
+        self.next_phase = Phase.ROLLOUT
+        self.iterations_done += 1
+        self.free_s = now_s + self.sync_s
+        began_s, self.iteration_began_s = self.iteration_began_s, self.elapsed_s(self.free_s)
+        bound_s = self.spec.slo * self.profile.solo_s * (1 + _TOLERANCE)
+        self.iterations_over += self.iteration_began_s - began_s > bound_s
+        self.iteration_seen_s = self.seen_s - self.sync_s
+
+    @property
+    def may_move(self) -> bool:
+        """Whether its SLO bears a move. One that bounds iterations bears a broken one in
+        `ITERATIONS_PER_MOVE`, so there are as many since the last move, and as many to come.
+        """
+        least = min(self.iterations_done - self.moved_at, self.iterations_left)
+        return self.spec.slo_scope == "job" or least >= ITERATIONS_PER_MOVE
 
     @property
     def recent_solo_s(self) -> float:

@@ -68,7 +68,8 @@ class PlacementTable:
                 commands.append(StopJob(placement.job, state.epoch, True, placement.reason))
                 runs = state.clock_s is not None
                 freed.extend(self.withdraw(state, now_s))
-                state.clock_s = now_s if runs else None  # A move is on the job's own time.
+                if runs:  # A move is on the job's own time, and breaks an iteration.
+                    state.clock_s, state.moved_at = now_s, state.iterations_done
             fresh.append((state, placement))
         commands.extend(self._settle_rent())
         commands.extend(self._start(state, placement) for state, placement in fresh)

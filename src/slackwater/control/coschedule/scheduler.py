@@ -83,7 +83,11 @@ class CoScheduler:
     def handle(self, event: Event) -> Sequence[Command]:
         """Take one event, return what the body must do about it, in order."""
         kept = tuple(self._permits.kept)
-        commands = self._handlers[type(event)](event)
+        commands: list[Command] = []
+        decides = isinstance(event, JobArrived | TimerFired)
+        if self._admission.is_unsettled(event.now_s if decides else None):
+            commands.extend(self._admission.settle(event.now_s))
+        commands.extend(self._handlers[type(event)](event))
         bears = partial(self._bears_step, event.now_s)
         commands.extend(self._guests.grant(self._groups.is_wanted, bears, event.now_s))
         released = tuple(node for node in kept if node not in self._permits.kept)
@@ -318,11 +322,7 @@ class CoScheduler:
         if permit.phase is Phase.ROLLOUT:
             state.next_phase = Phase.TRAIN
             return self._places.grant(permit.nodes, event.now_s)
-        state.next_phase = Phase.ROLLOUT
-        state.iterations_done += 1
-        state.free_s += state.sync_s
-        state.iteration_began_s = state.elapsed_s(event.now_s)
-        state.iteration_seen_s = state.seen_s - state.sync_s
+        state.end_iteration(event.now_s)
         return self._after_iteration(state, event.now_s) + self._places.grant(
             permit.nodes, event.now_s
         )
@@ -411,6 +411,8 @@ class CoScheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         self._policy.check_integrity()
+        if self._admission.is_unsettled():
+            return
         self._permits.check_integrity()
         self._groups.check_integrity()
         self._places.check_integrity()

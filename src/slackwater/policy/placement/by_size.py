@@ -95,9 +95,9 @@ class PlacementBySize:
         sizes = self._policies if profile is None else (self._fleet.parts(profile),)
         return [move for parts in sizes for move in self._of(parts).rebalance(now_s, profile)]
 
-    def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance of jobs of this size has anything to look at."""
-        return self._of(self._fleet.parts(profile)).is_unfinished(profile)
+    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+        """When a rebalance of jobs of this size has anything to look at."""
+        return self._of(self._fleet.parts(profile)).next_look_s(profile, now_s)
 
     def rented(self) -> Sequence[NodeId]:
         """Nodes and parts of nodes that are paid for now, sorted."""

@@ -1,9 +1,11 @@
 """Consolidation: which jobs of thin groups should move together, and whether that is worth their
 restarts.
 
-A move is worth it only if it saves plainly more than it costs: `LEAST_GAIN_H` hours of the group's
-nodes beyond its restarts; forecasts are not good to a dollar. And a job that was moved rests for
-`LEAST_GAP_S`, so that none is thrown to and fro while others come and go.
+A merger must save `LEAST_GAIN_H` hours of the group's nodes: forecasts are not good to a dollar.
+Each restart costs the job's nodes for the time that it takes and for `RESTART_RISK_H` more, since
+it may fail, and others come who would ask for another. And a job that was placed or moved
+rests for `LEAST_GAP_S`, so that none is thrown to and fro while others come and go. Answers of one
+instant are carried out together, so until it has passed another move of the job is free.
 """
 
 import math
@@ -18,12 +20,12 @@ from slackwater.model.node import Role
 from slackwater.policy.columns import MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
 from slackwater.policy.placement.cycle_plan import FittedCycle
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.groups import GroupBook
-from slackwater.policy.placement.layout import JOB_ROWS, MOVED_FREE, best_layout, fit_layout
+from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
 
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
+RESTART_RISK_H = 0.5
 LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
 
@@ -36,6 +38,7 @@ class ConsolidationCandidate:
     left: int
     budget_s: float
     here: float
+    restart_s: float
     pins: int = 0
     cap_s: float = math.inf
 
@@ -69,6 +72,7 @@ class Consolidation:
     def __init__(self, book: GroupBook, max_group_size: int) -> None:
         self._book = book
         self._most = min(max_group_size, MAX_TOGETHER)
+        self.resting: dict[int, float] = {}  # groups that looks passed over, and until when
         self.work_left = 0  # that this look may still spend
         self.costs: dict[int, float] = {}  # of whole groups; whoever changes one clears them
 
@@ -134,7 +138,7 @@ class Consolidation:
                 profile.rollout_state_gb,
                 profile.train_state_gb,
                 profile.rollout_nodes,
-                restart_s(fleet, profile),
+                candidate.restart_s,
                 candidate.here,
                 candidate.cap_s,
             )
@@ -143,7 +147,7 @@ class Consolidation:
         mask = 0 if row is None else int(book.table.node_mask[row])
         pins = np.zeros(len(candidates), np.int64)
         spent = np.zeros(1, np.int64)
-        cost = best_layout(jobs, current, mask, train_nodes, room, pins, spent)
+        cost = best_layout(jobs, current, mask, train_nodes, room, RESTART_RISK_H, pins, spent)
         self.work_left -= int(spent[0]) + _LAYOUT_WORK
         if not np.isfinite(cost):
             return None
@@ -153,7 +157,7 @@ class Consolidation:
         cycle = FittedCycle(float(period_s), work[ROUNDS], starts)
         return GroupLayout(tuple(int(pin) for pin in pins), float(cost), cycle)
 
-    def candidate(self, job: JobId, here: bool) -> ConsolidationCandidate:
+    def candidate(self, job: JobId, now_s: float, *, here: bool) -> ConsolidationCandidate:
         """A placed job."""
         member = self._book.members[job]
         pins = member.pins if here else 0
@@ -162,6 +166,7 @@ class Consolidation:
             left=member.left,
             budget_s=member.budget_s,
             here=float(here),
+            restart_s=math.inf if self._rests(job, now_s) else restart_s(self._book, job, now_s),
             pins=pins,
             cap_s=member.spec.iteration_bound_s,
         )
@@ -186,37 +191,24 @@ class Consolidation:
             if len(incoming) < len(book.groups[source].jobs):
                 after = self.group_cost(source, incoming)
         jobs = (*here, *incoming)
-        candidates = [self.candidate(job, job in here) for job in jobs]
-        train_nodes = len(book.groups[row].train)
-        layout = self.layout(candidates, row, train_nodes, before - after - to_beat)
+        candidates = [self.candidate(job, now_s, here=job in here) for job in jobs]
+        group = book.groups[row]
+        train_nodes = len(group.train)
+        least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), train_nodes)
+        layout = self.layout(candidates, row, train_nodes, before - after - max(to_beat, least))
         if layout is None:
             return None
-        if any(self._rests(job, now_s) for job in self._moved(jobs, layout, row)):
-            return None
-        restarts = self._restarts(jobs, layout, row)
-        gain = before - after - layout.cost - restarts
-        group = book.groups[row]
-        least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), len(group.train))
-        return Merger(row, jobs, layout, gain) if gain > max(to_beat, least) else None
+        return Merger(row, jobs, layout, gain=before - after - layout.cost)
 
     def _rests(self, job: JobId, now_s: float) -> bool:
-        """Moved lately (several mergers of one look may move the same job: it restarts once), or
-        bound in every iteration, which a restart would break.
-        """
+        """Placed or moved lately, or its SLO bears no move now."""
         member = self._book.members[job]
-        return 0.0 < now_s - member.moved_s < LEAST_GAP_S or self._is_fixed(job)
-
-    def _is_fixed(self, job: JobId) -> bool:
-        return self._book.members[job].spec.slo_scope == "iteration"
-
-    def _moved(self, jobs: Sequence[JobId], layout: GroupLayout, row: int) -> list[JobId]:
-        """The jobs that change nodes."""
-        members = self._book.members
-        return [
-            job
-            for job, pins in zip(jobs, layout.pins, strict=True)
-            if members[job].row != row or members[job].pins != pins
-        ]
+        if member.moved_s == now_s:
+            return False
+        rested_s = member.moved_s + LEAST_GAP_S
+        if member.may_move and now_s < rested_s:
+            self.resting[member.row] = min(rested_s, self.resting.get(member.row, rested_s))
+        return not member.may_move or now_s < rested_s
 
     def _train_share(self, here: Sequence[JobId], incoming: Sequence[JobId], row: int) -> float:
         """Part of the train nodes' time that these jobs need at least; above 1 no layout
@@ -229,29 +221,17 @@ class Consolidation:
             share += train_s * member.left / max(member.budget_s, 1e-9)
         return share
 
-    def _restarts(self, jobs: Sequence[JobId], layout: GroupLayout, row: int) -> float:
-        """What the nodes cost that wait for jobs to restart."""
-        book, cost = self._book, 0.0
-        moved = self._moved(jobs, layout, row)
-        for job, pins in zip(jobs, layout.pins, strict=True):
-            if job in moved:
-                profile = book.members[job].spec.profile
-                nodes = profile.rollout_nodes if pins else 0
-                price = book.worth_per_h(nodes, len(book.groups[row].train))
-                cost += restart_s(book.fleet, profile) / 3600 * price
-        return cost
-
     def with_newcomer(
-        self, newcomer: ConsolidationCandidate, row: int, to_beat: float
+        self, newcomer: ConsolidationCandidate, row: int, now_s: float, to_beat: float
     ) -> GroupLayout | None:
         """A group on new train nodes for an arriving job and all members of a thin group, who move
         there.
         """
         book = self._book
         jobs = book.groups[row].jobs
-        if len(jobs) + 1 > self._most or any(self._is_fixed(job) for job in jobs):
+        if len(jobs) + 1 > self._most or any(self._rests(job, now_s) for job in jobs):
             return None
-        candidates = [newcomer, *(self.candidate(job, here=False) for job in jobs)]
+        candidates = [newcomer, *(self.candidate(job, now_s, here=False) for job in jobs)]
         before = self.group_cost(row)
         layout = self.layout(candidates, None, newcomer.profile.train_nodes, before + to_beat)
         return None if layout is None else replace(layout, cost=layout.cost - before)
@@ -263,13 +243,16 @@ def newcomer(job: JobSpec, budget_s: float) -> ConsolidationCandidate:
         profile=job.profile,
         left=job.iterations,
         budget_s=budget_s,
-        here=MOVED_FREE,
+        here=0.0,
+        restart_s=0.0,
         cap_s=job.iteration_bound_s,
     )
 
 
-def restart_s(fleet: FleetView, profile: JobProfile) -> float:
+def restart_s(book: GroupBook, job: JobId, now_s: float) -> float:
     """Time that a move takes from a job: the restart, and half an iteration that is done again on
-    average.
+    average; none in the instant in which it was placed or moved.
     """
-    return fleet.move.of(profile) + profile.solo_s / 2
+    member = book.members[job]
+    profile = member.spec.profile
+    return 0.0 if member.moved_s == now_s else book.fleet.move.of(profile) + profile.solo_s / 2

@@ -100,10 +100,10 @@ class GroupedPlacement(ABC):
         del now_s, profile
         return ()
 
-    def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance has anything to look at."""
-        del profile
-        return False
+    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+        """When a rebalance has anything to look at."""
+        del profile, now_s
+        return None
 
     def rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""

@@ -69,7 +69,8 @@ class Member:
     budget_s: float
     strategy: Strategy
     reason: str
-    moved_s: float = -math.inf  # when it was last moved to share
+    moved_s: float = -math.inf  # when it was last placed or moved
+    may_move: bool = True
 
 
 @dataclass(slots=True)
@@ -225,6 +226,7 @@ class GroupBook:
             member = self.members.get(standing.job)
             if member is not None:
                 member.left, member.budget_s = standing.iterations_left, standing.budget_s
+                member.may_move = standing.may_move
                 rows.append(member.row)
                 indices.append(member.index)
                 budgets_s.append(standing.budget_s)

@@ -21,7 +21,7 @@ class JobProgress:
     `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
     whole), of which it lets others use what it did not win by iterations shorter than declared.
     `rollout_s` and `train_s` are what its phases took lately on the nodes of its profile, once
-    there were some.
+    there were some. It must stay where it is while it is not `may_move`.
     """
 
     job: JobId
@@ -29,6 +29,7 @@ class JobProgress:
     budget_s: float
     rollout_s: float | None = None
     train_s: float | None = None
+    may_move: bool = True
 
 
 class PlacementPolicy(Protocol):
@@ -39,7 +40,8 @@ class PlacementPolicy(Protocol):
     on the nodes that its job has already only brings that plan; on others it is a move, and the
     job's processes restart there. Whoever drives the policy calls `observe` just before each of
     `place`, `remove`, `revise`, `isolate` and `rebalance`, with the placed jobs of the size of the
-    job that this is about: the others share nothing with it.
+    job that this is about: the others share nothing with it. Answers of one instant may be carried
+    out together, the last of each job.
     """
 
     @property
@@ -83,9 +85,9 @@ class PlacementPolicy(Protocol):
         """
         ...
 
-    def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance of jobs of this size has anything to look at: then it is asked for
-        soon, again and again, so that no decision takes long.
+    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+        """When a rebalance of jobs of this size has anything to look at, if ever: then it is asked
+        for, again and again, so that no decision takes long.
         """
         ...
 

@@ -101,8 +101,9 @@ class Interleaving(GroupedPlacement):
         placed = super().place(job, now_s)
         if isinstance(placed, Refusal):
             return placed
-        row = self.book.members[job.job].row
-        self._plan(row)
+        member = self.book.members[job.job]
+        member.moved_s = now_s
+        self._plan(member.row)
         return self.book.placement(job.job)
 
     def _plan(self, row: int) -> None:
@@ -112,7 +113,6 @@ class Interleaving(GroupedPlacement):
         self._changed.add(row)
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
-        del now_s
         profile, left = job.profile, job.iterations
         if self._must_yield(job):
             return None
@@ -127,7 +127,7 @@ class Interleaving(GroupedPlacement):
         if self._may_open(profile):
             candidate = newcomer(job, budget_s)
             for row in self._thin_rows(most_members=1):
-                layout = self._consolidation.with_newcomer(candidate, row, best_cost)
+                layout = self._consolidation.with_newcomer(candidate, row, now_s, best_cost)
                 if layout is not None:
                     best_cost = layout.cost
                     best = self._opened_for(profile, layout.pins[0], row)
@@ -233,11 +233,12 @@ class Interleaving(GroupedPlacement):
         if moves:
             self._changed.add(left)
             self._plan(self.book.members[job].row)
+            self.book.members[job].moved_s = now_s
         return [self.book.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Bring jobs of thin groups together, or lay a group out anew, where that saves more than
-        the restarts cost. A look that takes long goes on in the next call (`is_unfinished`), unless
+        the restarts cost. A look that takes long goes on in the next call (`next_look_s`), unless
         groups have changed since.
         """
         del profile
@@ -273,10 +274,13 @@ class Interleaving(GroupedPlacement):
                 self._changed.clear()
         return [self.book.placement(job) for job in moves]
 
-    def is_unfinished(self, profile: JobProfile) -> bool:
-        """Whether a rebalance has anything to look at."""
+    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+        """When a rebalance has anything to look at: now, or once a job has rested."""
         del profile
-        return bool(self._loose) or (self._may_move and bool(self._changed or self._look))
+        if self._loose or (self._may_move and (self._changed or self._look)):
+            return now_s
+        rested_s = self._consolidation.resting.values() if self._may_move else ()
+        return max(now_s, min(rested_s)) if rested_s else None
 
     @property
     def _may_move(self) -> bool:
@@ -295,8 +299,11 @@ class Interleaving(GroupedPlacement):
         """Every way to bring a thin group, or one of its jobs, into another of which one has
         changed, and every thin group by itself.
         """
-        changed = self._changed if self._look is None else self._changed | self._look.changed
+        changed = self._changed | self._consolidation.resting.keys()
+        if self._look is not None:
+            changed |= self._look.changed
         self._changed = set(changed)
+        self._consolidation.resting.clear()
         self._consolidation.costs.clear()
         pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
         thin = self._thin_rows(most_members=3)

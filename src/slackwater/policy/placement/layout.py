@@ -46,7 +46,6 @@ from slackwater.policy.placement.group_scan import count_bits, first_bits, free_
     OWN_CAP_S,
 ) = range(12)
 JOB_ROWS = 12
-MOVED_FREE = 2.0  # HERE of a job that runs nowhere yet: it takes any nodes without a restart.
 
 
 @compiled
@@ -159,6 +158,18 @@ def _least_cost(
 
 
 @compiled
+def _restart_cost(
+    pins: Ints, delay_s: Floats, train_nodes: int, room: PlacementBudget, risk_h: float
+) -> float:
+    cost = 0.0
+    for j in range(len(pins)):
+        if delay_s[j] > 0.0:
+            price = train_nodes * room.train_price + count_bits(pins[j]) * room.rollout_price
+            cost += (delay_s[j] / 3600.0 + risk_h) * price
+    return cost
+
+
+@compiled
 def fit_layout(
     jobs: Floats,
     current: Ints,
@@ -188,11 +199,13 @@ def best_layout(
     node_mask: int,
     train_nodes: int,
     room: PlacementBudget,
+    risk_h: float,
     best_pins: Ints,
     spent: Ints,
 ) -> float:
     """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if
-    none costs less than `room.to_beat`. The work that this took is added to `spent`.
+    none costs less than `room.to_beat`. Each restart costs its nodes for the time that it takes,
+    and for `risk_h` more. The work that this took is added to `spent`.
     """
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -220,6 +233,7 @@ def best_layout(
                     room.rollout_price,
                     room.train_price,
                 )
+                cost += _restart_cost(pins, delay_s, train_nodes, room, risk_h)
                 if cost < best - 1e-9:
                     best, found = cost, True
                     copy_row(best_pins, pins, len(pins))

@@ -25,8 +25,8 @@ def execute(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
         named = [1 << slot for slot in bits(wanted)]
         kept = sum(real[bit] for bit in named if bit in real)
         missing = [bit for bit in named if bit not in real]
+        member.budget_s -= restart_s(book, job, now_s)
         member.moved_s = now_s
-        member.budget_s -= restart_s(book.fleet, member.spec.profile)
         reason = f"sharing {book.groups[row].group} saves ${merger.gain:.0f}"
         strategy = sharing_strategy(kept, len(missing))
         opened = (

@@ -295,6 +295,7 @@ class PhaseService:
             "slo_scope": entry.terms.slo_scope,
             "bound": round(entry.terms.bound, 4),
             "slowdown": None if slowdown is None else round(slowdown, 4),
+            "iterations_over_bound": 0 if state is None else state.iterations_over,
             "phase": None if hold is None else hold.phase.value,
             "permit": None if hold is None else hold.known_as,
             "nodes": [] if hold is None else list(hold.nodes),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from slackwater.model.ids import GroupId, JobId, NodeId
-from slackwater.model.job import JobSpec
+from slackwater.model.job import ITERATIONS_PER_MOVE, JobSpec
 from slackwater.model.node import NodeType, Pool, Role
 from slackwater.model.placement import Phase, Strategy, place_devices
 from slackwater.sim.cluster.report import JobRow, PoolUse
@@ -81,6 +81,7 @@ class SimulatedAccount:
         elapsed_s = self.iteration_began_s if self.finished_s is not None else self.elapsed_s(end_s)
         bound_s = spec.slo * spec.iterations * spec.profile.solo_s
         realised_s = spec.slo * self.solo_realised_s
+        broken = self.iterations_done - self.iterations_in_bound
         queued_until_s = self.placed_s if self.placed_s is not None else end_s
         begun_s = self.first_permit_s if self.first_permit_s is not None else queued_until_s
         return JobRow(
@@ -97,7 +98,7 @@ class SimulatedAccount:
             bound_s=bound_s,
             solo_realised_s=self.solo_realised_s,
             kept_slo=elapsed_s <= bound_s * (1 + _TOLERANCE)
-            and (spec.slo_scope == "job" or self.iterations_in_bound == self.iterations_done),
+            and (spec.slo_scope == "job" or broken * ITERATIONS_PER_MOVE <= self.iterations_done),
             kept_slo_realised=elapsed_s <= realised_s * (1 + _TOLERANCE),
             iterations_in_bound=self.iterations_in_bound,
             strategy=self.strategy,
