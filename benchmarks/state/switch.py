@@ -72,9 +72,7 @@ def _measured(options: BenchOptions, folder: Path, size: int, rounds: int) -> di
     sums: dict[str, int] = {}
     for job in "ab":
         parts = [
-            StoredPart(
-                StateKey(job, "net", "w", kind, 0, elements), "float32", 4, shape=(elements,)
-            )
+            StoredPart(StateKey(job, "net", "w", kind, 0, elements), "float32", 4)
             for kind in _KINDS
         ]
         bodies[job] = _Body()

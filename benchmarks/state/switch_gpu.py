@@ -109,7 +109,7 @@ def full_parts(job: str, scale: float) -> list[StoredPart]:
 def _part(
     job: str, name: str, kind: str, size: int, dtype: str, each: int, role: PartRole = PartRole.KEPT
 ) -> StoredPart:
-    return StoredPart(StateKey(job, name, name, kind, 0, size), dtype, each, role, (size,))
+    return StoredPart(StateKey(job, name, name, kind, 0, size), dtype, each, role)
 
 
 class Bench:

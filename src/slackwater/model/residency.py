@@ -44,16 +44,12 @@ class StateKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """One stored tensor: key, element type by PyTorch's name (`float32`), element size, role.
-
-    `shape` is that of the whole parameter; a slice is of its elements laid out flat.
-    """
+    """One stored tensor: key, element type by PyTorch's name (`float32`), element size, role."""
 
     key: StateKey
     dtype: str
     element_bytes: int
     role: PartRole = PartRole.KEPT
-    shape: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.key.start < self.key.stop:

@@ -75,7 +75,6 @@ class TensorGroup:
                 StateKey(name, "process", str(number), "tensor", 0, tensor.numel()),
                 str(tensor.dtype).removeprefix("torch."),
                 tensor.element_size(),
-                shape=tuple(tensor.shape),
             )
             for number, tensor in enumerate(ordered)
         ]

@@ -1,1 +1,1 @@
-"""A node's state manager: device, host and disk tiers, moves between them, checkpoints."""
+"""A node's state manager: device, host and disk tiers and moves between them."""

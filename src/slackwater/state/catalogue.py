@@ -89,15 +89,6 @@ class Catalogue:
             if self._owners.get(part.key) == image:
                 del self._owners[part.key]
 
-    def stored_of(self, job: str, model: str) -> dict[StateKey, tuple[str, int, StoredPart]]:
-        """Every stored part of one model, whoever brought it: its image, offset and description."""
-        return {
-            part.key: (image, offset, part)
-            for image, layout in self._images.items()
-            for part, offset in zip(layout.parts, layout.offsets, strict=True)
-            if (part.key.job, part.key.model) == (job, model)
-        }
-
     def places(self, deployment: str) -> list[tuple[str, int] | None]:
         """For every part on the device in order: its image and offset; None if not stored."""
         offsets: dict[StateKey, tuple[str, int]] = {}

@@ -79,10 +79,6 @@ class StateClient:
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
         return self._ask(lambda ask: says.SurvivorAsked(ask, prefix, after, at_most)).survivor
 
-    def materialize(self, deployment: str, path: str, kinds: Sequence[str] | None = None) -> None:
-        wanted = None if kinds is None else list(kinds)
-        self._ask(lambda ask: says.MaterializeState(ask, deployment, path, wanted), 3600.0)
-
     def close(self) -> None:
         self._frames.close()
 

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.state.image import HostImage, ImageArrivalProgress
 
-# Counters and the like, that belong to a state and are no tensors. "meta" goes into checkpoints;
-# "empty_kinds" are kinds that are all zeros, and are neither copied nor stored until they are not.
-# "seq" is the last operation whose effect is in it.
+# Counters and the like, that belong to a state and are no tensors ("meta"). "empty_kinds" are kinds
+# that are all zeros, and are neither copied nor stored until they are not. "seq" is the last
+# operation whose effect is in it.
 About = Mapping[str, Any]
 
 
@@ -69,10 +69,6 @@ class StatePort(Protocol):
 
     def evict(
         self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0
-    ) -> None: ...
-
-    def materialize(
-        self, deployment: str, path: str, kinds: Sequence[str] | None = None
     ) -> None: ...
 
     def forget(self, deployment: str) -> None: ...

@@ -169,8 +169,6 @@ class StateServer:
                 manager.ensure(deployment, tier, lease=lease, timeout_s=timeout_s)
             case says.EvictState(_, deployment, tier, timeout_s):
                 manager.evict(deployment, tier, timeout_s=timeout_s)
-            case says.MaterializeState(_, deployment, path, kinds):
-                manager.materialize(deployment, path, kinds)
             case says.SurvivorAsked(_, prefix, after, at_most):
                 return says.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
             case says.NoteState(_, deployment, what):

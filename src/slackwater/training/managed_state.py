@@ -38,15 +38,12 @@ class ManagedState:
                 _dtype(vector),
                 vector.element_size(),
                 PartRole.SCRATCH if kind in _SCRATCH else PartRole.KEPT,
-                tuple(shape),
             )
             for kind, vector in flat.vectors().items()
-            for name, (part, shape) in flat.slices.items()
+            for name, (part, _) in flat.slices.items()
         ]
         return found + [
-            StoredPart(
-                self._frozen_key(name), _dtype(t), t.element_size(), PartRole.FROZEN, tuple(t.shape)
-            )
+            StoredPart(self._frozen_key(name), _dtype(t), t.element_size(), PartRole.FROZEN)
             for name, t in self.trainer.frozen().items()
         ]
 

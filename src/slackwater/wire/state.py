@@ -36,15 +36,6 @@ class EvictState(Message, frozen=True):
     timeout_s: float
 
 
-class MaterializeState(Message, frozen=True):
-    """Write a checkpoint, or weights, to a file of this node."""
-
-    ask: int
-    deployment: str
-    path: str
-    kinds: list[str] | None
-
-
 class NoteState(Message, frozen=True):
     """`what`: release, forget, forget_when_unused or forget_abandoned."""
 
@@ -124,7 +115,6 @@ FromHolder = (
     | RegisterState
     | EnsureState
     | EvictState
-    | MaterializeState
     | NoteState
     | SurvivorAsked
     | StateMoveEnded

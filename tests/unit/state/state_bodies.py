@@ -18,10 +18,9 @@ def part(
     role: PartRole = PartRole.KEPT,
     model: str = "m",
     start: int = 0,
-    whole: int | None = None,
 ) -> StoredPart:
     key = StateKey(deployment, model, parameter, kind, start, start + elements)
-    return StoredPart(key, "float32", 4, role, (whole or elements,))
+    return StoredPart(key, "float32", 4, role)
 
 
 class PlainBody:

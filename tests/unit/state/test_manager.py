@@ -15,7 +15,6 @@ from slackwater.state.device import DeviceTier
 from slackwater.state.disk import DiskTier
 from slackwater.state.image import HostImage
 from slackwater.state.manager import StateManager
-from slackwater.tensors.checked_file import read_tensors
 
 KB = 1024
 
@@ -193,28 +192,6 @@ def test_replicas_of_one_state_are_stored_once(node: Node) -> None:
         assert first.wrong == second.wrong == []
     with pytest.raises(RefusedError, match="shared by job@1"):
         node.manager.forget("job@0")
-
-
-def test_a_checkpoint_is_put_together_from_slices_while_another_job_runs(
-    node: Node, tmp_path: Path
-) -> None:
-    halves = [
-        part("job", "w", 2 * KB, start=0, whole=4 * KB),
-        part("job", "w", 2 * KB, start=2 * KB, whole=4 * KB),
-    ]
-    bodies = [node.add(f"job@{rank}", [half]) for rank, half in enumerate(halves)]
-    other = node.add("other", [part("other", "w", KB)])
-    for rank, body in enumerate(bodies):
-        with node.device.use(f"job@{rank}"):
-            next(iter(body.tensors.values())).fill_(float(rank))
-            body.steps = 1
-        node.device.evict(f"job@{rank}")
-    with node.device.use("other"):
-        other.change(torch.Generator())
-        node.manager.materialize("job@0", str(tmp_path / "weights.safetensors"), ["weight"])
-    tensors, _ = read_tensors(tmp_path / "weights.safetensors")
-    expected = torch.cat([torch.zeros(2 * KB), torch.ones(2 * KB)])
-    assert torch.equal(tensors["w"], expected)
 
 
 def test_a_state_that_cannot_stay_warm_is_refused_with_the_numbers(node: Node) -> None:

@@ -1,8 +1,7 @@
 """The canonical form of a deployment's state: each part once, at a place of one image (PlexRL
 4.5.2).
 
-Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once,
-and any slicing can be rebuilt from the slices that are stored.
+Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -74,51 +73,6 @@ def check_same(known: StoredPart, part: StoredPart) -> None:
             f"{part.dtype} {part.role.value}",
             f"must be {known.dtype} {known.role.value}, as its replica is",
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePiece:
-    """So many elements of a stored part, from one of its elements on, to an element of the wanted
-    slice.
-    """
-
-    stored: StateKey
-    from_element: int
-    to_element: int
-    elements: int
-
-
-def pieces_of(wanted: StateKey, stored: Iterable[StateKey]) -> list[ImagePiece]:
-    """How a slice is put together from the slices that are stored, whatever layout they were stored
-    under.
-    """
-    candidates = sorted(
-        (key for key in stored if _same_tensor(key, wanted)), key=lambda key: key.start
-    )
-    pieces: list[ImagePiece] = []
-    at = wanted.start
-    for key in candidates:
-        if key.start > at or at >= wanted.stop:
-            break
-        if key.stop <= at:
-            continue
-        stop = min(key.stop, wanted.stop)
-        pieces.append(ImagePiece(key, at - key.start, at - wanted.start, stop - at))
-        at = stop
-    if at < wanted.stop:
-        raise ConfigError.of(
-            "state slice", str(wanted), f"is not stored whole: elements from {at} on are missing"
-        )
-    return pieces
-
-
-def _same_tensor(one: StateKey, other: StateKey) -> bool:
-    return (one.job, one.model, one.parameter, one.kind) == (
-        other.job,
-        other.model,
-        other.parameter,
-        other.kind,
-    )
 
 
 def merged_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:

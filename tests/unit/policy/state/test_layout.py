@@ -1,6 +1,4 @@
-"""How an image is laid out, how slices are put together, who makes room."""
-
-import itertools
+"""How an image is laid out, who makes room."""
 
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.residency import StateBudgets, StateKey, StoredPart
 from slackwater.policy.state.admission import DeploymentNeeds, ImageSize, refusal
 from slackwater.policy.state.eviction import EvictionCandidate, victims
-from slackwater.policy.state.layout import laid_out, merged_runs, pieces_of
+from slackwater.policy.state.layout import laid_out, merged_runs
 
 
 def key(start: int, stop: int, kind: str = "weight") -> StateKey:
@@ -37,25 +35,6 @@ def test_parts_do_not_overlap_and_replicas_are_stored_once(
 def test_one_name_for_two_tensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="as its replica is"):
         laid_out([StoredPart(key(0, 4), "float32", 4), StoredPart(key(0, 4), "bfloat16", 2)])
-
-
-@given(st.data())
-def test_any_slice_is_rebuilt_from_any_slicing(data: st.DataObject) -> None:
-    size = data.draw(st.integers(1, 60))
-    cuts = sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=5))})
-    stored = {key(a, b): list(range(a, b)) for a, b in itertools.pairwise(cuts)}
-    start = data.draw(st.integers(0, size - 1))
-    stop = data.draw(st.integers(start + 1, size))
-    found = [-1] * (stop - start)
-    for piece in pieces_of(key(start, stop), stored):
-        values = stored[piece.stored][piece.from_element : piece.from_element + piece.elements]
-        found[piece.to_element : piece.to_element + piece.elements] = values
-    assert found == list(range(start, stop))
-
-
-def test_a_slice_that_is_missing_is_named() -> None:
-    with pytest.raises(ConfigError, match="elements from 4 on are missing"):
-        pieces_of(key(0, 8), [key(0, 4), key(6, 8)])
 
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 30)))
