@@ -6,6 +6,7 @@ The net has the size of SmolLM2-135M with 8 heads and 4 KV heads; that one's 9 a
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,8 @@ _NET = NetConfig(
     ffn_size=1536,
     max_positions=2048,
 )
-_QUICK_NET = NetConfig(
-    family="llama",
-    vocab_size=512,
-    hidden_size=64,
-    num_layers=2,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=8,
-    ffn_size=128,
-    max_positions=256,
+_QUICK_NET = replace(
+    _NET, vocab_size=512, hidden_size=64, num_layers=2, head_dim=8, ffn_size=128, max_positions=256
 )
 
 

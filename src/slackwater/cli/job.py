@@ -2,7 +2,6 @@
 
 import json
 import time
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -14,6 +13,7 @@ from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.job_file import JobFile
+from slackwater.model.toml_text import read_toml
 
 app = typer.Typer(
     add_completion=False,
@@ -157,12 +157,7 @@ def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None
 
 def read_job_file(path: Path) -> dict[str, Any]:
     """The file as the service takes it: absolute paths, checked recipe, number of steps."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError.of("FILE", str(path), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError.of("FILE", str(path), f"is not TOML: {error}") from None
+    table = read_toml("FILE", path)
     try:
         return _resolved(table, path.resolve().parent)
     except ConfigError as error:

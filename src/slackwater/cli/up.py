@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import typer
 from slackwater.cli.up_options import UpOptions, given_settings, is_given, with_up_options
 from slackwater.model.config import decode, override, plain
 from slackwater.model.errors import ConfigError
-from slackwater.model.toml_text import toml_text
+from slackwater.model.toml_text import read_toml, toml_text
 
 if TYPE_CHECKING:
     from slackwater.runtime.store.state_directory import StateDirectory
@@ -40,15 +39,7 @@ def settings_table(
     config: Path | None, flags: dict[str, Any], changes: list[str]
 ) -> dict[str, Any]:
     """What the service is to be: the file, then the options that were given, then `--set`."""
-    table: dict[str, Any] = {}
-    if config is not None:
-        try:
-            table = tomllib.loads(config.read_text(encoding="utf-8"))
-        except OSError as error:
-            fix = f"cannot be read: {error.strerror}"
-            raise ConfigError.of("--config", str(config), fix) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError.of("--config", str(config), f"is not TOML: {error}") from None
+    table = {} if config is None else read_toml("--config", config)
     return override(table | flags, changes)
 
 

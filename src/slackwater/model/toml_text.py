@@ -1,8 +1,22 @@
-"""Plain data as TOML text: what `--dry-run` prints can be read back as a file."""
+"""TOML files, and plain data as TOML text: what `--dry-run` prints can be read back as a file."""
 
 import json
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from slackwater.model.errors import ConfigError
+
+
+def read_toml(option: str, file: Path) -> dict[str, Any]:
+    """The file's table; an error names the option that gave the file."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError.of(option, str(file), f"cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError.of(option, str(file), f"is not TOML: {error}") from None
 
 
 def toml_text(table: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
+from slackwater.model.toml_text import read_toml
 from slackwater.rl.environments import AnyEnvironment, DataTasks
 
 
@@ -170,18 +171,9 @@ def recipe_description(name: str) -> str:
 
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
-    if path.suffix != ".toml":
-        if name not in recipe_names():
-            raise ConfigError.of(
-                "RECIPE", name, f"must be a .toml file or one of {', '.join(recipe_names())}"
-            )
-        text = (files("slackwater.rl") / "recipes" / f"{name}.toml").read_text()
-    else:
-        try:
-            text = path.read_text()
-        except OSError as error:
-            raise ConfigError.of("RECIPE", name, f"cannot be read: {error.strerror}") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError.of("RECIPE", name, f"is not TOML: {error}") from None
+    if path.suffix == ".toml":
+        return read_toml("RECIPE", path)
+    if name not in recipe_names():
+        known = ", ".join(recipe_names())
+        raise ConfigError.of("RECIPE", name, f"must be a .toml file or one of {known}")
+    return tomllib.loads((files("slackwater.rl") / "recipes" / f"{name}.toml").read_text())

@@ -19,7 +19,6 @@ of one site share a fast network: weights come to a site once cores = [0, 1]
 
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
 from slackwater.model.instance import EngineName
+from slackwater.model.toml_text import read_toml
 from slackwater.runtime.launch.kubernetes import KubernetesPool
 from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.launch.slurm import SlurmPool
@@ -225,10 +225,4 @@ def one_node(
 
 def read_fleet_file(file: Path) -> FleetFile:
     """The fleet, or an error that names what is wrong with the file."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError.of("--fleet", str(file), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError.of("--fleet", str(file), f"is not TOML: {error}") from None
-    return decode(FleetFile, table)
+    return decode(FleetFile, read_toml("--fleet", file))

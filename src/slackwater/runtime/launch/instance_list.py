@@ -18,7 +18,6 @@ model = "qwen"                         # needed where the service has several
 
 import os
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathlib import Path
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import EngineName, InstanceKind
+from slackwater.model.toml_text import read_toml
 from slackwater.runtime.launch.port import WorkerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -133,13 +133,7 @@ class InstanceList:
 
 def read_instance_list(file: Path) -> InstanceList:
     """The list, or an error that names what is wrong with it."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        fix = f"cannot be read: {error.strerror}"
-        raise ConfigError.of("--instances", str(file), fix) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError.of("--instances", str(file), f"is not TOML: {error}") from None
+    table = read_toml("--instances", file)
     for entry in table.get("instances", ()):
         if isinstance(entry, dict) and "vllm_url" in entry:  # an older name of these two
             entry |= {"engine": "vllm", "url": entry.pop("vllm_url")}

@@ -20,6 +20,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import KNOWN_NODE_TYPES, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
+from slackwater.model.toml_text import read_toml
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
@@ -174,12 +175,7 @@ def read_table(source: str) -> tuple[dict[str, Any], Path]:
             fix = f"did you mean {close[0]}?" if close else f"shipped: {', '.join(shipped)}"
             raise ConfigError.of("FILE", source, f"is no .toml file and no shipped scenario; {fix}")
         return shipped[source]
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), path.parent
-    except OSError as error:
-        raise ConfigError.of("FILE", source, f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path.name}: is not TOML: {error}") from None
+    return read_toml("FILE", path), path.parent
 
 
 def read_scenario(source: str, assignments: Iterable[str] = ()) -> tuple[ScenarioFile, Path]:
