@@ -9,6 +9,7 @@ import pytest
 from slackwater.cli.checkout import load_benchmarks
 
 load_benchmarks()
+gc.disable()  # until all tests are collected: what is imported stays
 
 # In a fresh clone these compile what many others call. They come first, each in a process of its
 # own, so that no two processes compile the same.
@@ -34,3 +35,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from walking through all imports after every test."""
     gc.freeze()
+    gc.enable()
