@@ -8,6 +8,7 @@ polynomial, times x to the power of the second's bits, plus the second sum.
 import hashlib
 import json
 import math
+import mmap
 import os
 import struct
 import threading
@@ -21,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
@@ -126,14 +125,51 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Te
         if torch.device(device).type == "cuda":
             tensors, sums = _onto_device(path, header, device)
         else:
-            tensors = load_file(path, device="cpu")
+            tensors = mapped_tensors(path, header)
             sums = _summed(tensors, _sums_of, _READERS)
-    except (SafetensorError, OSError, ValueError) as error:
+    except OSError as error:
         raise unusable(path, str(error)) from error
     for name, found in sums.items():
         if found != header.crc32[name]:
             raise unusable(path, f"the bytes of {name} are not as written")
     return tensors, header
+
+
+def mapped_tensors(path: Path, header: TensorHeader) -> dict[str, Tensor]:
+    """The file's tensors as private mappings of it: nothing is read before it is used.
+
+    Not by `safetensors`, whose every read of a tensor keeps two objects for good (0.8.0): workers
+    read thousands of versions.
+    """
+    sizes = _sizes(path, header)
+    with path.open("rb") as file:
+        whole = mmap.mmap(file.fileno(), header.file_bytes, access=mmap.ACCESS_COPY)
+    data = torch.frombuffer(whole, dtype=torch.uint8)
+    return _views(data[header.file_bytes - header.data_bytes :], sizes, header)
+
+
+def _sizes(path: Path, header: TensorHeader) -> list[int]:
+    """The bytes of each tensor; the file is refused if its data are not exactly these."""
+    sizes, at = [], header.file_bytes - header.data_bytes
+    for name, shape in header.shapes.items():
+        kind = _DTYPES.get(header.dtypes[name])
+        if kind is None or not all(isinstance(size, int) and size >= 0 for size in shape):
+            raise unusable(path, f"{name} is {header.dtypes[name]} of {list(shape)}")
+        if at % kind.itemsize:
+            raise unusable(path, f"{name} is not aligned")
+        sizes.append(math.prod(shape) * kind.itemsize)
+        at += sizes[-1]
+    if at != header.file_bytes:
+        raise unusable(path, f"its tensors end at byte {at}, not at {header.file_bytes}")
+    return sizes
+
+
+def _views(data: Tensor, sizes: Sequence[int], header: TensorHeader) -> dict[str, Tensor]:
+    """Tensors of these sizes that lie side by side in `data`."""
+    parts = zip(header.shapes.items(), data.split(list(sizes)), strict=True)
+    return {
+        name: part.view(_DTYPES[header.dtypes[name]]).view(shape) for (name, shape), part in parts
+    }
 
 
 def _sums_of(piece: Sequence[_Part]) -> list[int]:
@@ -144,19 +180,11 @@ def _onto_device(
     path: Path, header: TensorHeader, device: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """The tensors side by side in one allocation, as in the file, and their sums."""
-    sizes = {
-        name: math.prod(shape) * _DTYPES[header.dtypes[name]].itemsize
-        for name, shape in header.shapes.items()
-    }
-    parts = torch.empty(sum(sizes.values()), dtype=torch.uint8, device=device).split(
-        list(sizes.values())
-    )
-    tensors = {
-        name: part.view(_DTYPES[header.dtypes[name]]).view(header.shapes[name])
-        for name, part in zip(sizes, parts, strict=True)
-    }
+    sizes = _sizes(path, header)
+    data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    tensors = _views(data, sizes, header)
     torch.cuda.current_stream().synchronize()  # until then this memory may still be in use
-    begin = header.file_bytes - sum(sizes.values())
+    begin = header.file_bytes - len(data)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return tensors, _summed(tensors, lambda piece: _get(descriptor, begin, piece), _READERS)

@@ -16,6 +16,10 @@ from slackwater.model.errors import ConfigError
 METADATA_KEY = "slackwater"
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 100_000_000
+_MALFORMED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
+    struct.error,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class TensorHeader:
     crc32: Mapping[str, int]
     meta: Mapping[str, Any]
     file_bytes: int
+    data_bytes: int
 
 
 def metadata_of(crc32: Mapping[str, int], meta: Mapping[str, Any]) -> dict[str, str]:
@@ -44,16 +49,16 @@ def read_header(path: Path) -> TensorHeader:
                 raise unusable(path, "it is no tensor file")
             found = json.loads(file.read(length))
         own = json.loads(found.pop("__metadata__")[METADATA_KEY])
+        data_bytes = max((int(entry["data_offsets"][1]) for entry in found.values()), default=0)
         header = TensorHeader(
             dtypes={name: str(entry["dtype"]) for name, entry in found.items()},
             shapes={name: tuple(entry["shape"]) for name, entry in found.items()},
             crc32=own["crc32"],
             meta=own["meta"],
-            file_bytes=_LENGTH.size
-            + length
-            + max((int(entry["data_offsets"][1]) for entry in found.values()), default=0),
+            file_bytes=_LENGTH.size + length + data_bytes,
+            data_bytes=data_bytes,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except _MALFORMED as error:
         if isinstance(error, ConfigError):
             raise
         raise unusable(path, f"{type(error).__name__} {error}") from error

@@ -1,18 +1,18 @@
 """The weight port over a folder that publishers and pullers share."""
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from slackwater.model.errors import RefusedError
 from slackwater.tensors.checked_file import (
     FOR_TRANSFORMERS,
+    checksum,
     content_digest,
+    mapped_tensors,
     read_tensors,
     write_tensors,
 )
@@ -51,25 +51,21 @@ def read_slices(paths: Sequence[Path], receiver: RankShards) -> tuple[dict[str, 
     came = 0
     for path in paths:
         header = read_header(path)
-        with safe_open(path, framework="pt") as stored:
-            for name, shape in header.shapes.items():
-                source = PublishedSlice(0, name, Box.whole(shape))
-                if name.endswith("]"):
-                    source = PublishedSlice.named(name, 0)
-                for fetch in fetches([source], receiver):
-                    values = stored.get_slice(name)[fetch.box.within(source.box)]
-                    came += values.nbytes
-                    if fetch.box == source.box and _sum(values) != header.crc32[name]:
-                        raise unusable(path, f"the bytes of {name} are not as written")
-                    tensor = source.tensor
-                    if tensor not in local:
-                        local[tensor] = torch.zeros(receiver.shapes[tensor], dtype=values.dtype)
-                    local[tensor][fetch.place] = values
+        stored = mapped_tensors(path, header)
+        for name, shape in header.shapes.items():
+            source = PublishedSlice(0, name, Box.whole(shape))
+            if name.endswith("]"):
+                source = PublishedSlice.named(name, 0)
+            for fetch in fetches([source], receiver):
+                values = stored[name][fetch.box.within(source.box)]
+                came += values.nbytes
+                if fetch.box == source.box and checksum(values) != header.crc32[name]:
+                    raise unusable(path, f"the bytes of {name} are not as written")
+                tensor = source.tensor
+                if tensor not in local:
+                    local[tensor] = torch.zeros(receiver.shapes[tensor], dtype=values.dtype)
+                local[tensor][fetch.place] = values
     return local, came
-
-
-def _sum(values: Tensor) -> int:
-    return zlib.crc32(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 class DirectoryWeightStore(VersionCatalog):

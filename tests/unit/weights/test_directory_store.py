@@ -1,5 +1,8 @@
 """The weight port over a folder."""
 
+import gc
+import json
+import sys
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -78,6 +81,57 @@ def test_one_flipped_bit_of_a_tensor_is_refused(tmp_path: Path) -> None:
     weights.path("a").write_bytes(altered)
     with pytest.raises(ConfigError, match="not as written"):
         weights.pull("a")
+
+
+SHAPES = st.one_of(
+    st.lists(st.integers(-2, 1 << 70), max_size=3),
+    st.sampled_from(["3", {"a": 1}, None, [0.5], [True], [[3]], [3, 4]]),
+)
+ENTRIES = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "F64", "U8", "F8_E4M3", "", 7, None]),
+        "shape": SHAPES,
+        "data_offsets": st.lists(st.integers(-8, 1 << 70) | st.just(float("inf")), max_size=3),
+    },
+)
+
+
+@given(entry=ENTRIES, padding=st.integers(0, 9))
+@settings(max_examples=200, deadline=None)
+def test_a_header_that_lies_is_refused_with_one_error(
+    tmp_path_factory: pytest.TempPathFactory, entry: dict[str, Any], padding: int
+) -> None:
+    path = tmp_path_factory.mktemp("lie") / "v.safetensors"
+    write_tensors(path, TENSORS, {})
+    before = path.read_bytes()
+    length = int.from_bytes(before[:8], "little")
+    header = json.loads(before[8 : 8 + length])
+    header["model.embed.weight"] |= entry
+    told = json.dumps(header).encode() + b" " * padding
+    path.write_bytes(len(told).to_bytes(8, "little") + told + before[8 + length :])
+    try:
+        tensors, _ = read_tensors(path)
+    except ConfigError:
+        return
+    assert tensors.keys() == TENSORS.keys()
+    assert all(
+        content_digest({"": tensors[n]}) == content_digest({"": TENSORS[n]}) for n in TENSORS
+    )
+
+
+def test_reading_versions_again_and_again_keeps_nothing(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    weights.publish("a", {f"layer.{n}": torch.zeros(2, 3) for n in range(20)}, {})
+    pulls, growth = 50, []
+    for _ in range(3):
+        gc.collect()
+        before = sys.getallocatedblocks()
+        for _ in range(pulls):
+            weights.pull("a")
+        gc.collect()
+        growth.append(sys.getallocatedblocks() - before)
+    assert min(growth) < pulls, growth
 
 
 def test_publishing_the_same_again_is_nothing_and_other_weights_are_refused(tmp_path: Path) -> None:
