@@ -47,9 +47,10 @@ class WeightSource:
             self._fetch(path, folder, progress)
             return
         # a training state leaves by way of a short-lived export, as in the SDK's own tools
-        import tinker
+        from slackwater.rl.sdk_client import closing, load_sdk
 
-        from slackwater.rl.sdk_client import closing
+        load_sdk()
+        import tinker
 
         progress("exporting the training state", 0.05)
         with closing(tinker.ServiceClient(base_url=self._url, api_key=self._key)) as service:

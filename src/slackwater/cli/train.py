@@ -142,6 +142,9 @@ def _service(
 
 
 def _train(settings: "Recipe", url: str, key: str, folder: Path, trackers: Sequence[str]) -> None:
+    from slackwater.rl.sdk_client import closing, load_sdk
+
+    load_sdk()
     import tinker
     from rich.console import Console
 
@@ -149,7 +152,6 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path, trackers: Seque
     from slackwater.cli.train_display import display, plot
     from slackwater.rl.grpo import run
     from slackwater.rl.run_directory import RunDirectory
-    from slackwater.rl.sdk_client import closing
     from slackwater.rl.supervised import run_supervised
 
     console = Console()

@@ -68,3 +68,25 @@ def test_the_loop_that_the_sdk_runs_in_a_thread_ends_before_the_interpreter() ->
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "0"]  # requests end before it, not after
     assert done.stderr == ""
+
+
+_A_DRIVER = """
+import sys
+from slackwater.rl.sdk_client import load_sdk
+
+load_sdk()
+import slackwater.rl.grpo, slackwater.rl.supervised, tinker
+print("torch" in sys.modules, any(name.startswith("torch.") for name in sys.modules))
+datum = tinker.Datum(
+    model_input=tinker.ModelInput.from_ints([1]),
+    loss_fn_inputs={"weights": tinker.TensorData(data=[1.0], dtype="float32")},
+)
+import torch
+print(datum.loss_fn_inputs["weights"].to_numpy().tolist(), torch.ones(1).tolist())
+"""
+
+
+def test_a_driver_loads_no_pytorch_and_its_environment_may() -> None:
+    command = [sys.executable, "-c", _A_DRIVER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.stdout.splitlines(), done.stderr) == (["False False", "[1.0] [1.0]"], "")
