@@ -75,20 +75,20 @@ class KilledService:
         with (self._folder / "up.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         deadline_s = time.monotonic() + _START_S
-        url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http://127.0.0.1:{self._port}"
+        if self._client is not None:
+            self._client.close()
+        self._client = httpx.Client(base_url=self.url, timeout=30.0)  # 60 ms for its certificates
         while True:
             said = (self._folder / "up.log").read_text(errors="replace")[-1500:]
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise UnavailableError(f"the service did not come up: {said}")
             with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{url}/healthz", timeout=5.0).status_code == 200:
+                if self._client.get("/healthz", timeout=5.0).status_code == 200:
                     break
             time.sleep(0.05)
-        self.url = url
-        self.key = key = json.loads((self._state / "server.json").read_text())["key"]
-        if self._client is not None:
-            self._client.close()
-        self._client = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=30.0)
+        self.key = json.loads((self._state / "server.json").read_text())["key"]
+        self._client.headers["x-api-key"] = self.key
 
     @property
     def pid(self) -> int:

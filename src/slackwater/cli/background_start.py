@@ -12,12 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
-from slackwater.cli.service_process import HOW_TO_STOP
 from slackwater.cli.status import ask_status
 from slackwater.cli.status_screen import names_shown
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 
+HOW_TO_STOP = "stop with Ctrl-C, or `slackwater down` from elsewhere"
 _START_S = 120.0
 _WORKERS_S = 240.0  # a first start compiles
 _LOOK_S = 0.2

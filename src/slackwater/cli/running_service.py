@@ -1,5 +1,7 @@
 """Finds the service that a command talks to: the named one, or the state folder's."""
 
+import functools
+import ssl
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,6 +74,14 @@ def find_service(
     return str(server["url"]), str(key or server["key"])
 
 
+@functools.cache
+def _tls(needed: bool) -> ssl.SSLContext:
+    """Reading the certificates takes 60 ms, and some commands ask five times a second."""
+    import httpx
+
+    return httpx.create_ssl_context() if needed else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 class ServiceClient:
     """Requests to one service as one tenant; its errors are raised as ours."""
 
@@ -80,7 +90,12 @@ class ServiceClient:
 
         self.url = url
         try:
-            self.http = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=timeout_s)
+            self.http = httpx.Client(
+                base_url=url,
+                headers={"x-api-key": key},
+                timeout=timeout_s,
+                verify=_tls(url.startswith("https:")),
+            )
         except httpx.InvalidURL as error:
             raise UnavailableError(f"{url} does not answer: {error}") from None
 

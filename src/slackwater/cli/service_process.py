@@ -7,12 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+from slackwater.cli.background_start import HOW_TO_STOP
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire.memory import keep_heap_small
-
-HOW_TO_STOP = "stop with Ctrl-C, or `slackwater down` from elsewhere"
 
 
 def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:

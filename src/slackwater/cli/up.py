@@ -50,7 +50,6 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     from slackwater.cli.background_start import removing_failed_start, start_behind
     from slackwater.cli.device_preview import assigned_devices
     from slackwater.cli.preflight import check_device, check_models
-    from slackwater.cli.service_process import run_service
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import read_instance_list
     from slackwater.runtime.settings import ServiceSettings
@@ -82,6 +81,8 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
         check_models(settings.models)
     if options.background:
         return start_behind(root)
+    from slackwater.cli.service_process import run_service  # late: 1 s
+
     devices = assigned_devices(settings)
     if len(devices) > len(settings.whole_fleet.nodes):  # a node's only device needs no mention
         print(*devices, sep="\n")
