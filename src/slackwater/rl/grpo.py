@@ -27,6 +27,7 @@ from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import ReferenceModel, Rollout, Trajectory, TrajectoryGroup, kl_estimate
 from slackwater.rl.run_directory import PromptOrder, PromptUse, RunCheckpoint, RunDirectory
 from slackwater.rl.text import Observation, PlainText, text_of
+from slackwater.rl.tokenizer import load_tokenizer
 
 ADAM_EPS = 1e-8
 Watch = Callable[[int, dict[str, float]], None]
@@ -56,7 +57,7 @@ def run(
     environment = playable(recipe.environment, actions)
     stage(f"a trainer to load {recipe.model.base}")
     training = training_client(recipe, service, folder.checkpoint)
-    text = text_of(recipe.model.text, training.get_tokenizer())
+    text = text_of(recipe.model.text, load_tokenizer(training, recipe.model.text))
     reference = None
     if recipe.grpo.kl:
         reference = ReferenceModel(service, recipe.model.base, recipe.grpo.reference)

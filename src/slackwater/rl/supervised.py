@@ -19,6 +19,7 @@ from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import ReferenceModel, Trajectory
 from slackwater.rl.run_directory import PromptOrder, RunDirectory
 from slackwater.rl.text import PlainText, text_of
+from slackwater.rl.tokenizer import load_tokenizer
 
 
 def run_supervised(
@@ -33,7 +34,7 @@ def run_supervised(
     assert isinstance(tasks, DataTasks), "as the recipe checked"
     stage(f"a trainer to load {recipe.model.base}")
     training = training_client(recipe, service, folder.checkpoint)
-    text = text_of(recipe.model.text, training.get_tokenizer())
+    text = text_of(recipe.model.text, load_tokenizer(training, recipe.model.text))
     step = SupervisedStep(recipe, training, text)
     if recipe.method == "dpo":
         step = PreferenceStep(
