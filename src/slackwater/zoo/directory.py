@@ -6,11 +6,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tokenizers import Tokenizer
 
-from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.loading import save_net
+if TYPE_CHECKING:
+    from slackwater.nets.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class TextSide:
         return int(found)
 
 
-def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:
+def write_model(directory: Path, net: "CausalLM", text: TextSide) -> None:
     """Write beside `directory`, then rename, replacing an existing model."""
+    from slackwater.nets.loading import save_net  # late: 2 s for PyTorch
+
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -44,7 +47,7 @@ def write_model(directory: Path, net: CausalLM, text: TextSide) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write_text_side(directory: Path, net: CausalLM, text: TextSide) -> None:
+def _write_text_side(directory: Path, net: "CausalLM", text: TextSide) -> None:
     text.tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -7,7 +7,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
-from slackwater.nets.loading import load_net
 from slackwater.zoo.directory import TextSide, write_model
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -68,6 +67,8 @@ def byte_text_side() -> TextSide:
 
 def make_model(size: str, directory: Path, seed: int = 0) -> None:
     """Write a random model of that size."""
+    from slackwater.nets.loading import load_net  # late: 2 s for PyTorch
+
     if size not in SIZES:
         raise ConfigError.of("size", size, f"is not known; write one of {', '.join(SIZES)}")
     text = byte_text_side()

@@ -75,7 +75,7 @@ import sys
 from slackwater.rl.sdk_client import load_sdk
 
 load_sdk()
-import slackwater.rl.grpo, slackwater.rl.supervised, tinker
+import slackwater.rl.grpo, slackwater.rl.supervised, slackwater.zoo.tiny, tinker
 print("torch" in sys.modules, any(name.startswith("torch.") for name in sys.modules))
 datum = tinker.Datum(
     model_input=tinker.ModelInput.from_ints([1]),
