@@ -21,9 +21,12 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
+from slackwater.weights.delta.apply import apply
+from slackwater.weights.delta.encode import encode
 from slackwater.weights.relay import protocol as say
 from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
 from slackwater.weights.relay.client import Address
@@ -62,7 +65,9 @@ class PulledVersion(msgspec.Struct, frozen=True):
 
 
 class PullProcess:
-    """The caller's end: one pull at a time; the process starts with the first, and keeps copies."""
+    """The caller's end: one pull at a time. The process is started at once, so that no pull waits
+    until it has loaded, and keeps copies.
+    """
 
     def __init__(self, relay: Address, secret: bytes, *, node: str, keep: int) -> None:
         self._secret = secret
@@ -71,6 +76,7 @@ class PullProcess:
         self._channel: socket.socket | None = None
         self._given: dict[str, weakref.ref[mmap.mmap]] = {}
         self._closed = False
+        self._started()
 
     @property
     def pid(self) -> int | None:
@@ -109,7 +115,8 @@ class PullProcess:
     ) -> socket.socket:
         """Ask the process, or another one if that has ended since the last pull."""
         for last in (False, True):
-            channel = self._started(within_s)
+            channel = self._started()
+            say.limit_silence(channel, within_s + _LATE_S)
             self._given = {name: held for name, held in self._given.items() if held() is not None}
             try:
                 say.send(
@@ -142,7 +149,7 @@ class PullProcess:
         arrays = tensor_memory((tensor.size for tensor in given.tensors), memory_of)
         return HostVersion(version, given.tensors, arrays, given.meta), given.kept
 
-    def _started(self, within_s: float) -> socket.socket:
+    def _started(self) -> socket.socket:
         """The way to the process, which is started if there is none."""
         if self._channel is None:
             self._given.clear()
@@ -155,7 +162,6 @@ class PullProcess:
                     pass_fds=(theirs.fileno(),),
                     env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
                 )
-            say.limit_silence(ours, within_s + _LATE_S)
             self._channel = ours
         return self._channel
 
@@ -233,9 +239,17 @@ def _descriptor(found: HostVersion) -> int | None:
     return None
 
 
+def _load_codec() -> None:
+    """Load its compiled loops, while nobody waits for a version."""
+    for kind in (np.uint16, np.uint32):
+        old, new = np.zeros(256, kind), np.arange(256, dtype=kind)
+        apply(old, encode(old.copy(), new))
+
+
 def main() -> None:
     descriptor, host, port, node, keep = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which ends us
+    _load_codec()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     secret = os.environ[SECRET_VARIABLE].encode()
     reader = RelayReader((host, int(port)), secret, node=node, max_bytes=_MEMORY_BYTES)

@@ -23,7 +23,7 @@ from slackwater.model.payload import Payload
 from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.publisher import RelayStocker
-from slackwater.weights.relay.pull_process import PullProcess
+from slackwater.weights.relay.pull_process import NICENESS, PullProcess
 
 DEADLINE_S = 120.0
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
@@ -120,6 +120,15 @@ def shared_maps(pid: int | None) -> set[str]:
     """The memory that a process shares, by inode."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {line.split()[4] for line in lines if "slackwater version" in line}
+
+
+def loaded(pid: int | None) -> bool:
+    """Whether it has become the nice process that waits for its first pull."""
+    return pid is not None and os.getpriority(os.PRIO_PROCESS, pid) == NICENESS
+
+
+def test_the_process_is_ready_before_the_first_pull(pulls: PullProcess) -> None:
+    assert until(lambda: loaded(pulls.pid))
 
 
 def test_whole_then_deltas_and_nothing_that_is_read_is_changed(
