@@ -1,31 +1,45 @@
-"""The demo of five kinds of slack in virtual time: jobs, a service that lends, a spot engine."""
+"""The demo of five kinds of slack in virtual time, from what its jobs took alone."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import cycle, islice
 from typing import Any
 
-from slackwater.control.lending import events as on_lending
-from slackwater.model.ids import InstanceId, JobId, NodeId
+from benchmarks.slacks.demo_record import AloneMeasures
+from slackwater.control.rollout import commands as do
+from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
-from slackwater.sim.cluster.simulate import new_controller
+from slackwater.model.node import NodeType, Role
 from slackwater.sim.fleet.costs import FleetCosts
-from slackwater.sim.fleet.engines import BASE_MODEL
-from slackwater.sim.fleet.fleet import SimulatedFleet
-from slackwater.sim.fleet.job import TurnPlan
-from slackwater.sim.fleet.serving import SimulatedServing
+from slackwater.sim.fleet.job import SimulatedJob
+from slackwater.sim.inputs.scenario_file import PoolEntry
+from slackwater.sim.rollout.agent_trace import AgentTurn, Session
+from slackwater.sim.rollout.engine_cost import Accelerator, EngineCost, ModelShape
+from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.serving.serving_trace import Arrival
+from slackwater.sim.slacks.agents import SimulatedAgents
+from slackwater.sim.slacks.fleet import FiveSlackFleet, LinkedEngines, Slack
+from slackwater.sim.slacks.scenario import (
+    PERIOD_S,
+    AgentJob,
+    ExternalPool,
+    LinkEntry,
+    ServingPool,
+    SlackScenario,
+)
 
-_SWITCH_S = 0.05
 _LOOK_S = 0.2  # how often the demo looks at its jobs
 _BEFORE_S = 120.0  # the service is up so long before them, at least: a lender's window is over
-_SPOT = InstanceSpec(
-    *(InstanceId("spot"), InstanceKind.SPOT, 64, 4096, 1 << 20),
-    max_versions=4,
-    base_model=BASE_MODEL,
-)
+_SPOT = InstanceId("spot")
+_CORE = NodeType("core", 1, 2.0, 4096.0, 1000.0, 16.0, 1.0)
+_MODEL = ModelShape("small", 0.0016, 4, 128, 2, 32)
+_ASKED_S = 0.5  # between two requests of the demo's users
+# On two cores 266 actions took 1.96 times as long while a trainer worked as 1,191 others.
+_CONTESTED = 0.5
+_TRAJECTORIES, _GROUP, _TURNS = 32, 8, 2
+_ON = frozenset(Slack) - {Slack.SPOT}  # the spot engine comes when the demo says
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,58 +48,133 @@ class DemoRunReport:
 
     completed_s: float
     spot_s: float
+    attainment: float
     tokens: Mapping[str, int]
 
 
-class _IdleServing(SimulatedServing):
-    """A served model with few requests: its devices may be lent all the time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoScenario(SlackScenario):
+    """The demo's fleet, with engines as fast as they were alone."""
 
-    def _report(self, node: NodeId) -> None:
-        fleet = self._fleet
-        fleet.tell(on_lending.ServingNodeReported(fleet.now_s, node, 0.1, 0.1, True))
-        fleet.after(_LOOK_S, partial(self._report, node))
+    measures: AloneMeasures
+    answer_s: float
+
+    def engine(self, role: Role = Role.ROLLOUT) -> EngineCost:
+        """A step reads the weights for seven eighths of its time: prefills share a step."""
+        del role
+        step_s = self.measures.step_s
+        read_tb_per_s = _MODEL.weight_bytes / (7 / 8 * step_s) / 1e12
+        core = Accelerator("core", 1000.0, 16.0, read_tb_per_s, bandwidth_share=1.0)
+        return EngineCost(_MODEL, core, 1, step_overhead_s=step_s / 8)
+
+    def serving_device(self) -> SharedDevice:
+        engine = self.engine()
+        return SharedDevice(engine, engine, 1e9, start_s=self.measures.loan_s)
+
+    def arrivals(self, seed: int) -> list[Arrival]:
+        del seed
+        every_s = _ASKED_S + self.answer_s
+        return [Arrival(n * every_s, 4, 24) for n in range(1, int(PERIOD_S / every_s))]
 
 
-class DemoFleet(SimulatedFleet):
-    """Of the JSON that `slackwater demo --slacks` prints."""
+class _Engines(LinkedEngines):
+    """A pull takes what it took alone, beside the others that there were then."""
 
-    def __init__(self, result: Mapping[str, Any]) -> None:
+    def pull_gb(self, spec: InstanceSpec, version: str) -> float:
+        super().pull_gb(spec, version)
+        pull_s = self._fleet.measures.pull_s  # type: ignore[attr-defined]
+        return float(pull_s.get(spec.kind, pull_s["dedicated"])) / self._pulls
+
+
+class _Agents(SimulatedAgents):
+    """The demo's recipe samples each turn by itself, the first ones of a group in one request. It
+    opens environments when the whole group is sampled.
+    """
+
+    named = False
+
+    def __init__(self, fleet: "DemoFleet") -> None:
+        super().__init__(fleet)
+        self._reply_s = fleet.measures.reply_s
+        self._sampled: dict[tuple[JobId, int], list[do.CompleteTurn]] = defaultdict(list)
+
+    def _turn_completed(self, command: do.CompleteTurn) -> None:
+        name, _, _, index = self._of[command.turn]
+        if index:
+            super()._turn_completed(command)
+            return
+        job = self._job_of[command.turn]
+        group = self._sampled[job.job, int(name.rpartition(".")[2]) // _GROUP]
+        group.append(command)
+        if len(group) == _GROUP:
+            for one in group:
+                self._fleet.after(self._reply_s, partial(super()._turn_completed, one))
+            group.clear()
+
+
+class DemoFleet(FiveSlackFleet):
+    """Of the JSON that `slackwater demo --slacks` prints, and of what was measured alone."""
+
+    agents, linked_engines = _Agents, _Engines  # type: ignore[assignment]  # of this fleet
+
+    def __init__(self, result: Mapping[str, Any], measures: AloneMeasures) -> None:
         rows, visit = result["jobs"], result["instance"]
-        specs = [self._spec(row) for row in rows]
-        lengths = {
-            spec.job: replace(
-                spec.profile,
-                train_s=max(spec.profile.train_s * row["trained"] / row["iterations"], 1e-3),
-            )
-            for spec, row in zip(specs, rows, strict=True)
-        }
-        self._iterations = sum(spec.iterations for spec in specs)
+        jobs = tuple(self._job(row, measures) for row in rows)
+        pool = PoolEntry(_CORE, max_nodes=1)
+        scenario = DemoScenario(
+            *(pool, pool, jobs),
+            policy="group",
+            turns_per_device=measures.turns,
+            serving=ServingPool(nodes=measures.serving_nodes, ttft_s=5.0, tpot_s=1.0),
+            external=ExternalPool(cores=measures.cores),
+            links=LinkEntry(gb_per_s=1.0),
+            measures=measures,
+            answer_s=result["served"]["median_s"],
+        )
+        self.costs = FleetCosts(
+            load_s=0.1, switch_s=0.0, start_s=0.0, handover_s=measures.handover_s
+        )
+        self.measures = measures
+        self._tokens = cycle(measures.tokens)
+        self._iterations = sum(job.iterations for job in jobs)
         self._visit_start_s = float(visit.get("started_s", 0.0))
         self._began_s: float | None = None
         self._up_s: float | None = None
         self._spot_s = 0.0
-        pools = (Pool(Role.ROLLOUT, H20, 1), Pool(Role.TRAIN, H800, 1))
-        policy = PolicyConfig(name="group")
-        scenario = ClusterScenario(fleet=pools, jobs=tuple(specs), policy=policy)
-        super().__init__(
-            new_controller(scenario),
-            specs,
-            # a rollout takes what it took alone, with all its trajectories to its end
-            plan=TurnPlan(turns=32, median_share=1.0, sigma=0.0),
-            costs=FleetCosts(_SWITCH_S, _SWITCH_S, _SWITCH_S, _SWITCH_S),
-            lengths=lengths,
-            serving_nodes=2,
-        )
+        super().__init__(scenario, _ON)
+        for row in rows:
+            job = self.jobs[row["job"]]
+            updated = row["trained"] / row["iterations"]
+            # the trainer saves what it has trained before it goes on
+            train_s = updated * measures.train_s + measures.sync_s
+            job.lengths = replace(job.lengths, train_s=train_s)
         self._watch_iterations(asked=False)
 
     @staticmethod
-    def _spec(row: Mapping[str, Any]) -> JobSpec:
-        profile = JobProfile(**row["profile"], rollout_state_gb=1.0, train_state_gb=1.0)
-        return JobSpec(JobId(row["job"]), _BEFORE_S, row["iterations"], row["bound"], profile)
+    def _job(row: Mapping[str, Any], measures: AloneMeasures) -> AgentJob:
+        profile = row["profile"]
+        return AgentJob(
+            *(row["job"], profile["rollout_s"], profile["train_s"]),
+            iterations=row["iterations"],
+            slo=row["bound"],
+            trajectories=_TRAJECTORIES,
+            reward_s=measures.action_s,
+            arrival_s=_BEFORE_S,
+        )
 
-    def _open(self, serving_nodes: int) -> None:
-        super()._open(serving_nodes)
-        self.serving = _IdleServing(self, serving_nodes)
+    def pace(self) -> float:
+        """Trainers and actions are in each other's way."""
+        trains = any(one.ticket is not None for one in self.trainers.living.values())
+        return _CONTESTED if trains and self.cores.used else 1.0
+
+    def sessions(self, job: SimulatedJob) -> list[Session]:
+        """Every turn but the last is followed by a tool call as long as those alone."""
+        del job
+        action_s = self.measures.action_s
+        return [
+            tuple(AgentTurn(8, tokens, action_s) for tokens in islice(self._tokens, _TURNS))
+            for _ in range(_TRAJECTORIES)
+        ]
 
     def _watch_iterations(self, *, asked: bool) -> None:
         """The spot engine comes at a quarter of the iterations, and is killed at two thirds or
@@ -99,17 +188,20 @@ class DemoFleet(SimulatedFleet):
             self.after(self._visit_start_s, self._come)
         if self._up_s is not None and done >= 0.66 * self._iterations:
             self._spot_s = self.now_s - self._up_s
-            self.engines.lose(_SPOT.instance, "killed")
+            self.engines.lose(_SPOT, "killed")
             return
         self.after(_LOOK_S, partial(self._watch_iterations, asked=asked))
 
     def _come(self) -> None:
         self._up_s = self.now_s
-        self.engines.join(_SPOT, NodeId("spot"))
+        turns = self.scenario.turns_per_device
+        cost = self.scenario.engine()
+        self.engines.join(_SPOT, InstanceKind.SPOT, cost, max_running=turns)
 
-    def finish(self) -> DemoRunReport:
+    def report(self) -> DemoRunReport:
         """Run to the end of both jobs."""
-        self.run()
+        found = self.finish()
         assert self._began_s is not None
-        tokens = self.controller.rollout.tokens_by_source().get(BASE_MODEL, {})
-        return DemoRunReport(self.now_s - self._began_s, self._spot_s, tokens)
+        assert found.attainment is not None
+        took_s = found.completed_s - self._began_s
+        return DemoRunReport(took_s, self._spot_s, found.attainment, found.tokens)

@@ -1,8 +1,9 @@
 """The demo of five kinds of slack, live on this machine, beside a simulation of it.
 
-The simulation gets what each job's phases took alone, how many iterations had anything to train on,
-how long the spot engine took to start, and whether the served model kept its SLO alone. It predicts
-when both jobs have ended together, what that costs, and where their tokens are sampled.
+The simulation gets what the jobs took alone, from the record of the same run: engines' steps, pulls
+and loans, actions, updates and what lies between them. It also gets how many iterations had
+anything to train on, and how long the spot engine took to start. It predicts when both jobs have
+ended together, what that costs, the served model's attainment, and where tokens are sampled.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 from benchmarks.options import BenchOptions
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
+from benchmarks.slacks.demo_record import measures_of
 from slackwater.model.errors import RefusedError
 
 JOBS = Path(__file__).parents[2] / "examples" / "five_slacks" / "jobs"
@@ -31,8 +33,9 @@ def live_figures(options: BenchOptions) -> dict[str, float]:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_WITHIN_S, check=False
         )
-    if done.returncode:
-        raise RefusedError(f"the demo failed: {done.stderr[-500:]}")
+        if done.returncode:
+            raise RefusedError(f"the demo failed: {done.stderr[-500:]}")
+        measures = measures_of(Path(folder) / "run" / "events")
     result: dict[str, Any] = json.loads(done.stdout)
     served = result["served"]
     return {
@@ -45,7 +48,7 @@ def live_figures(options: BenchOptions) -> dict[str, float]:
             sum(not row["same_rewards"] for row in result["jobs"])
         ),
         **{f"live_{row['kind']}_saved": float(row["saved"]) for row in result["slack"]},
-        **compared(result, DemoFleet(result).finish()),
+        **compared(result, DemoFleet(result, measures).report()),
     }
 
 
@@ -53,14 +56,13 @@ def compared(result: Mapping[str, Any], predicted: DemoRunReport) -> dict[str, f
     """Completion, cost, attainment and tokens by source: predicted over live, the least and the
     most of them too.
     """
-    served = result["served"]
     pairs = {
         "completed_s": (predicted.completed_s, result["took_s"]),
         "cost": (
             _cost(predicted.completed_s, predicted.spot_s),
             _cost(result["took_s"], result["instance"].get("lived_s", 0.0)),
         ),
-        "attainment": (served["attainment_alone"], served["attainment"]),
+        "attainment": (predicted.attainment, result["served"]["attainment"]),
     }
     made = sum(result["tokens"].values())
     simulated = max(sum(predicted.tokens.values()), 1)

@@ -1,47 +1,124 @@
 """The demo of five kinds of slack in virtual time, and its figures beside the live ones."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
+from benchmarks.slacks.demo_record import AloneMeasures, measures_of
 from benchmarks.slacks.live import compared
 
-ITERATIONS = 8
+ITERATIONS = 4
+ACTIONS_S = 64 * 0.05 / 2  # of an iteration, on two cores
+MEASURES = AloneMeasures(
+    *(0.01, 0.05, {"dedicated": 0.3, "borrowed": 0.1}, 0.1),
+    *(0.02, 0.3, 0.2, 0.1),
+    *(1, 2, 2),
+    (1, 2, 3, 4),
+)
 
 
 def printed(**more: Any) -> dict[str, Any]:
-    """What the demo prints, of two jobs with rollouts of 2 s and training of 1 s."""
+    """What the demo prints, of two jobs."""
     profile = {"rollout_s": 2.0, "train_s": 1.0, "sync_s": 0.0}
     job = {"iterations": ITERATIONS, "trained": ITERATIONS, "bound": 4.0, "profile": profile}
     return {
         "jobs": [{**job, "job": name} for name in ("one", "other")],
-        "instance": {"started_s": 3.0, "lived_s": 5.0},
+        "instance": {"started_s": 1.0, "lived_s": 5.0},
         "took_s": 28.0,
         "tokens": {"dedicated": 900, "borrowed": 100},
-        "served": {"attainment": 0.9, "attainment_alone": 1.0},
+        "served": {"attainment": 0.9, "attainment_alone": 1.0, "median_s": 0.1},
         **more,
     }
 
 
-def test_two_jobs_take_turns_on_the_rollout_node_and_a_spot_engine_comes_and_goes() -> None:
-    found = DemoFleet(printed()).finish()
-    rollouts_s = 2 * (ITERATIONS - 1) * 2.0
-    assert rollouts_s - 2.0 <= found.completed_s <= rollouts_s + 4.0
+def test_both_jobs_share_cores_and_a_full_engine_leaves_turns_to_lent_and_spot_ones() -> None:
+    found = DemoFleet(printed(), MEASURES).report()
+    least_s = 2 * (ITERATIONS - 1) * ACTIONS_S
+    assert least_s - ACTIONS_S <= found.completed_s <= 2.5 * least_s
     assert 0.0 < found.spot_s < found.completed_s
-    assert sum(found.tokens.values()) > 0
+    assert found.attainment == 1.0
+    assert all(found.tokens[kind] > 0 for kind in ("dedicated", "borrowed", "spot"))
 
 
-def test_iterations_that_train_nothing_take_no_time_to_train() -> None:
-    rows = [{**row, "profile": {**row["profile"], "train_s": 6.0}} for row in printed()["jobs"]]
-    idle = [{**row, "trained": 0} for row in rows]
-    trained_s = DemoFleet(printed(jobs=rows)).finish().completed_s
-    assert DemoFleet(printed(jobs=idle)).finish().completed_s < trained_s - ITERATIONS * 6.0
+def test_an_engine_with_room_for_all_turns_leaves_fewer_to_others() -> None:
+    few, many = (
+        DemoFleet(printed(), replace(MEASURES, turns=turns)).report().tokens for turns in (1, 32)
+    )
+    assert few["dedicated"] < many["dedicated"]
+
+
+def test_actions_take_longer_while_a_trainer_works() -> None:
+    trained_s = DemoFleet(printed(), MEASURES).report().completed_s
+    rows = [{**row, "trained": 0} for row in printed()["jobs"]]
+    idle = replace(MEASURES, sync_s=0.001)
+    assert DemoFleet(printed(jobs=rows), idle).report().completed_s < trained_s - ITERATIONS * 0.2
+
+
+def line(kind: str, now_s: float, commands: Mapping[str, Any], **body: Any) -> str:
+    entry = {"event": {"type": kind, "body": {"now_s": now_s, **body}}}
+    return json.dumps({**entry, "commands": [{"type": n, "body": b} for n, b in commands.items()]})
+
+
+def iteration(start_s: float) -> tuple[list[str], list[str]]:
+    """One turn of three tokens and its action, then an update, of a job alone."""
+    turn, engine, version = f"t{start_s}", "engine~1", f"v{start_s}"
+    spec = {"turn": turn, "job": "default/one-alone"}
+    pull = {"instance": engine, "version": version}
+    lend = {"LendNode": {"node": "engine"}}
+    sent = {"Dispatch": {"turn": turn, "attempt": start_s}}
+    update = {"RunOp": {"ticket": start_s, "operation": {"kind": "optim_step"}}}
+    borrowed = {"instance": engine, "kind": "borrowed", "max_running": 3}
+    fleet = [
+        line("TurnSubmitted", start_s, lend, spec=spec),
+        line("InstanceJoined", start_s + 0.5, {"PullWeights": pull}, spec=borrowed),
+        line("InstanceReady", start_s + 0.75, sent, **pull),
+        line("TurnEnded", start_s + 1.75, {}, attempt=start_s, total_tokens=3),
+        line("OpSubmitted", start_s + 4.5, update, operation={"kind": "optim_step"}),
+        line("TicketDone", start_s + 5.5, {}, ticket=start_s),
+    ]
+    begun = {"StartAction": {"spec": {"action": turn}}}
+    actions = [
+        line("ActionSubmitted", start_s + 2.25, begun),
+        line("ActionFinished", start_s + 4.25, {}, action=turn),
+    ]
+    return fleet, actions
+
+
+def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_together(
+    tmp_path: Path,
+) -> None:
+    (first, act), (second, again) = iteration(0.0), iteration(8.0)
+    dedicated = {"instance": "own", "kind": "dedicated", "max_running": 3}
+    pulled = {"instance": "own", "version": "v"}
+    begins = [
+        line("InstanceJoined", 0.0, {"PullWeights": pulled}, spec=dedicated),
+        line("InstanceReady", 0.125, {}, **pulled),
+        line("ServingNodeJoined", 0.0, {}),
+    ]
+    together = line("TurnSubmitted", 15.0, {}, spec={"turn": "x", "job": "default/one"})
+    late = line("ServingNodeJoined", 16.0, {})
+    (tmp_path / "events.fleet.jsonl").write_text(
+        "\n".join([*begins, *first, *second, together, late])
+    )
+    cores = line("WorkerJoined", 0.0, {}, capacity={"cores": [[0, 1], [2]]})
+    (tmp_path / "events.actions.jsonl").write_text("\n".join([cores, *act, *again]))
+    assert measures_of(tmp_path / "events") == AloneMeasures(
+        *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.25}, 0.5),
+        *(0.25, 2.5, 1.0, 0.5),
+        *(3, 3, 1),
+        (3, 3),
+    )
 
 
 def test_every_measure_counts_for_the_least_and_the_most() -> None:
     tokens = {"dedicated": 900, "borrowed": 100, "local": 0}
-    found = compared(printed(tokens=tokens), DemoRunReport(21.0, 5.0, {"dedicated": 3, "spot": 1}))
+    report = DemoRunReport(21.0, 5.0, 1.0, {"dedicated": 3, "spot": 1})
+    found = compared(printed(tokens=tokens), report)
     assert found["completed_s_predicted_over_live"] == pytest.approx(0.75)
     assert found["attainment_predicted_over_live"] == pytest.approx(1 / 0.9)
     assert found["dedicated_tokens_predicted_over_live"] == pytest.approx(750 / 900)

@@ -25,7 +25,8 @@ _TOKENS = 24
 
 def slack_options(run: Path, chat: Path) -> list[str]:
     """Options of the service: a rollout and a train node that send deltas, sandboxes, and a served
-    model that lends its device.
+    model that lends its device. An engine runs one turn at a time: the others go elsewhere. Events
+    are recorded in the folder of the run.
     """
     fleet = run / "fleet.toml"
     fleet.write_text(
@@ -42,7 +43,8 @@ def slack_options(run: Path, chat: Path) -> list[str]:
     sets = [f"prices.{name}={price}" for name, price in prices.items()]
     sets.append("coschedule.placement=group")
     return [
-        *("--fleet", str(fleet), *served, "--kv-mb", "64"),
+        *("--fleet", str(fleet), *served, "--kv-mb", "64", "--max-running", "1"),
+        *("--record", str(run / "events")),
         *(part for one in sets for part in ("--set", one)),
     ]
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 
 class SimulatedAgents(SimulatedClients):
-    """Trains as every client does; an iteration is over when every trajectory has its reward."""
+    """Trains as every client does; an iteration is over when every trajectory has its reward.
+    Unless `named`, a service cannot tell which turns are of one trajectory.
+    """
+
+    named = True
 
     def __init__(self, fleet: "FiveSlackFleet") -> None:
         super().__init__(fleet)
@@ -51,11 +55,12 @@ class SimulatedAgents(SimulatedClients):
         self._of[turn] = (name, life, session, index)
         self.hidden[turn] = wanted.output_tokens
         self._version[turn], self._job_of[turn] = job.version, job
-        fleet.engines.trajectory_of[turn] = name
+        trajectory = name if self.named else TrajectoryId(turn)
+        fleet.engines.trajectory_of[turn] = trajectory
         job.open_turns.add(turn)
         prompt, sampling = range(wanted.prompt_tokens), Sampling(wanted.output_tokens)
-        spec = TurnSpec(turn, name, job.job, prompt, sampling, job.version, base_model=BASE_MODEL)
-        fleet.tell(on.TurnSubmitted(fleet.now_s, spec))
+        of = (turn, trajectory, job.job, prompt, sampling, job.version)
+        fleet.tell(on.TurnSubmitted(fleet.now_s, TurnSpec(*of, base_model=BASE_MODEL)))
 
     def _turn_completed(self, command: do.CompleteTurn) -> None:
         turn, fleet = command.turn, self._slacks

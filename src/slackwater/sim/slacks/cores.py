@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet
 
 _NODE = NodeId("cores")
+_SLICES = 4  # how often running work adapts to the current pace
 _ONE_CORE = (Need(CORES, Amounts.exactly(1)),)
 
 
@@ -44,6 +45,11 @@ class SimulatedCores:
     def _join(self) -> None:
         capacity = WorkerCapacity((tuple(range(self._cores)),), 1 << 20)
         self._driver.feed(on.WorkerJoined(self._fleet.now_s, _NODE, capacity))
+
+    @property
+    def used(self) -> int:
+        """Actions that run."""
+        return len(self._running)
 
     def begin(self, then: Callable[[], None]) -> None:
         """A trajectory begins; one that must reserve a core waits for it."""
@@ -79,7 +85,7 @@ class SimulatedCores:
                 self.granted += 1
                 self._running[spec.action] = attempt
                 seconds = self._open[spec.action][0]
-                self._fleet.after(seconds, partial(self._done, spec.action, attempt, seconds))
+                self._run(spec.action, attempt, seconds, _SLICES)
             case do.EndAction(action, outcome):
                 seconds, then = self._open.pop(action)
                 self._running.pop(action, None)
@@ -93,6 +99,15 @@ class SimulatedCores:
 
     def _job_of(self, action: ActionId) -> JobId:
         return JobId(action.split(".", 1)[0])
+
+    def _run(self, action: ActionId, attempt: int, seconds: float, slices: int) -> None:
+        """So many slices are left; each is as long as the machine lets it be."""
+        if slices and self._running.get(action) == attempt:
+            slice_s = seconds / _SLICES / self._fleet.pace()
+            again = partial(self._run, action, attempt, seconds, slices - 1)
+            self._fleet.after(slice_s, again)
+        else:
+            self._done(action, attempt, seconds)
 
     def _done(self, action: ActionId, attempt: int, ran_s: float) -> None:
         if self._running.get(action) == attempt:
@@ -109,5 +124,4 @@ class SimulatedCores:
     def check_integrity(self) -> None:
         """No core is granted twice."""
         self.broker.check_integrity()
-        used = len(self._running)
-        assert used <= self._cores, f"{used} actions on {self._cores} cores"
+        assert self.used <= self._cores, f"{self.used} actions on {self._cores} cores"

@@ -35,7 +35,6 @@ from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.spot_trace import SpotEvent
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
-from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.slacks.agents import SimulatedAgents
 from slackwater.sim.slacks.cores import SimulatedCores
@@ -161,6 +160,8 @@ class FiveSlackFleet(SimulatedFleet):
     engines: LinkedEngines  # type: ignore[assignment]  # the same calls, with other costs
     clients: SimulatedAgents
     serving: ServingCluster | SimulatedServing  # type: ignore[assignment]  # one of the two
+    costs = FleetCosts(load_s=5.0, switch_s=1.0)
+    agents, linked_engines = SimulatedAgents, LinkedEngines
 
     def __init__(
         self, scenario: SlackScenario, on: Collection[Slack], seed: int = 0, *, check: bool = False
@@ -181,7 +182,7 @@ class FiveSlackFleet(SimulatedFleet):
             new_controller(cluster),
             scenario.specs(),
             seed=seed,
-            costs=FleetCosts(load_s=5.0, switch_s=1.0),
+            costs=self.costs,
             serving_nodes=scenario.serving.nodes if Slack.SERVING in self.on else 0,
             check=check,
         )
@@ -189,8 +190,8 @@ class FiveSlackFleet(SimulatedFleet):
     def _open(self, serving_nodes: int) -> None:
         scenario = self.scenario
         self.cores = SimulatedCores(self, scenario.external.cores, pooled=Slack.ACTIONS in self.on)
-        self.clients = SimulatedAgents(self)
-        self.engines = LinkedEngines(self, self._tokens_of)
+        self.clients = self.agents(self)
+        self.engines = self.linked_engines(self, self._tokens_of)
         if serving_nodes:
             self.serving = serving_cluster(scenario, self.engines, self.seed, self)
         else:
@@ -285,14 +286,14 @@ def serving_cluster(
 ) -> ServingCluster:
     """The serving devices of a scenario, which lend to the jobs of a fleet."""
     lending = None if fleet is None else fleet.controller.lending
-    engine, nodes = scenario.engine(Role.SERVING), scenario.serving.nodes
+    device, nodes = scenario.serving_device(), scenario.serving.nodes
     plan = ClusterPlan(
-        SharedDevice(engine, engine),
+        device,
         scenario.serving.slo,
         (ServingRole.MIXED,) * nodes,
         mode_of("none" if fleet is None else "ours"),
         nodes,
-        turns_per_node=scenario.turns_per_device * engine.devices,
+        turns_per_node=scenario.turns_per_device * device.rollout.devices,
         seed=seed,
         holds=None,
     )

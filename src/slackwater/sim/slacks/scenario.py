@@ -17,6 +17,7 @@ from slackwater.sim.inputs.scenario_file import PoolEntry, check_fits, read_tabl
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.engine_cost import MODELS, Accelerator, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, read_spot_trace
+from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
 from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, read_serving_trace
 
@@ -192,6 +193,11 @@ class SlackScenario:
         kind = PoolEntry(kinds.get(role) or self.rollout.node_type).pool(role).node_type
         device = Accelerator(kind.name, kind.tflops, kind.hbm_gb, kind.hbm_tb_per_s)
         return EngineCost(MODELS[self.model], device, kind.devices)
+
+    def serving_device(self) -> SharedDevice:
+        """A device that serves and rolls out."""
+        engine = self.engine(Role.SERVING)
+        return SharedDevice(engine, engine)
 
     def spot_events(self, seed: int) -> tuple[SpotEvent, ...]:
         if self.spot.trace is not None:

@@ -1,0 +1,177 @@
+"""What the demo's jobs took alone, from the record of its controllers' events."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+_TRAINING = ("forward_backward", "optim_step")
+
+
+@dataclass(frozen=True, slots=True)
+class AloneMeasures:
+    """Seconds: of a token on an engine, its turn's prefill counting as one (`step_s`); of a core
+    for an action; of a pull by the kind of engine; of a loan until its engine joins; from the last
+    action to the first training operation (`handover_s`); from the last update to the next turn
+    (`sync_s`); of an iteration's updates; and from the first group's answers to the first action
+    (`reply_s`). An engine runs `turns` at once, actions have `cores`, and `tokens` are those of
+    each turn.
+    """
+
+    step_s: float
+    action_s: float
+    pull_s: dict[str, float]
+    loan_s: float
+    handover_s: float
+    sync_s: float
+    train_s: float
+    reply_s: float
+    turns: int
+    cores: int
+    serving_nodes: int
+    tokens: tuple[int, ...]
+
+
+def measures_of(record: Path) -> AloneMeasures:
+    """Of the jobs whose names end in `-alone`; `record` as `slackwater up --record` has it."""
+    seen = _Alone()
+    lines = [*_lines(record, "fleet"), *_lines(record, "actions")]
+    for line in sorted(lines, key=lambda one: float(one["event"]["body"]["now_s"])):
+        seen.take(line)
+        if seen.over:
+            break
+    return seen.measures()
+
+
+def _quick(took_s: list[float]) -> float:
+    """The median of the quicker half: some of the others compile."""
+    return median(sorted(took_s)[: (len(took_s) + 1) // 2])
+
+
+def _lines(record: Path, controller: str) -> Iterator[dict[str, Any]]:
+    with record.with_name(f"{record.name}.{controller}.jsonl").open() as file:
+        yield from map(json.loads, file)
+
+
+class _Alone:
+    """Follows the record until a job that is not alone submits a turn. `marks` are the moments of
+    the present iteration.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self._begun: dict[tuple[str, ...], float] = {}
+        self._took: dict[str, list[float]] = defaultdict(list)
+        self._kinds: dict[str, str] = {}
+        self._jobs: dict[str, str] = {}
+        self._requests: dict[str, str] = {}
+        self._asked_for: Counter[str] = Counter()
+        self._marks: dict[str, float] = {}
+        self._tokens: list[int] = []
+        self._turns = self._cores = self._serving_nodes = 0
+
+    def measures(self) -> AloneMeasures:
+        took = self._took
+        kinds = ("dedicated", "borrowed")
+        return AloneMeasures(
+            fmean(took["step"]),
+            fmean(took["action"]),
+            {kind: _quick(took[f"pull {kind}"]) for kind in kinds},
+            median(took["loan"]),
+            median(took["handover"]),
+            median(took["sync"]),
+            fmean(took["train"]) if took["train"] else 0.0,
+            median(took["reply"]),
+            *(self._turns, self._cores, self._serving_nodes),
+            tuple(self._tokens),
+        )
+
+    def take(self, line: dict[str, Any]) -> None:
+        """One event, and what was decided on it."""
+        body = line["event"]["body"]
+        now_s = float(body["now_s"])
+        self._event(line["event"]["type"], body, now_s)
+        for command in line["commands"]:
+            self._command(command["type"], command["body"], now_s)
+
+    def _event(self, kind: str, body: dict[str, Any], now_s: float) -> None:
+        match kind:
+            case "TurnSubmitted":
+                self._submitted(body["spec"], now_s)
+            case "TurnEnded":
+                self._ended(int(body["total_tokens"]), now_s, str(body["attempt"]))
+            case "InstanceJoined":
+                spec = body["spec"]
+                self._kinds[spec["instance"]] = spec["kind"]
+                self._turns = spec["max_running"]
+                self._end("loan", now_s, spec["instance"].partition("~")[0])
+            case "InstanceReady":
+                name, version = body["instance"], body["version"]
+                self._end(f"pull {self._kinds.get(name)}", now_s, name, version)
+            case "ServingNodeJoined":
+                self._serving_nodes += 1
+            case "WorkerJoined":
+                self._cores = sum(map(len, body["capacity"]["cores"]))
+            case "ActionFinished":
+                self._end("action", now_s, body["action"])
+                self._marks["acted"] = now_s
+            case "OpSubmitted":
+                self._asked(body["operation"]["kind"], now_s)
+            case "TicketDone" if self._begun.pop(("update", str(body["ticket"])), None):
+                self._marks["updated"] = now_s
+
+    def _submitted(self, spec: dict[str, Any], now_s: float) -> None:
+        job = self._jobs[spec["turn"]] = str(spec["job"])
+        self.over = not job.endswith(("-alone", "/-"))
+        self._asked_for[spec["turn"].partition("/")[0]] += 1
+        marks, took = self._marks, self._took
+        if not job.endswith("-alone") or "asked" not in marks:
+            return
+        if "acted" in marks:  # else it was the warm-up
+            took["reply"].append(marks["acting"] - marks["answered"])
+            took["handover"].append(marks["asked"] - marks["acted"])
+            took["sync"].append(now_s - marks.get("updated", marks["asked"]))
+            if "updated" in marks:
+                took["train"].append(marks["updated"] - marks["asked"])
+        marks.clear()
+
+    def _ended(self, tokens: int, now_s: float, attempt: str) -> None:
+        began_s = self._begun.pop(("turn", attempt), None)
+        if began_s is None:
+            return
+        self._tokens.append(tokens)
+        self._took["step"].append((now_s - began_s) / (tokens + 1))
+        request = self._requests.pop(attempt)
+        self._asked_for[request] -= 1
+        if not self._asked_for[request]:
+            self._marks.setdefault("answered", now_s)
+
+    def _asked(self, kind: str, now_s: float) -> None:
+        if kind == "create_model":
+            self._marks.clear()  # another job
+        elif kind in (*_TRAINING, "save_weights_for_sampler"):
+            self._marks.setdefault("asked", now_s)
+
+    def _command(self, kind: str, body: dict[str, Any], now_s: float) -> None:
+        match kind:
+            case "Dispatch" if self._jobs.get(body["turn"], "").endswith("-alone"):
+                self._begun["turn", str(body["attempt"])] = now_s
+                self._requests[str(body["attempt"])] = body["turn"].partition("/")[0]
+            case "LendNode":
+                self._begun["loan", body["node"]] = now_s
+            case "PullWeights" if not body["version"].startswith("base:"):
+                name = self._kinds.get(body["instance"])
+                self._begun[f"pull {name}", body["instance"], body["version"]] = now_s
+            case "StartAction":
+                self._begun["action", body["spec"]["action"]] = now_s
+                self._marks.setdefault("acting", now_s)
+            case "RunOp" if body["operation"]["kind"] in _TRAINING:
+                self._begun["update", str(body["ticket"])] = now_s
+
+    def _end(self, what: str, now_s: float, *of: str) -> None:
+        began_s = self._begun.pop((what, *of), None)
+        if began_s is not None:
+            self._took[what].append(now_s - began_s)
