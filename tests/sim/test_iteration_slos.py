@@ -14,7 +14,7 @@ from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.ledger import SimulatedAccount
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig, PolicyConfig
-from slackwater.sim.cluster.simulate import new_controller, scenario_jobs
+from slackwater.sim.cluster.simulate import new_controller, scenario_jobs, simulate
 from slackwater.sim.cluster.workload import ProductionWorkload
 
 
@@ -73,3 +73,14 @@ def test_the_co_scheduler_counts_broken_iterations_as_the_accounts_do(kind: Any)
         assert controller.job(row.job).iterations_over == over
         assert row.kept_slo and over <= row.iterations // ITERATIONS_PER_MOVE
         assert row.moves <= row.iterations // ITERATIONS_PER_MOVE
+
+
+def test_no_promise_breaks_at_worst_case_lengths_where_jobs_join_and_leave_groups() -> None:
+    scenario = ClusterScenario(
+        workload=ProductionWorkload(jobs=43, span_s=3 * 86400.0, slo_scope="iteration"),
+        lengths=LengthConfig(kind="worst"),
+        policy=PolicyConfig(name="interleaving"),
+    )
+    report = simulate(scenario)
+    assert report.moves > 0
+    assert [row.job for row in report.jobs if not row.kept_slo] == []

@@ -2,6 +2,7 @@
 which order they keep.
 """
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,6 +43,7 @@ class Groups:
         self._permits = permits
         self._groups: dict[GroupId, _Group] = {}
         self._users: dict[NodeId, dict[GroupId, int]] = {}  # by node, whichever part of it
+        self.misfits: dict[JobId, JobState] = {}  # whom no moment let in that breaks no iteration
 
     def enter(self, state: JobState) -> None:
         """A job was placed; it takes part in the order once its state is loaded."""
@@ -70,8 +72,6 @@ class Groups:
         costs no member its SLO.
         """
         assert state.placement is not None
-        if state.clock_s is not None:  # It was moved, and makes the broken iteration again.
-            state.restarted_s = state.elapsed_s(now_s)
         state.wake(now_s)
         group = self._groups[state.placement.group]
         group.pending[state.spec.job] = now_s
@@ -87,11 +87,15 @@ class Groups:
             state = group.jobs[job]
             state.joined = True
             members = self._members(group, now_s)
-            can_wait = state.clock_s is None or state.spec.slo_scope == "iteration"
-            if can_wait and len(members) > 1:
+            bounded = any(member.bound_s < math.inf for member in members)
+            if len(members) > 1 and (bounded or state.clock_s is None):
                 loss_s, period_s = group.ordering.joining_loss_s(members, group.plan)
-                if loss_s > _NO_LOSS * period_s and now_s - since_s < _PATIENCE * period_s:
+                waited = now_s - since_s >= _PATIENCE * period_s
+                if loss_s > _NO_LOSS * period_s and (bounded or not waited):
                     state.joined = False
+                    if waited:
+                        group.pending[job] = now_s
+                        self.misfits[job] = state
                     continue
             del group.pending[job]
             group.ordering.adopt(members, group.plan)

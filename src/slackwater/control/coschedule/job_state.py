@@ -44,7 +44,6 @@ class JobState:
     spent_s: float = 0.0  # before that
     rests: bool = False
     iteration_began_s: float = 0.0  # on its clock
-    restarted_s: float = 0.0  # on its clock: after its last move
     moved_at: float = -math.inf  # iterations that were done then
     iterations_over: int = 0  # that took longer than the SLO bounds one to
     seen_s: float = 0.0  # what its phases so far, and its own time between them, take alone
@@ -120,10 +119,13 @@ class JobState:
         return self.spec.slo * self.profile.solo_s if scope == "iteration" else math.inf
 
     def iteration_s(self, now_s: float) -> float:
-        """How long the running iteration takes so far, since the restart if one broke it; below 0
-        in the sync before it.
+        """How long the running iteration takes so far; below 0 in the sync before it. One that a
+        move broke is over its bound whatever comes, so no time of it counts: else all would be
+        ordered to shorten what is lost already, and break the iterations of others.
         """
-        return self.elapsed_s(now_s) - max(self.iteration_began_s, self.restarted_s)
+        if self.moved_at == self.iterations_done:
+            return -math.inf
+        return self.elapsed_s(now_s) - self.iteration_began_s
 
     def end_iteration(self, now_s: float) -> None:
         """Its train phase has ended; the iteration ends with the sync."""

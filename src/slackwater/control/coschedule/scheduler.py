@@ -88,6 +88,8 @@ class CoScheduler:
         if self._admission.is_unsettled(event.now_s if decides else None):
             commands.extend(self._admission.settle(event.now_s))
         commands.extend(self._handlers[type(event)](event))
+        if self._groups.misfits and not self._admission.is_unsettled():
+            commands.extend(self._isolate_misfits(event.now_s))
         bears = partial(self._bears_step, event.now_s)
         commands.extend(self._guests.grant(self._groups.is_wanted, bears, event.now_s))
         released = tuple(node for node in kept if node not in self._permits.kept)
@@ -383,12 +385,24 @@ class CoScheduler:
                 self._policy.revise(state.spec.job, profile, now_s), now_s
             )
         if self._guard.must_leave(state, now_s):
-            self._admission.observe(now_s, state)
-            commands += self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
+            commands += self._isolate(state, now_s)
         intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
         if intruder is not None:
             commands += self._displace(intruder, state, now_s)
         return commands
+
+    def _isolate(self, state: JobState, now_s: float) -> list[Command]:
+        self._admission.observe(now_s, state)
+        return self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
+
+    def _isolate_misfits(self, now_s: float) -> list[Command]:
+        """Give nodes of their own to jobs that cannot join without breaking a bounded iteration;
+        as long as none are free they go on waiting for a better moment.
+        """
+        misfits = list(self._groups.misfits.values())
+        self._groups.misfits.clear()
+        waiting = [s for s in misfits if s.placement is not None and self._groups.is_pending(s)]
+        return [command for state in waiting for command in self._isolate(state, now_s)]
 
     def _displace(self, intruder: JobState, sufferer: JobState, now_s: float) -> list[Command]:
         """A job that takes much longer than was declared of it makes room, and waits for a place

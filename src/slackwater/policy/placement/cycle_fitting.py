@@ -26,6 +26,7 @@ from slackwater.policy.ordering.round_robin_cycle import (
     round_robin_period_s,
     round_robin_starts_s,
 )
+from slackwater.policy.placement.iteration_caps import keeps_caps
 from slackwater.policy.placement.ring import insert
 
 MAX_ROUNDS = 8
@@ -128,7 +129,7 @@ def interleave(
             if not insert(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
                 break
             placed += 1
-        if placed == members:
+        if placed == members and keeps_caps(work, pins, members, period_s, starts):
             return True
     return False
 

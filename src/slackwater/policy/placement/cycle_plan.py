@@ -11,6 +11,7 @@ from slackwater.policy.columns import ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats
 from slackwater.policy.ordering.plan_alignment import worst_period_s
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
 from slackwater.policy.placement.groups import GroupBook
+from slackwater.policy.placement.iteration_caps import keeps_caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,18 @@ def kept_period_s(book: GroupBook, row: int) -> float:
     lengths_s = {(slot.job, slot.phase): slot.length_s for slot in group.plan.slots}
     syncs_s = {job: float(work[SYNC_S, book.members[job].index]) for job in group.jobs}
     return worst_period_s(group.plan, lengths_s, syncs_s)
+
+
+def plan_keeps_caps(book: GroupBook, row: int) -> bool:
+    """Whether what is left of a group's plan keeps every iteration within its cap. With a member
+    gone the others run earlier, and not all of them by as much.
+    """
+    group, table = book.groups[row], book.table
+    assert group.plan is not None
+    starts = np.zeros((len(group.jobs), 2, MAX_ROUNDS))
+    for position, job in enumerate(group.jobs):
+        for phase, number in ((Phase.ROLLOUT, 0), (Phase.TRAIN, 1)):
+            own = [s.start_s for s in group.plan.slots if s.job == job and s.phase is phase]
+            starts[position, number, : len(own)] = own
+    count, period_s = len(group.jobs), group.plan.period_s
+    return keeps_caps(table.work[row], table.pins[row], count, period_s, starts)

@@ -23,7 +23,12 @@ from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.placement.arrival import arriving
 from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
-from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group, kept_period_s
+from slackwater.policy.placement.cycle_plan import (
+    adopt_cycle,
+    fit_group,
+    kept_period_s,
+    plan_keeps_caps,
+)
 from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
@@ -206,8 +211,8 @@ class Interleaving(GroupedPlacement):
         self.book.remove(job)
 
     def _tighten(self, row: int) -> Sequence[Placement]:
-        """After a member left: what remains of the plan is kept, unless a new one saves more than
-        the change may cost.
+        """After a member left: what remains of the plan is kept, unless it breaks iterations, or a
+        new one saves more than the change may cost.
 
         One placement tells the group's new plan; no job changes nodes.
         """
@@ -221,7 +226,8 @@ class Interleaving(GroupedPlacement):
             return ()
         change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
         gain = self._consolidation.group_cost(row) - self._consolidation.cost_under(row, cycle)
-        if gain <= change_h * book.worth_per_h(len(group.rollout), len(group.train)):
+        least = change_h * book.worth_per_h(len(group.rollout), len(group.train))
+        if gain <= least and plan_keeps_caps(book, row):
             return ()
         adopt_cycle(book, row, group.jobs, cycle)
         return (book.placement(group.jobs[0]),)

@@ -1,0 +1,65 @@
+"""Whether a cycle keeps every iteration within its cap when its order is run.
+
+A group follows the order of its plan and not the times: each phase begins as soon as its job and
+its nodes are free. So an iteration may end before its time in the cycle, and the next one, which
+begins then, takes longer than between their times.
+"""
+
+import numpy as np
+
+from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats, Ints
+from slackwater.policy.compiled import compiled
+
+_TOLERANCE = 1e-9
+
+
+@compiled
+def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> Ints:
+    """The cycle's phases by their start, each as twice its member, and one more if it trains."""
+    count = 0
+    for j in range(members):
+        count += 2 * int(work[ROUNDS, j])
+    phases, at = np.empty(count, np.int64), np.empty(count)
+    count = 0
+    for j in range(members):
+        for phase in range(2):
+            for i in range(int(work[ROUNDS, j])):
+                phases[count], at[count] = 2 * j + phase, starts[j, phase, i] % period_s
+                count += 1
+    return phases[np.argsort(at, kind="mergesort")]
+
+
+@compiled
+def keeps_caps(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
+    """Whether no iteration of a member takes longer than its cap, at worst-case lengths, once the
+    order has been repeated as often as it takes to settle.
+    """
+    capped = False
+    for j in range(members):
+        capped = capped or work[CAP_S, j] < np.inf
+    if not capped:
+        return True
+    phases = _in_order(work, members, period_s, starts)
+    free, ready, ended = np.zeros(64), np.zeros(members), np.zeros(members)
+    for cycle in range(2 * members + 2):
+        for number in phases:
+            j, trains = number // 2, number % 2 == 1
+            # Bit 0 is the train nodes, the others are the rollout nodes.
+            nodes = 1 if trains or pins[j] == 0 else pins[j] << 1
+            start, node = ready[j], 0
+            while nodes >> node:
+                if (nodes >> node) & 1:
+                    start = max(start, free[node])
+                node += 1
+            end = start + (work[TRAIN_S, j] if trains else work[ROLL_S, j])
+            for held in range(node):
+                if (nodes >> held) & 1:
+                    free[held] = end
+            ready[j] = end
+            if trains:
+                ready[j] += work[SYNC_S, j]
+                longest = work[CAP_S, j] * (1 + _TOLERANCE)
+                if cycle > members and ready[j] - ended[j] > longest:
+                    return False
+                ended[j] = ready[j]
+    return True

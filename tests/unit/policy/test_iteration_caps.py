@@ -1,0 +1,24 @@
+"""Caps on iterations where a cycle's order is run, and its times are not kept."""
+
+import numpy as np
+import pytest
+
+from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, WORK_ROWS
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS
+from slackwater.policy.placement.iteration_caps import keeps_caps
+
+
+@pytest.mark.parametrize(("cap_s", "kept"), [(np.inf, True), (1400.0, True), (1373.0, False)])
+def test_an_iteration_that_ends_before_its_time_makes_the_next_one_longer(
+    cap_s: float, kept: bool
+) -> None:
+    # One member makes two iterations per cycle, at most 1,163 s apart by its times. By the order
+    # it makes both at once and then waits for the other's rollout on the node that they share.
+    work = np.zeros((WORK_ROWS, 2))
+    work[:, 0] = np.inf
+    work[[ROLL_S, TRAIN_S, SYNC_S, ROUNDS, CAP_S], 0] = 520.0, 170.0, 0.0, 2, cap_s
+    work[[ROLL_S, TRAIN_S, SYNC_S, ROUNDS, CAP_S], 1] = 870.0, 240.0, 0.0, 1, np.inf
+    starts = np.zeros((2, 2, MAX_ROUNDS))
+    starts[0, :, :2] = (420.0, 1117.0), (942.0, 1896.0)
+    starts[1, :, 0] = 1640.0, 3231.0
+    assert keeps_caps(work, np.array([1, 1]), 2, 2116.0, starts) is kept
