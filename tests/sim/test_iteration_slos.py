@@ -75,11 +75,15 @@ def test_the_co_scheduler_counts_broken_iterations_as_the_accounts_do(kind: Any)
         assert row.moves <= row.iterations // ITERATIONS_PER_MOVE
 
 
-def test_no_promise_breaks_at_worst_case_lengths_where_jobs_join_and_leave_groups() -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_promise_breaks_at_worst_case_lengths_where_jobs_join_and_leave_groups(
+    seed: int,
+) -> None:
     scenario = ClusterScenario(
         workload=ProductionWorkload(jobs=43, span_s=3 * 86400.0, slo_scope="iteration"),
         lengths=LengthConfig(kind="worst"),
         policy=PolicyConfig(name="interleaving"),
+        seed=seed,
     )
     report = simulate(scenario)
     assert report.moves > 0

@@ -51,6 +51,41 @@ def test_after_departures_a_group_runs_at_the_pace_that_the_book_has(seed: int) 
     assert shared >= 3
 
 
+def longest_iterations(policy: Interleaving) -> list[float]:
+    """Of every job that shares nodes, over its bound, where its group's plan is run at worst-case
+    lengths.
+    """
+    shares: list[float] = []
+    for group in policy.book.groups.values():
+        if len(group.jobs) == 1:
+            continue
+        assert group.plan is not None
+        members = {name: policy.book.members[name] for name in group.jobs}
+        sync = {n: m.spec.profile.sync_s if m.pins else 0.0 for n, m in members.items()}
+        for name, times in run_plan(group.plan, sync, cycles=40).items():
+            settled = times[20 * group.plan.rounds(name) :]
+            shares.append(max(np.diff(settled)) / members[name].spec.iteration_bound_s)
+    return shares
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_plan_keeps_bounded_iterations_when_its_order_is_run_and_when_members_leave(
+    seed: int,
+) -> None:
+    policy = Interleaving(fleet())
+    specs = [replace(spec, slo_scope="iteration") for spec in drawn_jobs(seed, 60)]
+    for spec in specs:
+        policy.place(spec, 0.0)
+        policy.rebalance(0.0)
+    longest = longest_iterations(policy)
+    assert len(longest) > 10 and max(longest) < 1 + 1e-6
+    draw = np.random.default_rng(seed)
+    for number in draw.permutation(len(specs))[:30]:
+        policy.remove(specs[number].job)
+        policy.rebalance(0.0)
+        assert max(longest_iterations(policy)) < 1 + 1e-6
+
+
 def work_of(*jobs: tuple[float, float, float]) -> Floats:
     work = np.zeros((WORK_ROWS, len(jobs)))
     for index, (roll_s, train_s, left) in enumerate(jobs):

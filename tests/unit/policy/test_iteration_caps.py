@@ -3,8 +3,17 @@
 import numpy as np
 import pytest
 
-from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, WORK_ROWS
-from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS
+from slackwater.policy.columns import (
+    BUDGET_S,
+    CAP_S,
+    LEFT,
+    ROLL_S,
+    ROUNDS,
+    SYNC_S,
+    TRAIN_S,
+    WORK_ROWS,
+)
+from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
 from slackwater.policy.placement.iteration_caps import keeps_caps
 
 
@@ -22,3 +31,16 @@ def test_an_iteration_that_ends_before_its_time_makes_the_next_one_longer(
     starts[0, :, :2] = (420.0, 1117.0), (942.0, 1896.0)
     starts[1, :, 0] = 1640.0, 3231.0
     assert keeps_caps(work, np.array([1, 1]), 2, 2116.0, starts) is kept
+
+
+def test_a_short_job_runs_more_often_where_it_would_wait_too_long_for_a_long_ones_turn() -> None:
+    # Its budget asks for two iterations per cycle. By the order it makes them at once, and the next
+    # one after the other's train phase takes 986 s.
+    work = np.zeros((WORK_ROWS, 2))
+    rows = [ROLL_S, TRAIN_S, SYNC_S, BUDGET_S, LEFT, CAP_S]
+    work[rows, 0] = 900.0, 277.5, 25.6, 73612.0, 57.0, 1270.0
+    work[rows, 1] = 109.4, 104.3, 0.0, 120000.0, 165.0, 731.0
+    pins, starts = np.array([1, 0]), np.zeros((2, 2, MAX_ROUNDS))
+    period_s = fit_cycle(work, pins, 2, starts, np.zeros(1, np.int64))
+    assert list(work[ROUNDS]) == [1, 4]
+    assert period_s > 0 and keeps_caps(work, pins, 2, period_s, starts)

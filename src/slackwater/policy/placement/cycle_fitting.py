@@ -11,6 +11,7 @@ import numpy as np
 
 from slackwater.policy.columns import (
     BUDGET_S,
+    CAP_S,
     LEFT,
     MAX_ROLLOUT_NODES,
     ROLL_S,
@@ -138,8 +139,8 @@ def interleave(
 def _tightest(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
 ) -> float:
-    """Shrink a period for which the members' rounds fit, so that they also run no slower than they
-    must.
+    """The shortest period, of some up to this one, for which the members' rounds fit, so that they
+    also run no slower than they must; 0 if they fit in none.
     """
     least = busiest_s(work, pins, members)
     for slack in _SLACKS:
@@ -147,8 +148,21 @@ def _tightest(
             break
         if interleave(work, pins, members, least * slack, starts, spent):
             return float(least * slack)
-    interleave(work, pins, members, period_s, starts, spent)
-    return period_s
+    return period_s if interleave(work, pins, members, period_s, starts, spent) else 0.0
+
+
+@compiled
+def _add_round(work: Floats, pins: Ints, members: int, period_s: float) -> bool:
+    """Let the capped member that waits most make one more iteration per period, so that it waits
+    less in each; False if the period has no room for it.
+    """
+    idlest, least = 0, np.inf
+    for j in range(members):
+        alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
+        if work[CAP_S, j] < np.inf and alone * work[ROUNDS, j] < least:
+            idlest, least = j, alone * work[ROUNDS, j]
+    work[ROUNDS, idlest] += 1
+    return work[ROUNDS, idlest] <= MAX_ROUNDS and busiest_s(work, pins, members) <= period_s
 
 
 @compiled
@@ -240,10 +254,17 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
                     periods[count], shares[count] = period, share
                     count += 1
     order = np.argsort(shares[:count], kind="mergesort")
+    capped = (work[CAP_S, :members] < np.inf).any()
     for i in order[:_PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
-        if interleave(work, pins, members, periods[i], starts, spent):
-            return _tightest(work, pins, members, periods[i], starts, spent)
+        # In a long period iterations are apart, which caps may not bear.
+        if not (capped or interleave(work, pins, members, periods[i], starts, spent)):
+            continue
+        found = _tightest(work, pins, members, periods[i], starts, spent)
+        while found == 0.0 and _add_round(work, pins, members, periods[i]):
+            found = _tightest(work, pins, members, periods[i], starts, spent)
+        if found > 0.0:
+            return found
     return 0.0
 
 

@@ -16,17 +16,15 @@ _TOLERANCE = 1e-9
 @compiled
 def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> Ints:
     """The cycle's phases by their start, each as twice its member, and one more if it trains."""
-    count = 0
-    for j in range(members):
-        count += 2 * int(work[ROUNDS, j])
-    phases, at = np.empty(count, np.int64), np.empty(count)
-    count = 0
+    most, count = starts.shape[2], 0
+    at = np.full(2 * members * most, np.inf)
     for j in range(members):
         for phase in range(2):
             for i in range(int(work[ROUNDS, j])):
-                phases[count], at[count] = 2 * j + phase, starts[j, phase, i] % period_s
+                at[(2 * j + phase) * most + i] = starts[j, phase, i] % period_s
                 count += 1
-    return phases[np.argsort(at, kind="mergesort")]
+    phases: Ints = np.argsort(at, kind="mergesort")[:count] // most
+    return phases
 
 
 @compiled
@@ -34,10 +32,7 @@ def keeps_caps(work: Floats, pins: Ints, members: int, period_s: float, starts: 
     """Whether no iteration of a member takes longer than its cap, at worst-case lengths, once the
     order has been repeated as often as it takes to settle.
     """
-    capped = False
-    for j in range(members):
-        capped = capped or work[CAP_S, j] < np.inf
-    if not capped:
+    if not (work[CAP_S, :members] < np.inf).any():
         return True
     phases = _in_order(work, members, period_s, starts)
     free, ready, ended = np.zeros(64), np.zeros(members), np.zeros(members)

@@ -1,5 +1,7 @@
 """The co-scheduler, one event at a time; invariants are checked after each."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -277,6 +279,23 @@ def test_a_newcomer_waits_for_a_moment_that_costs_a_tight_member_nothing() -> No
     assert [c.job for c in of(GrantPermit, stage.request("a", 200, Phase.ROLLOUT, 1))] == ["a"]
     assert [c.job for c in of(GrantPermit, stage.finish("a", 300))] == ["b"]
     assert [c.job for c in of(GrantPermit, stage.request("a", 300, Phase.TRAIN, 1))] == ["a"]
+
+
+@pytest.mark.parametrize("nodes", [1, 8])
+def test_a_newcomer_that_no_moment_lets_in_gets_nodes_of_its_own_or_waits_on(nodes: int) -> None:
+    """a, whose iterations are bounded, is late in one of them: whoever joins makes it later."""
+    stage = Stage("ours", rollout=nodes, train=nodes)
+    stage.arrive(replace(job("a", iterations=400), slo_scope="iteration"))
+    stage.request("a", 0)
+    stage.arrive(job("b", iterations=400), 10)
+    assert stage.starts["b"].group == stage.starts["a"].group
+    assert stage.request("b", 390) == []
+    commands = stage.finish("a", 1500)
+    assert [c.job for c in of(StartJob, commands)] == (["b"] if nodes > 1 else [])
+    stage.request("a", 1500, Phase.TRAIN)
+    stage.finish("a", 1600)
+    stage.request("b", 1600)
+    assert "b" in stage.permits
 
 
 def test_a_member_has_its_node_again_when_the_guest_that_it_was_kept_for_is_gone() -> None:
