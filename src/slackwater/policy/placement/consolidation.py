@@ -1,7 +1,8 @@
 """Consolidation: which jobs of thin groups should move together, and whether that is worth their
 restarts.
 
-A merger must save `LEAST_GAIN_H` hours of the group's nodes: forecasts are not good to a dollar.
+A merger must save `LEAST_GAIN_H` hours of the group's nodes, and `LEAST_GAIN` of what the groups
+cost until they are drained: the longer that is, the more it will differ from the forecast.
 Each restart costs the job's nodes for the time that it takes and for `RESTART_RISK_H` more, since
 it may fail, and others come who would ask for another. And a job that was placed or moved
 rests for `LEAST_GAP_S`, so that none is thrown to and fro while others come and go. Answers of one
@@ -25,7 +26,8 @@ from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
 
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
-RESTART_RISK_H = 0.5
+LEAST_GAIN = 0.035
+RESTART_RISK_H = 1.0
 LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
 
@@ -195,6 +197,7 @@ class Consolidation:
         group = book.groups[row]
         train_nodes = len(group.train)
         least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), train_nodes)
+        least += LEAST_GAIN * before
         layout = self.layout(candidates, row, train_nodes, before - after - max(to_beat, least))
         if layout is None:
             return None

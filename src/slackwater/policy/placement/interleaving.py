@@ -60,7 +60,7 @@ class Interleaving(GroupedPlacement):
     name = "interleaving"
 
     def __init__(
-        self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, thin_groups: int = 6
+        self, fleet: FleetView, max_group_size: int = MAX_MEMBERS, thin_groups: int = 24
     ) -> None:
         super().__init__(fleet, max_group_size)
         self.thin_groups = thin_groups
