@@ -38,6 +38,7 @@ from slackwater.policy.placement.interleaving_scan import scan_cycles, train_sha
 from slackwater.policy.placement.merging import execute, sharing_strategy
 
 _MERGERS_AT_ONCE = 4
+_MAY_FOLLOW = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
 # What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
 _ARRIVAL_WORK = 8_000
 _LOOK_WORK = 10_000
@@ -131,7 +132,7 @@ class Interleaving(GroupedPlacement):
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
         if self._may_open(profile):
             candidate = newcomer(job, budget_s)
-            for row in self._thin_rows(most_members=1):
+            for row in self._thin_rows(most_members=1)[:_MAY_FOLLOW]:
                 layout = self._consolidation.with_newcomer(candidate, row, now_s, best_cost)
                 if layout is not None:
                     best_cost = layout.cost
