@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
+PLANE = "plane"
+FRONT = "front"
 # A part of the command line, and what a process with it is.
 _ROLES = (
     ("slackwater.worker.engine_worker", "engine"),
@@ -13,10 +15,9 @@ _ROLES = (
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
     ("slackwater.serve.http.helper", "helpers"),
+    ("slackwater.serve.front", FRONT),
     ("grpo_driver", "drivers"),
 )
-PLANE = "plane"
-FRONT = "front"
 HOST = "host"  # took it away from a virtual machine
 _NOT_BESIDE = ("engine", "trainer", HOST)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 
+from harness.front_end import front_end
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.serve.app import create_app
 from slackwater.weights.joined_file import ExportCatalog
 
 Work = Callable[[ControlPlane, httpx.AsyncClient], Awaitable[None]]
@@ -35,11 +35,13 @@ def with_plane(folder: Path, work: Work, **settings: Any) -> None:
         await plane.training.adopt()
         await plane.sampling.adopt()
         plane.sampling.resume()
-        transport = httpx.ASGITransport(create_app(plane))
         headers = {"x-api-key": plane.tenants.key_of(configured.tenants[0])}
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://test/api/v1", headers=headers
-        ) as client:
+        async with (
+            front_end(plane) as app,
+            httpx.AsyncClient(
+                transport=httpx.ASGITransport(app), base_url="http://test/api/v1", headers=headers
+            ) as client,
+        ):
             await work(plane, client)
         await plane.stop()
         assert not plane.failed.is_set()

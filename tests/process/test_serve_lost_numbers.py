@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.front_end import front_end
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.serve.app import create_app
 from slackwater.weights.joined_file import ExportCatalog
 
 pytestmark = pytest.mark.process
@@ -61,11 +61,14 @@ def test_three_then_one_and_never_two_ends_by_itself(tiny_model: Path, tmp_path:
         await plane.start()
         try:
             headers = {"x-api-key": plane.tenants.key_of("default")}
-            async with httpx.AsyncClient(
-                transport=httpx.ASGITransport(create_app(plane)),
-                base_url="http://localhost/api/v1",
-                headers=headers,
-            ) as client:
+            async with (
+                front_end(plane) as app,
+                httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app),
+                    base_url="http://localhost/api/v1",
+                    headers=headers,
+                ) as client,
+            ):
                 first, third = await send_three_then_one(client)
         finally:
             await plane.stop()

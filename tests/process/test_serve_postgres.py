@@ -51,10 +51,12 @@ def fill(connection: Connection) -> None:
         SamplingSessionId("ss"), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
     )
     sample_log.add_sampling_session(connection, session, 0, 1.0)
-    sample_log.add_sample(connection, RequestId("sm-1"), session, 2**60, b"ask", 1.0)
-    sample_log.add_sample(connection, RequestId("sm-2"), session, 1, b"ask", 1.0)
+    for name, seq in (("sm-1", 2**60), ("sm-2", 1)):
+        row = sample_log.new_sample(RequestId(name), session, seq, b"ask", 1.0)
+        connection.execute(row.statement, row.values)
     answer = RequestOutcome("sample", b"tokens")
-    sample_log.finish_sample(connection, RequestId("sm-2"), answer, 3.0)
+    row = sample_log.finished_sample(RequestId("sm-2"), answer, 3.0)
+    connection.execute(row.statement, row.values)
     for name in ("a", "b", "a"):
         path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
         held = shelf.Checkpoint(

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from harness.front_end import front_end
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.serve.app import create_app
 from slackwater.weights.joined_file import ExportCatalog
 
 from .service_process import ServiceProcess, wait_for
@@ -73,12 +73,14 @@ def test_an_engine_that_fails_later_shows_in_status_list_and_answers(
         plane = ControlPlane(settings, state, ExportCatalog(state.weights))
         await plane.start()
         keys = {name: plane.tenants.key_of(name) for name in ("default", "other")}
-        transport = httpx.ASGITransport(create_app(plane))
         found: dict[str, Any] = {}
         try:
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://localhost", timeout=240
-            ) as client:
+            async with (
+                front_end(plane) as app,
+                httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=240
+                ) as client,
+            ):
                 for name, key in keys.items():
                     headers = {"x-api-key": key}
                     body = {"model": "cut", "prompt": "a", "max_tokens": 1}

@@ -32,7 +32,9 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     from slackwater.cli.preflight import check_isolation
     from slackwater.runtime.services.garbage import collect_when_idle
     from slackwater.serve.app import create_app
-    from slackwater.serve.http.server import bind, http_server, serve_until_signalled
+    from slackwater.serve.front.channel import FrontChannel
+    from slackwater.serve.front.processes import FrontEnds
+    from slackwater.serve.http.server import bind, until_signalled
     from slackwater.weights.joined_file import ExportCatalog
 
     folder.logs.mkdir(parents=True, exist_ok=True)
@@ -44,8 +46,15 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
     app = create_app(plane)
-    server = http_server(app, several_tenants=plane.loop_shares.several)
-    await plane.start()
+    channel = FrontChannel(plane)
+    fronts = FrontEnds(channel, app, listening, folder.logs / "front.log")
+    await fronts.start(settings.front_ends)  # they take a while, too
+    try:
+        await plane.start()
+    except BaseException:
+        await fronts.stop()
+        raise
+    channel.open()
     try:
         join = plane.join_address()
         told = {"hub": join.hub, "depot": join.depot, "pin": join.pin}
@@ -55,7 +64,10 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
         sampling = app.state.dashboard.sampler.run()
         works = (collecting, plane.loop_watch.run(), sampling)
         beside = [asyncio.create_task(work) for work in works]
-        signalled = await serve_until_signalled(server, listening, plane)
+        signalled = await until_signalled(plane)
+        await plane.drivers.close()  # while they can still say goodbye
+        plane.release_waiters()
+        await fronts.stop()
         for task in beside:
             task.cancel()
         folder.write_timeline(app.state.dashboard.sampler.trace())

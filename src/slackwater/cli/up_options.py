@@ -105,6 +105,9 @@ class UpOptions:
     )
     host: Annotated[str, typer.Option(help="Address to listen on."), Setting("host")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on."), Setting("port")] = 8123
+    front_ends: Annotated[
+        int, typer.Option(help="Processes that speak HTTP."), Setting("front_ends")
+    ] = 1
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="Another host name of the service; repeatable; * is any."),

@@ -13,7 +13,7 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.operation import Operation
 from slackwater.model.placement import place_devices
-from slackwater.model.session import TrainedModel
+from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.drivers import DriverExecutor
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
@@ -57,6 +57,7 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.slo_tracker import SloTracker
 from slackwater.runtime.services.submissions import Submissions
+from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.services.workers import Workers
@@ -65,7 +66,7 @@ from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard
+from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.runtime.store.write_ahead import WriteAhead
@@ -236,6 +237,7 @@ class ControlPlane:
         names = self.tenants.names()
         self.shares = TurnShares(self.settings.max_live_turns, names)
         self.fair_work = FairWork(len(names))
+        self.queues = TenantQueues()
         self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(
@@ -244,7 +246,7 @@ class ControlPlane:
             self.background,
             self.rollout,
             self.shares,
-            (self.loop_shares, self.fair_work),
+            (self.queues, self.fair_work),
             self.sessions.job_of,
         )
 
@@ -466,6 +468,26 @@ class ControlPlane:
     def is_operator(self, tenant: TenantId) -> bool:
         """The first tenant runs the service."""
         return tenant == self.settings.tenants[0]
+
+    async def outcome(
+        self, tenant: TenantId, request: RequestId, hold_s: float
+    ) -> RequestOutcome | None:
+        """How a request ended; what waits for a model that no engine serves and none will ends
+        with the reason.
+        """
+        outcome = await self.outcomes.of(tenant, request, hold_s)
+        if outcome is None and self.fail_unserved(self.sampling.session_of(request)):
+            outcome = await self.outcomes.of(tenant, request, hold_s)
+        return outcome
+
+    def fail_unserved(self, session: SamplingSession | None) -> bool:
+        """End what waits for a model that no engine serves and none will, with the reason."""
+        if session is None:
+            return False
+        why = self.broken_engine(session.base_model, session.tenant)
+        if why is not None:
+            self.sampling.fail_all(session, why)
+        return why is not None
 
     def why_paused(self, request: RequestId) -> str | None:
         """Why nothing is done about a request for now; None where something is."""

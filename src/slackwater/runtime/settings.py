@@ -110,6 +110,7 @@ class ServiceSettings:
     tenants: tuple[str, ...] = ("default",)
     host: str = "127.0.0.1"
     port: int = 8123
+    front_ends: int = 1
     allowed_hosts: tuple[str, ...] = ()
     database_url: str | None = None
     record: Path | None = None
@@ -158,7 +159,7 @@ class ServiceSettings:
             )
         if self.trainers < (0 if self.only_actions else 1):
             raise ConfigError.of("--trainers", self.trainers, "must be at least 1")
-        for name in ("devices", "threads", "kv_mb", "max_running", "max_live_turns"):
+        for name in ("devices", "threads", "kv_mb", "max_running", "max_live_turns", "front_ends"):
             if getattr(self, name) < 1:
                 raise ConfigError.of(
                     f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"

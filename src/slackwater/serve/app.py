@@ -1,4 +1,4 @@
-"""The HTTP application over a control plane."""
+"""The control plane's own HTTP application; front ends (`front/app.py`) pass requests on to it."""
 
 from importlib.metadata import version
 from typing import Any
@@ -20,10 +20,9 @@ from slackwater.serve.dashboard.routes import dashboard_routes
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
-from slackwater.serve.http.host_check import HostCheck
-from slackwater.serve.http.limits import BodyLimits
-from slackwater.serve.openai.api import OpenAiFace, openai_routes
-from slackwater.serve.openai.extras import extra_routes, refused_routes
+from slackwater.serve.http.limits import BODY_STALL_S, BodyLimits, max_json_bytes
+from slackwater.serve.openai.extras import health_routes, refused_routes
+from slackwater.serve.openai.models import model_routes
 from slackwater.serve.operator.coschedule import coschedule_routes
 from slackwater.serve.operator.instances import instance_routes, node_routes
 from slackwater.serve.operator.jobs import job_routes
@@ -40,9 +39,6 @@ from slackwater.serve.tinker.training import (
     TrainingFace,
     training_routes,
 )
-
-BODY_STALL_S = 10.0
-LEAST_JSON_BYTES = 2 << 20
 
 
 class App(FastAPI):
@@ -81,13 +77,13 @@ def create_app(plane: ControlPlane) -> FastAPI:
             await plane.training.reject(model, seq, kind, reason)
 
     add_error_handlers(app, rejected)
-    face, rest = OpenAiFace(plane), RestFace(plane)
+    rest = RestFace(plane)
     downloads = Downloads(plane.settings.state / "downloads")
-    app.state.dashboard = LiveSource(plane, face)
+    app.state.dashboard = LiveSource(plane)
     routers = (
         future_routes(plane),
         sampling_routes(SamplingFace(plane)),
-        openai_routes(plane, face),
+        model_routes(plane),
         training_routes(training),
         action_routes(plane),
         environment_routes(plane),
@@ -107,21 +103,20 @@ def create_app(plane: ControlPlane) -> FastAPI:
         session_list_routes(rest),
         record_routes(rest, downloads),
         download_routes(downloads),
-        extra_routes(plane, face),
-        refused_routes(plane),
+        health_routes(),
+        refused_routes(),
         dashboard_routes(app.state.dashboard),
     )
     for router in routers:  # routes are matched in order
         app.include_router(router)
     longest = max((base.max_text_chars for base in plane.bases), default=0)
-    limited = BodyLimits(
+    app.front = BodyLimits(
         FastPathMiddleware(app.behind, (route for router in routers for route in router.routes)),
         max_bytes=plane.settings.max_body_bytes,
-        max_json_bytes=min(max(LEAST_JSON_BYTES, longest), plane.settings.max_body_bytes),
+        max_json_bytes=max_json_bytes(longest, plane.settings.max_body_bytes),
         json_limits=dict.fromkeys(PASS_PATHS, MAX_JSON_PASS_BYTES),
         stall_s=BODY_STALL_S,
         tenant_of=lambda headers: find_tenant(plane.tenants, headers),
         shares=plane.loop_shares,
     )
-    app.front = HostCheck(limited, bound=plane.settings.host, allowed=plane.settings.allowed_hosts)
     return app

@@ -13,20 +13,33 @@ import pytest
 
 from harness.one_key import OneKey
 from slackwater.control.fleet.controller import FleetController
-from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.model.ids import JobId, SamplingSessionId, SessionId, TenantId, TurnId, WorkerId
+from slackwater.model.errors import (
+    NotFoundError,
+    RefusedError,
+    SlackwaterError,
+    UnavailableError,
+)
+from slackwater.model.ids import (
+    JobId,
+    RequestId,
+    SamplingSessionId,
+    SessionId,
+    TenantId,
+    TurnId,
+    WorkerId,
+)
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.sampling import SamplingService
+from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard
-from slackwater.runtime.store.op_payloads import SamplePayload
+from slackwater.runtime.store.op_payloads import SamplePayload, encode
 from slackwater.runtime.store.sample_log import add_sampling_session
 from slackwater.wire import messages
 from slackwater.wire.frames import HEADER_BYTES, Frame, FrameKind
@@ -89,7 +102,7 @@ def with_desk(
         rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
         desk = SamplingService(
-            store, board, background, rollout, shares, (LoopShares(1), FairWork(1)), JobId
+            store, board, background, rollout, shares, (TenantQueues(), FairWork(1)), JobId
         )
         await desk.adopt()
         for worker, message in engines:
@@ -104,24 +117,43 @@ def with_desk(
     asyncio.run(scenario())
 
 
+async def submit(
+    desk: SamplingService, session: SamplingSession, seq: int, sample: SamplePayload
+) -> RequestId:
+    """When it is durable."""
+    taken: asyncio.Future[RequestId] = asyncio.get_running_loop().create_future()
+
+    def told(request: RequestId | SlackwaterError, new: bool) -> None:
+        if isinstance(request, SlackwaterError):
+            taken.set_exception(request)
+        else:
+            taken.set_result(request)
+
+    desk.take(session, seq, encode(sample), told)
+    async with asyncio.timeout(60):
+        request = await taken
+        await asyncio.sleep(0)  # its turns are submitted by now
+    return request
+
+
 def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        first = await desk.submit(SESSION, 0, sample())
-        assert await desk.submit(SESSION, 0, sample()) == first
-        assert await desk.submit(SESSION, 2**60, sample()) != first
+        first = await submit(desk, SESSION, 0, sample())
+        assert await submit(desk, SESSION, 0, sample()) == first
+        assert await submit(desk, SESSION, 2**60, sample()) != first
         assert rollout.live() == 2
         with pytest.raises(RefusedError, match="seq_id: 0"):
-            await desk.submit(SESSION, 0, sample(token=2))
+            await submit(desk, SESSION, 0, sample(token=2))
 
     with_desk(tmp_path, work)
 
 
 def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        await desk.submit(SESSION, 0, sample(samples=3))
+        await submit(desk, SESSION, 0, sample(samples=3))
         with pytest.raises(UnavailableError, match="3 samples of yours are under way"):
-            await desk.submit(SESSION, 1, sample(samples=2))
-        request = await desk.submit(SESSION, 1, sample())
+            await submit(desk, SESSION, 1, sample(samples=2))
+        request = await submit(desk, SESSION, 1, sample())
         assert rollout.live() == 4
         desk.cancel(MINE, request)
         assert rollout.live() == 3
@@ -135,10 +167,10 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
     )
 
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        await desk.submit(SESSION, 0, sample(samples=4))
+        await submit(desk, SESSION, 0, sample(samples=4))
         with pytest.raises(UnavailableError):
-            await desk.submit(SESSION, 1, sample())
-        await desk.submit(theirs, 0, sample(samples=4))
+            await submit(desk, SESSION, 1, sample())
+        await submit(desk, theirs, 0, sample(samples=4))
         assert rollout.live() == 8
 
     with_desk(tmp_path, work)
@@ -148,12 +180,12 @@ def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
     requests: list[str] = []
 
     async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        requests.append(await desk.submit(SESSION, 0, sample(samples=2)))
+        requests.append(await submit(desk, SESSION, 0, sample(samples=2)))
 
     async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         assert rollout.live() == 2
         assert not await board.wait(requests[0], 0.01)  # type: ignore[arg-type]
-        assert await desk.submit(SESSION, 0, sample(samples=2)) == requests[0]
+        assert await submit(desk, SESSION, 0, sample(samples=2)) == requests[0]
         assert rollout.live() == 2
 
     with_desk(tmp_path, before)
@@ -166,7 +198,7 @@ def test_turns_resume_from_the_tokens_that_their_engines_still_have(tmp_path: Pa
     logprobs = np.array([-0.5, -1.0, -1.5], "<f4").tobytes()
 
     async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        requests.append(await desk.submit(SESSION, 0, sample(samples=4)))
+        requests.append(await submit(desk, SESSION, 0, sample(samples=4)))
 
     def held(index: int, version: str = SESSION.version, cut: int = 0) -> messages.HeldTurn:
         name = f"{requests[0]}/{index}"
@@ -191,7 +223,7 @@ def test_what_no_engine_can_have_sampled_is_not_believed(
     requests: list[str] = []
 
     async def before(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        requests.append(await desk.submit(SESSION, 0, sample()))
+        requests.append(await submit(desk, SESSION, 0, sample()))
 
     async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         turn = CONTROLLERS[-1].rollout.books.turns[TurnId(f"{requests[0]}/0")]
@@ -234,7 +266,7 @@ def test_an_engine_is_believed_once_and_no_more_than_an_engine_keeps(tmp_path: P
 
 def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        request = await desk.submit(SESSION, 0, sample())
+        request = await submit(desk, SESSION, 0, sample())
         desk.drop_sessions([SESSION.sampling_session])
         assert await board.wait(request, 60.0)
         outcome = board.recent(request)
@@ -249,7 +281,7 @@ def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
 
 def test_another_tenant_neither_sees_nor_cancels(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        request = await desk.submit(SESSION, 0, sample())
+        request = await submit(desk, SESSION, 0, sample())
         desk.cancel(TenantId("other"), request)
         assert rollout.live() == 1
         with pytest.raises(NotFoundError):

@@ -72,6 +72,8 @@ class Floor:
 
     def appended(self, more: Any) -> None: ...
 
+    def streamed(self, token: int, logprob: float) -> None: ...
+
     def completed(self, result: TurnResult) -> None:
         self.ended += 1
 

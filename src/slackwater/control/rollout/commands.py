@@ -51,6 +51,15 @@ class AppendTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamTokens:
+    """One new token each of streamed turns, in columns; of no turn the first."""
+
+    turns: Sequence[TurnId]
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class CompleteTurn:
     """The turn is whole. Exactly one of Complete, Fail or a cancellation ends every turn."""
 
@@ -109,7 +118,7 @@ class LimitInstances(Message, frozen=True):
     most: int
 
 
-TurnCommand = Dispatch | AbortOn | AppendTokens | CompleteTurn | FailTurn
+TurnCommand = Dispatch | AbortOn | AppendTokens | StreamTokens | CompleteTurn | FailTurn
 SeedingCommand = SeedingChanged | EndSeeding | ResumeSeeding | LimitInstances
 RolloutReport = TurnOpened | TurnClosed | VersionNeeded | VersionFreed
 RolloutCommand = (

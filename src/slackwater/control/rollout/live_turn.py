@@ -118,6 +118,12 @@ class LiveTurn:
         return not self.inexact and len(self.tokens) > 0
 
     @property
+    def is_shown(self) -> bool:
+        """Whether a client that streams it has seen some, and all of it so far."""
+        count = len(self.tokens)
+        return 0 < count == self.streamed_tokens
+
+    @property
     def wants_prompt_scores(self) -> bool:
         """Whether the prompt still has to be scored."""
         return self.spec.sampling.scores_prompt and self.prompt_logprobs is None

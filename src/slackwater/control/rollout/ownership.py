@@ -9,14 +9,14 @@ from array import array
 from collections.abc import Sequence
 from itertools import repeat
 
-from slackwater.control.rollout.commands import AppendTokens
+from slackwater.control.rollout.commands import AppendTokens, StreamTokens
 from slackwater.control.rollout.events import PromptScored, TokensArrived, TurnEnded, TurnRefused
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.steady_frame import SteadyFrame
-from slackwater.model.ids import InstanceId
+from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.turn import AttemptId, FinishReason
 
 _TOKEN_IDS = 2**32
@@ -53,8 +53,12 @@ class Ownership:
     def _append_singles(self, record: InstanceRecord, event: TokensArrived, out: Out) -> None:
         """The common frame: one token a turn, mostly of the same turns as the one before."""
         steady = record.steady_frame
-        if steady is not None and steady.take(event.attempts, event.tokens, event.logprobs):
+        taken = None
+        if steady is not None:
+            taken = steady.take(event.attempts, event.tokens, event.logprobs)
+        if taken is not None:
             self._books.counters.accepted_tokens += len(event.tokens)
+            out.extend(taken)
             return
         self._append_rows(event, out)
         turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
@@ -63,24 +67,32 @@ class Ownership:
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
         attempts, instance, start, accepted = self._books.dispatcher.attempts, event.instance, 0, 0
         tokens, logprobs = event.tokens, event.logprobs
+        streamed = list[TurnId](), list[int](), list[float]()
         for attempt, count in zip(event.attempts, event.counts or repeat(1), strict=False):
             end = start + count
             turn = attempts.get(attempt)
             if (
                 turn is None
                 or turn.instance != instance
-                or turn.spec.stream
                 or turn.topk is not None
                 or len(turn.tokens) + count > turn.limit
+                or (turn.spec.stream and (count > 1 or not turn.is_shown))
             ):
                 self._append_row(event, attempt, start, end, out)
             else:
+                if turn.spec.stream:
+                    turn.streamed_tokens += 1
+                    streamed[0].append(turn.spec.turn)
+                    streamed[1].append(tokens[start])
+                    streamed[2].append(logprobs[start])
                 turn.tokens.extend(tokens[start:end])
                 turn.logprobs.extend(logprobs[start:end])
                 turn.barren_losses = 0
                 accepted += count
             start = end
         self._books.counters.accepted_tokens += accepted
+        if streamed[0]:
+            out.append(StreamTokens(*streamed))
 
     def _append_row(
         self, event: TokensArrived, attempt: int, start: int, end: int, out: Out
@@ -123,13 +135,13 @@ class Ownership:
     @staticmethod
     def _stream(turn: LiveTurn, out: Out) -> None:
         """Pass on what the client has not seen: after a rollback the same positions come again."""
-        seen = turn.streamed_tokens
-        if len(turn.tokens) > seen:
-            tokens, logprobs = turn.tokens[seen:].tolist(), turn.logprobs[seen:].tolist()
+        whole, seen = turn.tokens, turn.streamed_tokens
+        if len(whole) > seen:
+            tokens, logprobs = whole[seen:].tolist(), turn.logprobs[seen:].tolist()
             topk = () if turn.topk is None else turn.topk[seen:]
             scores, others = (None, ()) if seen else (turn.prompt_logprobs, turn.prompt_topk)
             out.append(AppendTokens(turn.spec.turn, tokens, logprobs, topk, scores, others))
-            turn.streamed_tokens = len(turn.tokens)
+            turn.streamed_tokens = len(whole)
 
     def prompt_scored(self, event: PromptScored, out: Out) -> None:
         """Keep the prompt's log-probs; a later attempt need not make them again."""

@@ -43,12 +43,14 @@ class TurnListener(Protocol):
     """Who is told how a turn goes."""
 
     def appended(self, more: do.AppendTokens) -> None: ...
+    def streamed(self, token: int, logprob: float) -> None: ...
     def completed(self, result: TurnResult) -> None: ...
     def failed(self, error: str) -> None: ...
 
 
 EngineCommand: TypeAlias = (
     do.AppendTokens
+    | do.StreamTokens
     | do.CompleteTurn
     | do.FailTurn
     | do.Dispatch
@@ -356,6 +358,8 @@ class EngineExecutor:
         match command:
             case do.AppendTokens() | do.CompleteTurn() | do.FailTurn():
                 self._tell(command)
+            case do.StreamTokens():
+                self._stream(command)
             case do.Dispatch() | do.AbortOn() | weight_do.PullWeights() | weight_do.DropVersion():
                 self._hub.send(WorkerId(command.instance), _message(command))
             case do.ReleaseInstance(instance, reason):
@@ -376,6 +380,14 @@ class EngineExecutor:
                 self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))
             case _:
                 _log(command)
+
+    def _stream(self, command: do.StreamTokens) -> None:
+        listeners = self._listeners
+        for turn, token, logprob in zip(
+            command.turns, command.tokens, command.logprobs, strict=True
+        ):
+            if (listener := listeners.get(turn)) is not None:
+                listener.streamed(token, logprob)
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):

@@ -3,18 +3,19 @@
 A request that was accepted before a restart is generated again from its seeds, token for token.
 """
 
-import logging
 import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.rollout.commands import AppendTokens, CompleteTurn
-from slackwater.model.errors import NotFoundError
+from slackwater.model.errors import ConfigError, NotFoundError, SlackwaterError
 from slackwater.model.ids import (
     JobId,
     RequestId,
@@ -31,7 +32,7 @@ from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
@@ -46,11 +47,13 @@ from slackwater.runtime.store.op_payloads import (
 )
 from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
 from slackwater.runtime.store.schema import sampling_sessions
+from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.messages import HeldTurn
 
-logger = logging.getLogger(__name__)
-
 KIND = "sample"
+Taken: TypeAlias = Callable[[RequestId | SlackwaterError, bool], None]
+Over: TypeAlias = Callable[[RequestId, RequestOutcome], None]
+
 _AT_ONCE = 4  # more turns are begun or stopped in slices
 _LONG_ANSWER_TOKENS = 2000
 
@@ -65,10 +68,12 @@ class SamplingService:
         background: Background,
         rollout: EngineExecutor,
         shares: TurnShares,
-        fair: tuple[LoopShares, FairWork],
+        fair: tuple[TenantQueues, FairWork],
         job_of: Callable[[SessionId], JobId],
     ) -> None:
-        self.loop_shares, self._fair_work = fair
+        self._queues, self._fair_work = fair
+        self._ahead = WriteAhead(store, background)
+        self._highest: dict[SamplingSessionId, int] = {}
         self._job_of = job_of
         self._store = store
         self._board = board
@@ -92,6 +97,7 @@ class SamplingService:
         sessions = await self._store.call(sessions_of)
         done = await self._store.call(log.finished_samples)
         waiting = await self._store.call(log.waiting_samples)
+        self._highest = await self._store.call(log.highest_numbers)
         for session in sessions:
             self.add_session(session)
         for name, finished in done:
@@ -117,6 +123,7 @@ class SamplingService:
         """Nobody samples from these any more; what is under way there ends."""
         for name in names:
             self._sessions.pop(name, None)
+            self._highest.pop(name, None)
             self.finished.drop(name)
         gone = set(names)
         for request, run in list(self._under_way.items()):
@@ -135,25 +142,43 @@ class SamplingService:
     def sessions(self) -> tuple[SamplingSession, ...]:
         return tuple(self._sessions.values())
 
-    async def submit(self, session: SamplingSession, seq: int, sample: SamplePayload) -> RequestId:
-        """Take a request; the same number again gives the same one. Full up: UnavailableError."""
-        self._shares.check(session.tenant, len(sample.seeds), "num_samples")
+    def take(
+        self,
+        session: SamplingSession,
+        seq: int,
+        payload: bytes,
+        told: Taken,
+        over: Over = lambda request, outcome: None,
+    ) -> None:
+        """Take a request: `told` its name when it is durable, and `over` how it ended. The same
+        number again is the same request, which is not new. Full up: UnavailableError.
+        """
+        sample = _decoded(payload)
+        turns, tenant = len(sample.seeds), session.tenant
+        self._shares.check(tenant, turns, "num_samples")
+        self._shares.take(tenant, turns)  # before it is written, or many could pass at once
         request = RequestId(f"sm-{secrets.token_hex(12)}")
-        payload = encode(sample)
-        turns = len(sample.seeds)
-        self._shares.take(session.tenant, turns)  # before waiting, or many could pass at once
-        added = False
-        try:
-            got, added = await self._store.call_sized(
-                len(payload),
-                lambda c: log.add_sample(c, request, session, seq, payload, time.time()),
-            )
-        finally:
-            if not added:
-                self._shares.give_back(session.tenant, turns)
-        if added:
-            self._open(got, session, sample).start({})
-        return got
+        row = log.new_sample(request, session, seq, payload, time.time())
+        known: list[RequestId | SlackwaterError | None] = [None]
+
+        def write(connection: Connection) -> None:
+            known[0] = log.numbered_sample(connection, session, seq, payload)
+            if known[0] is None:
+                connection.execute(row.statement, row.values)
+
+        def written() -> None:
+            found = known[0]
+            if found is None:
+                told(request, True)
+                self._open(request, session, sample, over).start({})
+            else:
+                self._shares.give_back(tenant, turns)
+                told(found, False)
+
+        is_new = seq > self._highest.get(session.sampling_session, -1)
+        if is_new:
+            self._highest[session.sampling_session] = seq
+        self._ahead.then(written, row if is_new else write)
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has these results: they need not be kept."""
@@ -189,11 +214,15 @@ class SamplingService:
             run.failed(why)
 
     def _open(
-        self, request: RequestId, session: SamplingSession, sample: SamplePayload
+        self,
+        request: RequestId,
+        session: SamplingSession,
+        sample: SamplePayload,
+        over: Over = lambda request, outcome: None,
     ) -> "_SampleRun":
         self._board.expect(request, session.tenant)
         job = self._job_of(session.session)
-        run = _SampleRun(request, session, sample, self, job, self._rollout)
+        run = _SampleRun(request, session, sample, self, job, self._rollout, over)
         self._under_way[request] = run
         return run
 
@@ -205,39 +234,42 @@ class SamplingService:
             for item in items:
                 work(item)
         else:
-            self._background.spawn(self.loop_shares.each(tenant, items, work))
+            self._queues.each(tenant, items, work)
 
     def whole(self, request: RequestId, answer: Callable[[], SampleResult]) -> None:
         """Every turn of a request was generated; writing a long answer takes time."""
-        run = self._under_way.pop(request)
-        self._shares.give_back(run.session.tenant, run.turns)
-        self._background.spawn(self._finish_whole(request, run, answer))
+        run = self._close(request)
+        if run.is_long():
+            self._background.spawn(self._write_long(request, run, answer))
+        else:
+            self._finish(request, run, RequestOutcome(KIND, encode(answer())))
 
-    async def _finish_whole(
+    async def _write_long(
         self, request: RequestId, run: "_SampleRun", answer: Callable[[], SampleResult]
     ) -> None:
-        if run.is_long():
-            written = await self._fair_work.run(run.session.tenant, lambda: encode(answer()))
-        else:
-            written = encode(answer())
-        await self._finish(request, RequestOutcome(KIND, written), run.session.sampling_session)
+        written = await self._fair_work.run(run.session.tenant, lambda: encode(answer()))
+        self._finish(request, run, RequestOutcome(KIND, written))
 
     def over(self, request: RequestId, outcome: RequestOutcome) -> None:
         """A request has ended without an answer."""
+        self._finish(request, self._close(request), outcome)
+
+    def _close(self, request: RequestId) -> "_SampleRun":
         run = self._under_way.pop(request)
         self._shares.give_back(run.session.tenant, run.turns)
-        self._background.spawn(self._finish(request, outcome, run.session.sampling_session))
+        return run
 
-    async def _finish(
-        self, request: RequestId, outcome: RequestOutcome, session: SamplingSessionId
-    ) -> None:
+    def _finish(self, request: RequestId, run: "_SampleRun", outcome: RequestOutcome) -> None:
         finished_s = time.time()
         size_bytes = None if outcome.result is None else len(outcome.result)
-        await self._store.call_sized(
-            size_bytes or 0, lambda c: log.finish_sample(c, request, outcome, finished_s)
-        )
-        self._board.settle(request, outcome)
-        self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
+
+        def settle() -> None:
+            self._board.settle(request, outcome)
+            session = run.session.sampling_session
+            self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
+            run.over(request, outcome)
+
+        self._ahead.then(settle, log.finished_sample(request, outcome, finished_s))
 
 
 class _SampleRun:
@@ -251,9 +283,11 @@ class _SampleRun:
         service: SamplingService,
         job: JobId,
         rollout: EngineExecutor,
+        over: Over,
     ) -> None:
         self.session = session
         self.job = job
+        self.over = over
         self._request = request
         self._sample = sample
         self.turns = len(sample.seeds)
@@ -270,8 +304,14 @@ class _SampleRun:
         prompt = array("I", self._sample.prompt)  # as engines are sent it
 
         def submit(index: int) -> None:
-            if not self._over:
-                spec, listener = self._spec(index, prompt), _SampleTurn(self, index)
+            if self._over:
+                return
+            try:
+                spec = self._spec(index, prompt)
+            except SlackwaterError as error:
+                self.failed(str(error))
+            else:
+                listener = _SampleTurn(self, index)
                 self._rollout.submit(spec, listener, held=held.get(spec.turn))
 
         self._service.in_slices(self.session.tenant, range(self.turns), submit)
@@ -376,8 +416,23 @@ class _SampleTurn:
     def appended(self, more: AppendTokens) -> None:
         """Sample requests are answered whole."""
 
+    def streamed(self, token: int, logprob: float) -> None:
+        """Sample requests are answered whole."""
+
     def completed(self, result: CompleteTurn) -> None:
         self._run.completed(self._index, result)
 
     def failed(self, error: str) -> None:
         self._run.failed(error)
+
+
+def _decoded(payload: bytes) -> SamplePayload:
+    try:
+        sample = decode_sample(payload)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError.of(
+            "sample", f"{len(payload)} bytes", f"cannot be read: {error}"
+        ) from None
+    if not sample.prompt or len(sample.prompt) % 4 or not sample.seeds:
+        raise ConfigError.of("sample", "prompt", "must be whole tokens, and have a seed")
+    return sample

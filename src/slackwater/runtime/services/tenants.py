@@ -38,6 +38,9 @@ class Tenants:
             write_whole(path, json.dumps(known, indent=2))
         return cls(known)
 
+    def keys(self) -> dict[str, TenantId]:
+        return self._keys
+
     def of_key(self, key: str) -> TenantId | None:
         found = self._keys.get(key)
         if found is None and key.startswith(_JOB_KEY):

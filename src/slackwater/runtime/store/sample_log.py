@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Row as DatabaseRow
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import RequestId, SamplingSessionId, SessionId
@@ -21,6 +22,7 @@ from slackwater.model.session import SamplingSession
 from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.operation_log import digest_of
 from slackwater.runtime.store.schema import samples, sampling_sessions
+from slackwater.runtime.store.write_ahead import Row
 
 _AT_ONCE = 1000  # values in one statement; databases have limits
 # Made once: making a statement takes longer than executing it.
@@ -28,7 +30,7 @@ _NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
     samples.c.sampling_session == sa.bindparam("in_session"),
     samples.c.seq == sa.bindparam("number"),
 )
-_ADD = samples.insert()
+ADD_SAMPLE = samples.insert()
 _FINISH = samples.update().where(samples.c.request == sa.bindparam("finished"))
 
 
@@ -108,7 +110,7 @@ def add_sampling_session(
     )
 
 
-def sampling_session_of(row: Row[Any]) -> SamplingSession:
+def sampling_session_of(row: DatabaseRow[Any]) -> SamplingSession:
     return msgspec.convert(row, SamplingSession, from_attributes=True)
 
 
@@ -148,41 +150,51 @@ def join_session(connection: Connection, sampling_session: SamplingSessionId) ->
     return int(clones)
 
 
-def add_sample(
-    connection: Connection,
-    request: RequestId,
-    session: SamplingSession,
-    seq: int,
-    payload: bytes,
-    now_s: float,
-) -> tuple[RequestId, bool]:
-    """Write it down; if its number is taken, the request that has it. True if it is new."""
-    digest = digest_of(payload)
+def numbered_sample(
+    connection: Connection, session: SamplingSession, seq: int, payload: bytes
+) -> RequestId | RefusedError | None:
+    """The request that has this number already, if any; another one's is refused."""
     numbered = {"in_session": session.sampling_session, "number": seq}
     found = connection.execute(_NUMBERED, numbered).first()
-    if found is not None:
-        if found.digest != digest:
-            raise RefusedError(f"seq_id: {seq} was sent before with another request")
-        return RequestId(found.request), False
+    if found is None:
+        return None
+    if found.digest != digest_of(payload):
+        return RefusedError(f"seq_id: {seq} was sent before with another request")
+    return RequestId(found.request)
+
+
+def highest_numbers(connection: Connection) -> dict[SamplingSessionId, int]:
+    """The highest number of each sampling session; a higher one is new."""
+    columns = samples.c
+    rows = connection.execute(
+        sa.select(columns.sampling_session, sa.func.max(columns.seq)).group_by(
+            columns.sampling_session
+        )
+    )
+    return {SamplingSessionId(name): seq for name, seq in rows}
+
+
+def new_sample(
+    request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
+) -> Row:
+    """Its row."""
     row = {
         "request": request,
         "sampling_session": session.sampling_session,
         "tenant": session.tenant,
         "seq": seq,
-        "digest": digest,
+        "digest": digest_of(payload),
         "payload": payload,
         "status": OpStatus.WAITING.value,
         "created_s": now_s,
     }
-    connection.execute(_ADD, row)
-    return request, True
+    return Row(ADD_SAMPLE, row, len(payload))
 
 
-def finish_sample(
-    connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
-) -> None:
+def finished_sample(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:
+    """What changes in its row."""
     changed = {"finished": request, "payload": None, **outcome.columns(now_s)}
-    connection.execute(_FINISH, changed)
+    return Row(_FINISH, changed, len(outcome.result or b""))
 
 
 def drop_results(

@@ -5,16 +5,31 @@ its cores wait for a single write. Then the waiters are told in order.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, TypeAlias
 
+from sqlalchemy import Executable
 from sqlalchemy.engine import Connection
 
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
 
-Write: TypeAlias = Callable[[Connection], None]
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The values of one row, and the statement that writes it; neighbours are written at once."""
+
+    statement: Executable
+    values: Mapping[str, Any]
+    size_bytes: int = 0
+
+
+Write: TypeAlias = Callable[[Connection], None] | Row
 Tell: TypeAlias = Callable[[], None]
+
+_SMALL_BYTES = 64 << 10  # more is written on the store's thread
 
 
 class WriteAhead:
@@ -40,7 +55,8 @@ class WriteAhead:
         """Most often the store has nothing else to do, and all of it is done here."""
         batch, self._line = self._line, []
         try:
-            if self._store.at_once(lambda connection: _write_all(connection, batch)):
+            large = sum(row.size_bytes for row, _ in batch if isinstance(row, Row)) > _SMALL_BYTES
+            if not large and self._store.at_once(lambda connection: _write_all(connection, batch)):
                 self._told(batch)
             else:
                 self._background.spawn(self._wait(batch))
@@ -60,9 +76,17 @@ class WriteAhead:
 
 
 def _write_all(connection: Connection, batch: Sequence[tuple[Write | None, Tell]]) -> None:
-    for write, _ in batch:
-        if write is not None:
-            write(connection)
+    for statement, rows in groupby((write for write, _ in batch if write), _statement):
+        if statement is None:
+            for write in rows:
+                assert not isinstance(write, Row)
+                write(connection)
+        else:
+            connection.execute(statement, [row.values for row in rows if isinstance(row, Row)])
+
+
+def _statement(write: Write) -> Executable | None:
+    return write.statement if isinstance(write, Row) else None
 
 
 async def _raised(error: Exception) -> None:

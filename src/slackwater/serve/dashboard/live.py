@@ -21,8 +21,7 @@ from slackwater.runtime.store.job_accounts import shown
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
-from slackwater.serve.openai.api import OpenAiFace
-from slackwater.serve.openai.text import TextCodec
+from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
@@ -43,9 +42,9 @@ class LiveSource:
 
     mode: Literal["live", "recording"] = "live"
 
-    def __init__(self, plane: ControlPlane, face: OpenAiFace) -> None:
+    def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self._face = face
+        self._codecs = TextCodecs()
         self.sampler = ActivitySampler(plane)
         self.timeline = self.sampler.timeline
 
@@ -216,7 +215,7 @@ class LiveSource:
     async def _texts(self, model: str, tokens: list[int]) -> list[str] | None:
         """Each token's text; None where the model has no tokenizer."""
         try:
-            codec = await self._face.codec(self._plane.bases.get(model))
+            codec = await self._codecs.of(self._plane.bases.get(model))
         except (RefusedError, NotFoundError):
             return None
         return await asyncio.to_thread(lambda: list(_spelled(codec, tokens)))

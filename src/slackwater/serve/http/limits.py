@@ -19,6 +19,8 @@ from slackwater.serve.http.encodings import RefusedBodyError, decompress, encodi
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
 
+BODY_STALL_S = 10.0
+_LEAST_JSON_BYTES = 2 << 20
 _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
 _JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
@@ -27,6 +29,11 @@ _UNSEEN_S = 0.0003  # of the loop for a connection and a request's head, which n
 _BODIES_AT_ONCE = 4  # of the largest size, by one tenant
 _ARRIVED = "slackwater.arrived_s"
 _BINARY = ("application/x-protobuf", "application/octet-stream")
+
+
+def max_json_bytes(longest_text: int, max_bytes: int) -> int:
+    """Of JSON that is read on the event loop, as long as the longest text that a model takes."""
+    return min(max(_LEAST_JSON_BYTES, longest_text), max_bytes)
 
 
 def arrival_s(scope: Scope) -> float | None:

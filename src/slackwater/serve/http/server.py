@@ -5,6 +5,7 @@ import contextlib
 import random
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from slackwater.serve.http.throttled_acceptor import (
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
+_BIND_AGAIN_S = 0.1
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
@@ -102,8 +104,10 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """The listening socket, before anything else is started; port 0 takes a free one."""
     # Below the ephemeral range: a client of a dead port above it can be connected to itself.
-    candidates = [port] if port else random.sample(range(10_000, 20_000), 100)
-    for candidate in candidates:
+    candidates = [port] * 20 if port else random.sample(range(10_000, 20_000), 100)
+    for number, candidate in enumerate(candidates):
+        if port and number:  # front ends of one that was killed are about to let it go
+            time.sleep(_BIND_AGAIN_S)
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -134,9 +138,13 @@ class HttpServer(uvicorn.Server):
         ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for door in self._doors:
-            door.close()
+        self.close_doors()
         await super().shutdown(sockets)
+
+    def close_doors(self) -> None:
+        """Accept nobody any more."""
+        while self._doors:
+            self._doors.pop().close()
 
     def _new_protocol(self) -> asyncio.Protocol:
         made = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)
@@ -148,7 +156,10 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(app: FastAPI, *, several_tenants: bool = True) -> HttpServer:
+def http_server(
+    app: FastAPI, *, several_tenants: bool = False, private: bool = False
+) -> HttpServer:
+    """A `private` one is reached by front ends alone, and believes whom they ask for."""
     config = uvicorn.Config(
         app,
         http=HeadTimeoutProtocol,
@@ -160,14 +171,13 @@ def http_server(app: FastAPI, *, several_tenants: bool = True) -> HttpServer:
         timeout_graceful_shutdown=2,
         server_header=False,
         backlog=2048,
+        forwarded_allow_ips="*" if private else None,
     )
     return HttpServer(config, AT_ONCE if several_tenants else AT_ONCE_ALONE)
 
 
-async def serve_until_signalled(
-    server: HttpServer, listening: socket.socket, plane: ControlPlane
-) -> int | None:
-    """Serve until SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
+async def until_signalled(plane: ControlPlane) -> int | None:
+    """Wait for SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[int] = loop.create_future()
 
@@ -177,15 +187,8 @@ async def serve_until_signalled(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop, number)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
     dying = asyncio.create_task(plane.failed.wait())
-    waits: set[asyncio.Future[Any]] = {serving, dying, signalled}
+    waits: set[asyncio.Future[Any]] = {dying, signalled}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    await plane.drivers.close()  # while they can still say goodbye
-    server.should_exit = True
-    plane.release_waiters()
     dying.cancel()
-    await serving
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.remove_signal_handler(number)
     return signalled.result() if signalled.done() else None

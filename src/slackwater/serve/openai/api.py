@@ -1,4 +1,4 @@
-"""OpenAI API: models, completions, chat completions and responses, whole or streamed."""
+"""OpenAI API: completions, chat completions and responses, whole or streamed."""
 
 import asyncio
 import secrets
@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -16,21 +15,20 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.model.sampling import sample_seed
-from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
+from slackwater.serve.front.gateway import ChoiceRequest, Gateway
 from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.event_stream import EventStream, sliced_json
-from slackwater.serve.openai.generation import ChoiceRequest, Generation
-from slackwater.serve.openai.models import ModelNames
+from slackwater.serve.openai.generation import Generation
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.responses import ResponseAnswers, ResponsesBody
 from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, sampling_of
-from slackwater.serve.openai.text import TextCodec, check_length
+from slackwater.serve.openai.text import TextCodec, TextCodecs, check_length
 from slackwater.serve.openai.token_history import ConversationRecord, TokenHistory
 from slackwater.serve.openai.tools import ToolPlan
 
@@ -43,17 +41,10 @@ _FEW_TOKENS = 64
 class OpenAiFace:
     """What the routes of this file share."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self.plane = plane
-        self.names = ModelNames(plane)
-        self._codecs: dict[str, TextCodec] = {}
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.codecs = TextCodecs()
         self._history = TokenHistory()
-
-    async def codec(self, base: BaseModel) -> TextCodec:
-        """The model's tokenizer, loaded once."""
-        if base.name not in self._codecs:
-            self._codecs[base.name] = await asyncio.to_thread(TextCodec, base.directory)
-        return self._codecs[base.name]
 
     async def encode(
         self, tenant: TenantId, base: BaseModel, codec: TextCodec, text: str, special: bool = True
@@ -62,7 +53,9 @@ class OpenAiFace:
         check_length(text, base.max_text_chars)
         if len(text) <= _SHORT_CHARS:
             return codec.encode(text, special=special)
-        return await self.plane.fair_work.run(tenant, partial(codec.encode, text, special=special))
+        return await self.gateway.fair_work.run(
+            tenant, partial(codec.encode, text, special=special)
+        )
 
     async def chat_tokens(
         self,
@@ -75,9 +68,9 @@ class OpenAiFace:
         """A conversation as tokens; those that are on record stay as they are."""
         if record is not None and (known := record.known()) is not None:
             count, tokens = known
-            run = self.plane.fair_work.run
+            run = self.gateway.fair_work.run
             return await run(tenant, chat.tokens_after, codec, tokens, count, base.max_text_chars)
-        return await self.plane.fair_work.run(tenant, chat.tokens, codec, base.max_text_chars)
+        return await self.gateway.fair_work.run(tenant, chat.tokens, codec, base.max_text_chars)
 
     async def prepare(
         self,
@@ -88,8 +81,8 @@ class OpenAiFace:
     ) -> tuple[list[ChoiceRequest], ResponseWriter]:
         """The choices to generate, and how to write the answers; `response` has its own form."""
         body.refuse_unsupported()
-        base, version = await self.names.weights(tenant, body.model)
-        codec = await self.codec(base)
+        base, version = await self.gateway.weights(tenant, body.model)
+        codec = await self.codecs.of(base)
         plan, grammar, remembered = None, body.grammar(), None
         if isinstance(body, ChatBody):
             plan = ToolPlan.of(
@@ -105,13 +98,13 @@ class OpenAiFace:
         else:
             prompts = await self._prompts(tenant, body, base, codec)
         if grammar is not None:
-            await self.plane.fair_work.run(tenant, check, grammar)
+            await self.gateway.fair_work.run(tenant, check, grammar)
         if body.truncate_prompt_tokens is not None:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
         common = sampling_of(body, base, prompts[0], seed, grammar)
         if body.bad_words:
-            words = await self.plane.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
+            words = await self.gateway.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
         asked: list[ChoiceRequest] = []
         packed = [array("I", prompt) for prompt in prompts]  # as engines are sent them
@@ -129,7 +122,7 @@ class OpenAiFace:
             for place in choices:
                 ask(place)
         else:
-            await self.plane.loop_shares.each(tenant, choices, ask)
+            await self.gateway.loop_shares.each(tenant, choices, ask)
         shown = [prompts[place // body.n] for place in choices]
         make: Callable[[], ResponseWriter]
         if response is not None and isinstance(body, ChatBody):
@@ -139,7 +132,7 @@ class OpenAiFace:
         else:
             make = partial(CompletionAnswers, body, codec, shown)
         many = len(shown) > _MANY_CHOICES
-        return asked, await self.plane.fair_work.run(tenant, make) if many else make()
+        return asked, await self.gateway.fair_work.run(tenant, make) if many else make()
 
     async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
@@ -148,7 +141,7 @@ class OpenAiFace:
         given = body.prompts()
         if not given:
             raise ConfigError.of("prompt", "[]", "must hold at least one prompt")
-        self.plane.shares.check(tenant, len(given) * body.n, "prompts x n")
+        self.gateway.shares.check(tenant, len(given) * body.n, "prompts x n")
         for prompt in given:
             if isinstance(prompt, str):
                 check_length(prompt, base.max_text_chars)
@@ -201,7 +194,8 @@ async def _whole(
         watching.cancel()
 
 
-def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
+def openai_routes(face: OpenAiFace) -> APIRouter:
+    gateway = face.gateway
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
 
     async def answer(
@@ -210,16 +204,15 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
         request: Request,
         response: ResponsesBody | None = None,
     ) -> Response:
-        job = job_of_key(tenant, find_job(plane.tenants, request.headers))
+        job = job_of_key(tenant, find_job(gateway.tenants, request.headers))
         asked, answers = await face.prepare(tenant, body, job, response)
-        plane.jobs.seen(job, tenant)
         generation = Generation(
-            plane, tenant, asked, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
+            gateway, tenant, asked, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
         )
         try:
             await generation.begin()
             if not body.stream:
-                return await _whole(request, generation, answers, tenant, plane.fair_work)
+                return await _whole(request, generation, answers, tenant, gateway.fair_work)
         except BaseException:
             generation.close()
             raise
@@ -236,13 +229,5 @@ def openai_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     @router.post("/responses")
     async def responses(body: ResponsesBody, tenant: Caller, request: Request) -> Response:
         return await answer(tenant, body.chat(), request, body)
-
-    @router.get("/models")
-    async def models(tenant: Caller) -> dict[str, Any]:
-        return {"object": "list", "data": await face.names.listed(tenant)}
-
-    @router.get("/models/{name:path}")
-    async def model(name: str, tenant: Caller) -> dict[str, Any]:
-        return await face.names.described(tenant, name)
 
     return router

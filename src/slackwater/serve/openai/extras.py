@@ -8,7 +8,6 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
@@ -62,15 +61,8 @@ def _tokenized(base: BaseModel, codec: TextCodec, tokens: list[int], strings: bo
     return sliced_json(found)
 
 
-def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
+def health_routes() -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, tags=["openai"])
-
-    def only_model(given: str | None) -> str:
-        """The model that was named, or the only one there is."""
-        names = [base.name for base in plane.bases]
-        if given is None and len(names) != 1:
-            raise ConfigError.of("model", None, f"must be given: one of {', '.join(names)}")
-        return given or str(names[0])
 
     @router.get("/health")
     @router.get("/ping")
@@ -81,10 +73,24 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
     async def show_version() -> dict[str, str]:
         return {"version": version("slackwater")}
 
+    return router
+
+
+def token_routes(face: OpenAiFace) -> APIRouter:
+    router = APIRouter(route_class=LargeBodyRoute, tags=["openai"])
+    gateway = face.gateway
+
+    def only_model(given: str | None) -> str:
+        """The model that was named, or the only one there is."""
+        names = [base.name for base in gateway.bases]
+        if given is None and len(names) != 1:
+            raise ConfigError.of("model", None, f"must be given: one of {', '.join(names)}")
+        return given or str(names[0])
+
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody, tenant: Caller) -> Response:
-        base, _ = await face.names.weights(tenant, only_model(body.model))
-        codec = await face.codec(base)
+        base, _ = await gateway.weights(tenant, only_model(body.model))
+        codec = await face.codecs.of(base)
         if (body.prompt is None) == (body.messages is None):
             raise ConfigError.of("prompt", body.prompt, "must be given, or messages")
         if body.messages is None:
@@ -100,16 +106,16 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
             )
             tokens = await face.chat_tokens(tenant, base, codec, chat)
         strings = bool(body.return_token_strs)
-        written = await plane.fair_work.run(tenant, _tokenized, base, codec, tokens, strings)
+        written = await gateway.fair_work.run(tenant, _tokenized, base, codec, tokens, strings)
         return Response(written, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, tenant: Caller) -> dict[str, str]:
-        base, _ = await face.names.weights(tenant, only_model(body.model))
+        base, _ = await gateway.weights(tenant, only_model(body.model))
         if len(body.tokens) > 2 * base.max_context_tokens:
             fix = f"must be at most {2 * base.max_context_tokens}"
             raise ConfigError.of("tokens", f"{len(body.tokens)} of them", fix)
-        codec = await face.codec(base)
+        codec = await face.codecs.of(base)
 
         def decoded() -> str:
             largest = max(body.tokens, default=0)
@@ -117,12 +123,12 @@ def extra_routes(plane: ControlPlane, face: OpenAiFace) -> APIRouter:
                 raise ConfigError.of("tokens", largest, f"must be below {base.vocab_size}")
             return codec.decode(body.tokens, special=True)
 
-        return {"prompt": await plane.fair_work.run(tenant, decoded)}
+        return {"prompt": await gateway.fair_work.run(tenant, decoded)}
 
     return router
 
 
-def refused_routes(plane: ControlPlane) -> APIRouter:
+def refused_routes() -> APIRouter:
     """What clients of OpenAI's own service may ask for, each with what to do instead."""
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
 

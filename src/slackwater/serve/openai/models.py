@@ -3,12 +3,16 @@
 import time
 from typing import Any
 
+from fastapi import APIRouter
+
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import Checkpoint
+from slackwater.serve.http.auth import Caller
+from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 
 class ModelNames:
@@ -82,3 +86,18 @@ def card(
         "parent": parent,
         "max_model_len": context,
     }
+
+
+def model_routes(plane: ControlPlane) -> APIRouter:
+    router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
+    names = ModelNames(plane)
+
+    @router.get("/models")
+    async def models(tenant: Caller) -> dict[str, Any]:
+        return {"object": "list", "data": await names.listed(tenant)}
+
+    @router.get("/models/{name:path}")
+    async def model(name: str, tenant: Caller) -> dict[str, Any]:
+        return await names.described(tenant, name)
+
+    return router

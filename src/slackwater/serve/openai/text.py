@@ -1,5 +1,6 @@
 """Text to tokens and back, for one base model: encoding, chat templates, and text as it streams."""
 
+import asyncio
 import codecs
 import datetime
 import json
@@ -14,6 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.runtime.store.base_models import BaseModel
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
@@ -218,6 +220,18 @@ def _token(value: Any) -> str:
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else ""
+
+
+class TextCodecs:
+    """The tokenizer of every base model, each loaded once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, TextCodec] = {}
+
+    async def of(self, base: BaseModel) -> TextCodec:
+        if base.name not in self._held:
+            self._held[base.name] = await asyncio.to_thread(TextCodec, base.directory)
+        return self._held[base.name]
 
 
 class TextStream:

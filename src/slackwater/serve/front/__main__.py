@@ -1,0 +1,59 @@
+"""`python -m slackwater.serve.front FOLDER FD`: a front end of the control plane in the folder.
+
+It serves on the listening socket that it was given, and ends with the control plane.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from slackwater.serve.front.app import create_front_app
+from slackwater.serve.front.gateway import Gateway
+from slackwater.serve.front.pass_through import PassThrough
+from slackwater.serve.front.sockets import CHANNEL, HTTP
+from slackwater.serve.http.server import http_server
+from slackwater.wire.memory import keep_heap_small
+
+
+async def serve(folder: Path, listening: socket.socket) -> None:
+    """Until the control plane says so, or has gone."""
+    sys.setswitchinterval(0.0002)  # threads give way to the event loop soon
+    gateway = Gateway()
+    loop = asyncio.get_running_loop()
+    await loop.create_unix_connection(lambda: gateway.connection, str(folder / CHANNEL))
+    if not await gateway.ready:
+        return
+    behind = PassThrough(folder / HTTP)
+    app = create_front_app(gateway, behind)
+    server = http_server(app, several_tenants=gateway.loop_shares.several)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    stopping = asyncio.create_task(gateway.stopping.wait())
+    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    server.close_doors()
+    listening.close()  # whoever comes next may bind the port
+    server.should_exit = True
+    await serving
+    await behind.close()
+    gateway.close()
+
+
+def main() -> None:
+    keep_heap_small()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):  # the control plane says when
+        signal.signal(number, signal.SIG_IGN)
+    folder, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(folder, listening))
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(folder, listening))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""The control plane's end of the channels: what front ends ask, each tenant in turn.
+
+Records of a tenant are handled in order, and tenants in turn (`TenantQueues`). A front end that
+goes takes its generations with it; samples that it has handed over go on.
+"""
+
+import asyncio
+import logging
+import secrets
+from array import array
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.ids import JobId, RequestId, TenantId, TrajectoryId, TurnId
+from slackwater.model.turn import TurnSpec
+from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.live_driver import loop_time
+from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.serve.front.connection import Connection
+from slackwater.serve.http.errors import FailedTurnError
+from slackwater.serve.openai.models import ModelNames
+from slackwater.wire import front as wire
+from slackwater.wire.frames import FrameError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+
+
+class FrontChannel:
+    """All front ends of a control plane."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.plane = plane
+        self.names = ModelNames(plane)
+        self._fronts: set[_Front] = set()
+        self._watching: asyncio.TimerHandle | None = None
+        self._is_open = False
+
+    def open(self) -> None:
+        """The control plane can be asked: tell front ends what they must know to serve."""
+        self._is_open = True
+        for front in self._fronts:
+            self.joined(front)
+
+    def joined(self, front: "_Front") -> None:
+        if self._is_open:
+            front.connection.send(self._setup())
+
+    def connect(self) -> asyncio.Protocol:
+        """A new front end's connection."""
+        front = _Front(self)
+        self._fronts.add(front)
+        return front.connection
+
+    def _setup(self) -> wire.Setup:
+        settings = self.plane.settings
+        return wire.Setup(
+            dict(self.plane.tenants.keys()),
+            {base.name: str(base.directory) for base in self.plane.bases},
+            settings.host,
+            list(settings.allowed_hosts),
+            settings.max_body_bytes,
+            self.plane.shares.share,
+            settings.hold_s,
+            settings.tenants[0],
+        )
+
+    def stop(self) -> None:
+        """Have every front end answer what is under way, and end."""
+        for front in self._fronts:
+            front.send(wire.Stop())
+
+    def close(self) -> None:
+        for front in tuple(self._fronts):
+            front.connection.close()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    def gone(self, front: "_Front") -> None:
+        self._fronts.discard(front)
+
+    # ---- engines that cannot start ----
+    def watch(self) -> None:
+        """Look now and then whether something can still be generated, while anybody waits."""
+        if self._watching is None:
+            loop = asyncio.get_running_loop()
+            self._watching = loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        self._watching = None
+        turns = [turn for front in self._fronts for turn in front.turns.values()]
+        found: dict[tuple[str, TenantId], str | None] = {}
+        for turn in turns:
+            place = turn.base_model, turn.tenant
+            if place not in found:
+                found[place] = self.plane.broken_engine(*place)
+            if (why := found[place]) is not None:
+                self.plane.rollout.cancel(turn.name)
+                turn.failed(why)
+        if turns:
+            self.watch()
+
+
+class _Front:
+    """One front end."""
+
+    def __init__(self, channel: FrontChannel) -> None:
+        self._channel = channel
+        self._plane = channel.plane
+        self._name = f"gen-{secrets.token_hex(12)}"
+        self._tenants = frozenset(channel.plane.tenants.names())
+        self._is_open = True
+        self.turns: dict[int, _Choice] = {}
+        self._unsent = (array("I"), array("I"), array("f"))
+        self.connection = _Told(self, channel.joined)
+
+    def heard(self, body: bytes) -> None:
+        """A frame; FrameError closes the connection."""
+        for record in wire.decode_from_front(body):
+            if record.tenant not in self._tenants:
+                raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
+            self._plane.loop_shares.seen(TenantId(record.tenant))
+            self._plane.queues.put(TenantId(record.tenant), self._steps(record))
+
+    def lost(self) -> None:
+        """Nobody reads what it has asked for."""
+        self._channel.gone(self)
+        logger.warning("a front end has gone turns=%d", len(self.turns))
+        self._is_open = False
+        for turn in self.turns.values():
+            self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
+
+    def send(self, record: wire.Record) -> None:
+        self._send_columns()
+        self.connection.send(record)
+
+    def refuse(self, number: int, error: SlackwaterError) -> None:
+        self.send(wire.Refused(number, type(error).__name__, str(error)))
+
+    # ---- what it asks ----
+    def _steps(self, record: wire.FromFront) -> Iterator[None]:
+        if isinstance(record, wire.Abandon):
+            yield from self._abandon(record.numbers)
+            return
+        try:
+            match record:
+                case wire.Generate():
+                    yield from self._generate(record)
+                case wire.Sample():
+                    self._sample(record)
+                case wire.AskSession(number, tenant, name):
+                    found = self._plane.sampling.session(TenantId(tenant), name)
+                    self.send(wire.SessionFound(number, found))
+                case wire.AskModel() | wire.AskFuture():
+                    self._plane.background.spawn(self._answer(record))
+        except SlackwaterError as error:
+            self.refuse(record.number, error)
+
+    def _generate(self, asked: wire.Generate) -> Iterator[None]:
+        plane, tenant, count = self._plane, TenantId(asked.tenant), len(asked.choices)
+        if any(len(choice.prompt) % 4 or not choice.prompt for choice in asked.choices):
+            raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
+        places = range(asked.number, asked.number + count)
+        if any(number in self.turns for number in places):
+            raise ConfigError.of("number", asked.number, "must be a new one")
+        if not self._is_open:
+            return
+        if (why := self._broken(asked.base_model, tenant)) is not None:
+            raise FailedTurnError(why)
+        plane.shares.check(tenant, count, "prompts x n")
+        plane.shares.take(tenant, count)
+        plane.jobs.seen(JobId(asked.job), tenant)
+        self._channel.watch()
+        for number in places:
+            name = TurnId(f"{self._name}/{number}")
+            self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
+        self.send(wire.Accepted(asked.number))
+        for number, choice in zip(places, asked.choices, strict=True):
+            if (turn := self.turns.get(number)) is not None:
+                self._submit(asked, turn, choice)
+                yield
+
+    def _broken(self, base_model: str, tenant: TenantId) -> str | None:
+        self._plane.bases.get(base_model)
+        return self._plane.broken_engine(base_model, tenant)
+
+    def _submit(self, asked: wire.Generate, turn: "_Choice", choice: wire.Choice) -> None:
+        prompt = array("I")
+        prompt.frombytes(choice.prompt)
+        spec = TurnSpec(
+            turn=turn.name,
+            trajectory=TrajectoryId(turn.name),
+            job=JobId(asked.job),
+            base_model=asked.base_model,
+            prompt=prompt,
+            sampling=choice.sampling,
+            version=asked.version,
+            stream=asked.stream,
+            owner=turn.tenant,
+        )
+        self._plane.rollout.submit(spec, turn, asked.arrived_s)
+
+    def _abandon(self, numbers: list[int]) -> Iterator[None]:
+        for number in sorted(numbers, reverse=True):  # the last wait: cheap to stop
+            if (turn := self.turns.get(number)) is not None:
+                self._plane.rollout.cancel(turn.name)
+                self.ended(turn)
+                yield
+
+    def ended(self, turn: "_Choice") -> None:
+        """Return the turn's share, whoever ended it."""
+        if self.turns.pop(turn.number, None) is not None:
+            self._plane.shares.give_back(turn.tenant, 1)
+
+    def _sample(self, asked: wire.Sample) -> None:
+        plane, tenant = self._plane, TenantId(asked.tenant)
+        session = plane.sampling.session(tenant, asked.sampling_session)
+        plane.sessions.seen(session.session, loop_time())
+        if (why := plane.broken_engine(session.base_model, tenant)) is not None:
+            raise FailedTurnError(why)
+
+        def told(request: RequestId | SlackwaterError, new: bool) -> None:
+            if isinstance(request, SlackwaterError):
+                self.refuse(asked.number, request)
+            else:
+                self.send(wire.Sampled(asked.number, request, new))
+
+        over = partial(self._outcome, None)
+        plane.sampling.take(session, asked.seq, asked.payload, told, over)
+
+    def _outcome(self, number: int | None, request: RequestId, how: RequestOutcome) -> None:
+        owner = None if how.owner is None else how.owner.value
+        self.send(wire.Outcome(number, request, str(how.kind), how.result, how.error, owner))
+
+    async def _answer(self, asked: wire.AskModel | wire.AskFuture) -> None:
+        tenant = TenantId(asked.tenant)
+        try:
+            if isinstance(asked, wire.AskModel):
+                base, version = await self._channel.names.weights(tenant, asked.name)
+                self.send(wire.ModelFound(asked.number, base.name, version))
+                return
+            request = RequestId(asked.request)
+            how = await self._plane.outcome(tenant, request, asked.hold_s)
+            if how is None:
+                self.send(wire.Pending(asked.number, self._plane.why_paused(request)))
+            else:
+                self._outcome(asked.number, request, how)
+        except SlackwaterError as error:
+            self.refuse(asked.number, error)
+
+    # ---- what it is told of turns ----
+    def said(self, turn: "_Choice", more: TurnTokens) -> None:
+        if more.topk or more.prompt_logprobs is not None:
+            told = wire.MoreTokens(
+                turn.number,
+                more.tokens,
+                more.logprobs,
+                more.topk,
+                more.prompt_logprobs,
+                more.prompt_topk,
+            )
+            self.send(told)
+            return
+        for token, logprob in zip(more.tokens, more.logprobs, strict=True):
+            self.streamed(turn.number, token, logprob)
+
+    def streamed(self, number: int, token: int, logprob: float) -> None:
+        """Goes with all other tokens of this round of the loop, as columns."""
+        numbers, tokens, logprobs = self._unsent
+        if not numbers:
+            asyncio.get_running_loop().call_soon(self._send_columns)
+        numbers.append(number)
+        tokens.append(token)
+        logprobs.append(logprob)
+
+    def _send_columns(self) -> None:
+        if self._unsent[0]:
+            columns, self._unsent = self._unsent, (array("I"), array("I"), array("f"))
+            self.connection.send(wire.Tokens(*(column.tobytes() for column in columns)))
+
+
+class _Told(Connection):
+    """The connection of a front end, which is told first what it must know."""
+
+    def __init__(self, front: _Front, joined: Callable[[_Front], None]) -> None:
+        super().__init__(front.heard, front.lost)
+        self._front, self._joined = front, joined
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._joined(self._front)
+
+
+class _Choice:
+    """The listener of one turn of a front end."""
+
+    __slots__ = ("base_model", "front", "name", "number", "tenant")
+
+    def __init__(
+        self, front: _Front, number: int, name: TurnId, tenant: TenantId, base_model: str
+    ) -> None:
+        self.front, self.number, self.name = front, number, name
+        self.tenant, self.base_model = tenant, base_model
+
+    def appended(self, more: TurnTokens) -> None:
+        self.front.said(self, more)
+
+    def streamed(self, token: int, logprob: float) -> None:
+        self.front.streamed(self.number, token, logprob)
+
+    def completed(self, result: TurnResult) -> None:
+        self.front.ended(self)
+        self.front.send(
+            wire.Completed(
+                self.number,
+                result.reason.value,
+                result.version,
+                result.moves,
+                np.asarray(result.tokens, "<u4").tobytes(),
+                np.asarray(result.logprobs, "<f4").tobytes(),
+                result.topk,
+                result.prompt_logprobs,
+                result.prompt_topk,
+            )
+        )
+
+    def failed(self, error: str) -> None:
+        self.front.ended(self)
+        self.front.send(wire.Failed(self.number, error))

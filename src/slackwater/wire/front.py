@@ -1,0 +1,233 @@
+"""Messages between the control plane and its front ends, many to a frame.
+
+A frame's body is a msgpack list of tagged arrays. Tokens are columns: prompts and results as u32
+and f32 bytes (little-endian), and what streaming turns got of one engine step as one record. A
+front end numbers what it asks; answers name the number.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slackwater.model.sampling import Sampling
+from slackwater.model.session import SamplingSession
+from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+
+
+class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of the channel's messages."""
+
+
+class Choice(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence to generate: its prompt's tokens as u32, and how to draw."""
+
+    prompt: bytes
+    sampling: Sampling
+
+
+# ---- from a front end ----
+class Generate(Record, frozen=True):
+    """Generate every choice; they are numbered from `number` on. `arrived_s` is on the monotonic
+    clock, which processes of a machine share.
+    """
+
+    number: int
+    tenant: str
+    job: str
+    base_model: str
+    version: str
+    stream: bool
+    arrived_s: float | None
+    choices: list[Choice]
+
+
+class Abandon(Record, frozen=True):
+    """Nobody waits for these choices any more."""
+
+    tenant: str
+    numbers: list[int]
+
+
+class Sample(Record, frozen=True):
+    """A Tinker sample; `payload` is what the durable log keeps of it."""
+
+    number: int
+    tenant: str
+    sampling_session: str
+    seq: int
+    payload: bytes
+
+
+class AskSession(Record, frozen=True):
+    """What a sampling session stands for."""
+
+    number: int
+    tenant: str
+    sampling_session: str
+
+
+class AskModel(Record, frozen=True):
+    """Which weights a model's name stands for."""
+
+    number: int
+    tenant: str
+    name: str
+
+
+class AskFuture(Record, frozen=True):
+    """How a request ended; waits up to `hold_s`."""
+
+    number: int
+    tenant: str
+    request: str
+    hold_s: float
+
+
+# ---- to a front end ----
+class Setup(Record, frozen=True):
+    """What a front end must know before it serves; the first record."""
+
+    keys: dict[str, str]
+    models: dict[str, str]
+    host: str
+    allowed_hosts: list[str]
+    max_body_bytes: int
+    max_turns: int
+    hold_s: float
+    operator: str
+
+
+class Stop(Record, frozen=True):
+    """Answer what is under way, then end."""
+
+
+class Accepted(Record, frozen=True):
+    """The choices numbered from here on are being generated; what else was asked is done."""
+
+    number: int
+
+
+class Refused(Record, frozen=True):
+    """What was asked under this number cannot be done; `kind` is the error's class."""
+
+    number: int
+    kind: str
+    message: str
+
+
+class Tokens(Record, frozen=True):
+    """Columns: choice `numbers[i]` got `tokens[i]` with log-prob `logprobs[i]`."""
+
+    numbers: bytes
+    tokens: bytes
+    logprobs: bytes
+
+
+class MoreTokens(Record, frozen=True):
+    """Tokens of one choice with what was asked for beside them."""
+
+    number: int
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    topk: Sequence[Sequence[tuple[int, float]]] = ()
+    prompt_logprobs: Sequence[float | None] | None = None
+    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+
+
+class Completed(Record, frozen=True):
+    """A choice is whole."""
+
+    number: int
+    reason: str
+    version: str
+    moves: int
+    tokens: bytes
+    logprobs: bytes
+    topk: Sequence[Sequence[tuple[int, float]]] = ()
+    prompt_logprobs: Sequence[float | None] | None = None
+    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+
+
+class Failed(Record, frozen=True):
+    """A choice that cannot be generated."""
+
+    number: int
+    error: str
+
+
+class Sampled(Record, frozen=True):
+    """The sample is durable under this name; if it is `new`, its outcome comes this way too."""
+
+    number: int
+    request: str
+    new: bool
+
+
+class Outcome(Record, frozen=True):
+    """How a request ended. `number` is None where nobody asked: its sample came this way."""
+
+    number: int | None
+    request: str
+    kind: str
+    result: bytes | None
+    error: str | None
+    owner: str | None
+
+
+class Pending(Record, frozen=True):
+    """A request has not ended; `paused` says why nothing is done about it."""
+
+    number: int
+    paused: str | None
+
+
+class SessionFound(Record, frozen=True):
+    number: int
+    session: SamplingSession
+
+
+class ModelFound(Record, frozen=True):
+    number: int
+    base_model: str
+    version: str
+
+
+FromFront = Generate | Abandon | Sample | AskSession | AskModel | AskFuture
+ToFront = (
+    Setup
+    | Stop
+    | Accepted
+    | Refused
+    | Tokens
+    | MoreTokens
+    | Completed
+    | Failed
+    | Sampled
+    | Outcome
+    | Pending
+    | SessionFound
+    | ModelFound
+)
+_encoder = msgspec.msgpack.Encoder()
+_from_front = msgspec.msgpack.Decoder(list[FromFront])
+_to_front = msgspec.msgpack.Decoder(list[ToFront])
+
+
+def encode_records(records: Sequence[Record]) -> bytes:
+    """One frame."""
+    return encode_frame(FrameKind.CONTROL, _encoder.encode(records))
+
+
+def decode_from_front(body: bytes) -> list[FromFront]:
+    """What a front end sent; FrameError if it is anything else."""
+    try:
+        return _from_front.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise FrameError(f"no records of a front end: {error}") from None
+
+
+def decode_to_front(body: bytes) -> list[ToFront]:
+    try:
+        return _to_front.decode(body)
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
+        raise FrameError(f"no records of the control plane: {error}") from None

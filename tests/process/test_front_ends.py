@@ -1,0 +1,130 @@
+"""SIGKILL of front ends under load: nothing acknowledged is lost, and another one serves."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from harness.ports import free_port
+
+from .service_process import ServiceProcess, gone, wait_for
+
+pytestmark = pytest.mark.process
+
+CLIENTS, EACH, KILLS = 4, 6, 3
+PROMPT = {"chunks": [{"type": "encoded_text", "tokens": [65, 66, 67]}]}
+
+
+@pytest.fixture
+def service(tiny_model: Path, tmp_path: Path) -> Iterator[ServiceProcess]:
+    made = ServiceProcess(tmp_path / "state", tiny_model, free_port(), "--front-ends", "2")
+    made.start()
+    made.wait_for_workers()
+    yield made
+    made.stop()
+
+
+def front_ends(service: ServiceProcess) -> list[int]:
+    assert service.process is not None
+    children = psutil.Process(service.process.pid).children()
+    return [child.pid for child in children if "slackwater.serve.front" in child.cmdline()]
+
+
+# One for all, since making one reads every certificate; a connection each, since they are cut.
+HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+
+
+def post(service: ServiceProcess, path: str, body: dict[str, object]) -> httpx.Response:
+    return HTTP.post(f"{service.url}{path}", json=body, headers={"x-api-key": service.key})
+
+
+class Samplers:
+    """Clients that ask again, under the same number, whenever a connection breaks."""
+
+    def __init__(self, service: ServiceProcess) -> None:
+        self._service = service
+        said = {"tags": [], "sdk_version": "0"}
+        session = post(service, "/api/v1/create_session", {**said}).json()["session_id"]
+        opened = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+        made = post(service, "/api/v1/create_sampling_session", opened).json()
+        self._sampling_session = made["sampling_session_id"]
+        self.acknowledged: dict[int, str] = {}
+        self.broken = 0
+
+    def has(self, more_than: int) -> bool:
+        return len(self.acknowledged) > more_than
+
+    def ask(self, client: int) -> None:
+        for seq in range(client, CLIENTS * EACH, CLIENTS):
+            body = {
+                "prompt": PROMPT,
+                "num_samples": 1,
+                "sampling_params": {"max_tokens": 32, "seed": seq, "stop": []},
+                "sampling_session_id": self._sampling_session,
+                "seq_id": seq,
+            }
+            while seq not in self.acknowledged:
+                try:
+                    answer = post(self._service, "/api/v1/asample", {**body})
+                except httpx.TransportError:
+                    self.broken += 1
+                    continue
+                assert answer.status_code == 200, answer.text
+                self.acknowledged[seq] = answer.json()["request_id"]
+
+    def result(self, request: str) -> httpx.Response:
+        while True:
+            try:
+                found = post(self._service, "/api/v1/retrieve_future", {"request_id": request})
+            except httpx.TransportError:
+                continue
+            if found.status_code != 408:
+                return found
+
+
+def streams(service: ServiceProcess, enough: threading.Event) -> list[str]:
+    """How streams ended, one after another."""
+    ended: list[str] = []
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 60, "stream": True, "ignore_eos": True}
+    while not enough.is_set():
+        try:
+            answer = post(service, "/v1/completions", {**body})
+        except httpx.TransportError:
+            ended.append("cut")
+            continue
+        assert answer.status_code == 200, answer.text
+        ended.append("whole" if answer.text.rstrip().endswith("[DONE]") else answer.text)
+    return ended
+
+
+@pytest.mark.timeout(600)
+def test_what_was_acknowledged_survives_its_front_end(service: ServiceProcess) -> None:
+    samplers, enough = Samplers(service), threading.Event()
+    wait_for("both front ends", lambda: len(front_ends(service)) == 2)
+    with ThreadPoolExecutor(CLIENTS + 1) as pool:
+        streaming = pool.submit(streams, service, enough)
+        asking = [pool.submit(samplers.ask, client) for client in range(CLIENTS)]
+        for kills in range(KILLS):
+            wait_for("progress", partial(samplers.has, kills * EACH))
+            victim = front_ends(service)[kills % 2]
+            os.kill(victim, signal.SIGKILL)
+            wait_for("its end", partial(gone, victim))
+            wait_for("another", lambda: len(front_ends(service)) == 2)
+        for task in asking:
+            task.result(timeout=300)
+        enough.set()
+        ended = streaming.result(timeout=120)
+    assert len(set(samplers.acknowledged.values())) == CLIENTS * EACH
+    for request in samplers.acknowledged.values():
+        found = samplers.result(request)
+        assert found.status_code == 200, found.text
+        assert b"error" not in found.content
+    assert set(ended) <= {"whole", "cut"}
+    wait_for("no turn", lambda: service.status()["gauges"]["rollout_live_turns"] == 0)

@@ -1,0 +1,144 @@
+"""The control plane's end of the channel: whatever a front end sends, the plane lives on."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from harness.service_plane import with_plane
+from slackwater.model.sampling import Sampling
+from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.front.channel import FrontChannel
+from slackwater.wire import front
+from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
+
+PROMPT = b"\x01\0\0\0"
+
+
+class Visitor:
+    """The other end of a channel, byte by byte."""
+
+    def __init__(self, channel: FrontChannel) -> None:
+        self._channel = channel
+        channel.open()
+        self._decoder = FrameDecoder()
+        self._heard: list[front.ToFront] = []
+
+    async def __aenter__(self) -> "Visitor":
+        ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        await asyncio.get_running_loop().create_connection(self._channel.connect, sock=ours)
+        assert isinstance(await self.next(), front.Setup)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._theirs.close()
+        self._channel.close()
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._theirs, data)
+
+    async def ask(self, *records: front.Record) -> None:
+        await self.send(front.encode_records(records))
+
+    async def next(self) -> front.ToFront | None:
+        """The next record; None if the connection was closed."""
+        async with asyncio.timeout(60):
+            while not self._heard:
+                data = await asyncio.get_running_loop().sock_recv(self._theirs, 1 << 16)
+                if not data:
+                    return None
+                for frame in self._decoder.feed(data):
+                    self._heard += front.decode_to_front(frame.body)
+        return self._heard.pop(0)
+
+
+def generate(number: int, prompt: bytes = PROMPT, **changed: str) -> front.Generate:
+    said = {"tenant": "mine", "job": "mine/j", "base_model": "tiny", "version": "base:tiny"}
+    said |= changed
+    choices = [front.Choice(prompt, Sampling(4))]
+    return front.Generate(
+        number,
+        said["tenant"],
+        said["job"],
+        said["base_model"],
+        said["version"],
+        False,
+        None,
+        choices,
+    )
+
+
+async def live(plane: ControlPlane, turns: int) -> None:
+    async with asyncio.timeout(60):
+        while plane.rollout.live() != turns:  # noqa: ASYNC110  (nobody is told)
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        encode_frame(FrameKind.CONTROL, b"\xc1"),
+        encode_frame(FrameKind.TOKENS, b"\0\0\0\0"),
+        front.encode_records([generate(1, tenant="nobody")]),
+    ],
+)
+def test_what_is_no_record_closes_the_connection_and_nothing_else(
+    tmp_path: Path, bad: bytes
+) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        channel = FrontChannel(plane)
+        async with Visitor(channel) as visitor:
+            await visitor.send(bad)
+            assert await visitor.next() is None
+        async with Visitor(channel) as visitor:
+            await visitor.ask(generate(1))
+            assert await visitor.next() == front.Accepted(1)
+        assert not plane.failed.is_set()
+
+    with_plane(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "message"),
+    [
+        (generate(1, prompt=b"\x01\0"), "ConfigError", "whole tokens"),
+        (generate(1, prompt=b""), "ConfigError", "whole tokens"),
+        (generate(1, base_model="other"), "NotFoundError", "not served here"),
+        (front.Sample(1, "mine", "ss-no", 0, b"x"), "NotFoundError", "not one of yours"),
+        (front.AskSession(1, "mine", "ss-no"), "NotFoundError", "not one of yours"),
+        (front.AskModel(1, "mine", "no"), "NotFoundError", "not served here"),
+        (front.AskFuture(1, "mine", "sm-no", 0.0), "NotFoundError", "not a request of yours"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_its_number(
+    tmp_path: Path, asked: front.FromFront, kind: str, message: str
+) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            await visitor.ask(asked)
+            refused = await visitor.next()
+            assert isinstance(refused, front.Refused)
+            assert (refused.number, refused.kind) == (1, kind)
+            assert message in refused.message
+
+    with_plane(tmp_path, work)
+
+
+def test_a_front_end_that_goes_takes_its_generations_and_leaves_their_share(
+    tmp_path: Path,
+) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            await visitor.ask(*(generate(number) for number in range(1, 6)))
+            for number in range(1, 6):
+                assert await visitor.next() == front.Accepted(number)
+            await visitor.ask(front.Abandon("mine", [2]))
+            await live(plane, 4)
+        await live(plane, 0)
+        assert not plane.shares.live()
+
+    with_plane(tmp_path, work)

@@ -1,0 +1,70 @@
+"""Records of the channel to front ends: what goes in comes out, and nothing else is believed."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slackwater.model.sampling import Sampling
+from slackwater.wire import front
+from slackwater.wire.frames import FrameDecoder, FrameError
+
+GENERATE = front.Generate(
+    7,
+    "mine",
+    "mine/job",
+    "tiny",
+    "base:tiny",
+    True,
+    1.5,
+    [front.Choice(b"\x01\0\0\0", Sampling(4, stop_token_ids=[1], logit_bias=[(3, 0.5)]))],
+)
+RECORDS: list[front.FromFront] = [
+    GENERATE,
+    front.Abandon("mine", [7]),
+    front.Sample(8, "mine", "ss-1", 3, b"payload"),
+    front.AskSession(9, "mine", "ss-1"),
+    front.AskModel(10, "mine", "tiny:name"),
+    front.AskFuture(11, "mine", "sm-1", 0.5),
+]
+
+
+def body_of(records: list[front.FromFront]) -> bytes:
+    (frame,) = FrameDecoder().feed(front.encode_records(records))
+    return frame.body
+
+
+def test_a_frame_holds_its_records_in_order() -> None:
+    found = front.decode_from_front(body_of(RECORDS))
+    assert [type(record) for record in found] == [type(record) for record in RECORDS]
+    assert found[1:] == RECORDS[1:]
+    assert isinstance(found[0], front.Generate)
+    (choice,) = found[0].choices
+    assert choice.prompt == b"\x01\0\0\0"
+    assert choice.sampling.stop_token_ids == [1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(body=st.binary(max_size=200))
+def test_any_bytes_are_records_or_refused(body: bytes) -> None:
+    try:
+        front.decode_from_front(body)
+    except FrameError:
+        return
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_frame_is_records_or_refused(data: st.DataObject) -> None:
+    body = bytearray(body_of(RECORDS))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        front.decode_from_front(bytes(body))
+    except FrameError:
+        return
+
+
+def test_what_the_control_plane_says_is_not_believed_of_a_front_end() -> None:
+    (frame,) = FrameDecoder().feed(front.encode_records([front.Accepted(1)]))
+    with pytest.raises(FrameError, match="no records of a front end"):
+        front.decode_from_front(frame.body)
