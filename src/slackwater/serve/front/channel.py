@@ -135,9 +135,9 @@ class _Front:
         for turn in self.turns.values():
             self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
 
-    def send(self, record: wire.Record) -> None:
-        self._send_columns()
-        self.connection.send(record)
+    def send(self, record: wire.Record, *, later: bool = False) -> None:
+        self.gather()
+        self.connection.send(record, later=later)
 
     def refuse(self, number: int, error: SlackwaterError) -> None:
         self.send(wire.Refused(number, type(error).__name__, str(error)))
@@ -179,7 +179,7 @@ class _Front:
         for number in places:
             name = TurnId(f"{self._name}/{number}")
             self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
-        self.send(wire.Accepted(asked.number))
+        self.send(wire.Accepted(asked.number), later=True)
         for number, choice in zip(places, asked.choices, strict=True):
             if (turn := self.turns.get(number)) is not None:
                 self._submit(asked, turn, choice)
@@ -270,18 +270,19 @@ class _Front:
             self.streamed(turn.number, token, logprob)
 
     def streamed(self, number: int, token: int, logprob: float) -> None:
-        """Goes with all other tokens of this round of the loop, as columns."""
+        """Goes with all other tokens of a few milliseconds, as columns."""
         numbers, tokens, logprobs = self._unsent
         if not numbers:
-            asyncio.get_running_loop().call_soon(self._send_columns)
+            self.connection.due_soon()
         numbers.append(number)
         tokens.append(token)
         logprobs.append(logprob)
 
-    def _send_columns(self) -> None:
+    def gather(self) -> None:
+        """Before all else: a choice's tokens come before its end."""
         if self._unsent[0]:
             columns, self._unsent = self._unsent, (array("I"), array("I"), array("f"))
-            self.connection.send(wire.Tokens(*(column.tobytes() for column in columns)))
+            self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
 
 
 class _Told(Connection):
@@ -294,6 +295,10 @@ class _Told(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._joined(self._front)
+
+    def flush(self) -> None:
+        self._front.gather()
+        super().flush()
 
 
 class _Choice:

@@ -1,7 +1,9 @@
-"""One end of a channel: records in, records out, one frame per round of the event loop."""
+"""One end of a channel: records in, records out, gathered for a few milliseconds."""
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable
 from typing import cast
 
@@ -10,6 +12,9 @@ from slackwater.wire.front import Record, encode_records
 
 logger = logging.getLogger(__name__)
 
+# A write, and its reader's waking up, cost more than what is written.
+_GATHER_S = 0.004
+_LATER_S = 0.05
 _MOST_UNREAD_BYTES = 256 << 20  # a peer that lets so much wait is stuck
 
 
@@ -21,6 +26,9 @@ class Connection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._out: list[Record] = []
+        self._timer: asyncio.Handle | None = None
+        self._due_s = math.inf
+        self._flushed_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -37,17 +45,43 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._lost()
 
-    def send(self, record: Record) -> None:
-        """Goes with all others of this round of the loop; after the end it goes nowhere."""
-        if not self._out:
-            asyncio.get_running_loop().call_soon(self.flush)
+    def send(self, record: Record, *, later: bool = False) -> None:
+        """Goes with all others of a few milliseconds, at once where nothing went lately; `later`
+        waits for another, or for longer. After the end it goes nowhere.
+        """
         self._out.append(record)
+        if later:
+            self._due(_LATER_S)
+        else:
+            self.due_soon()
+
+    def put(self, record: Record) -> None:
+        """Goes with the next write, which somebody else has asked for."""
+        self._out.append(record)
+
+    def due_soon(self) -> None:
+        """Have `flush` called soon."""
+        self._due(max(self._flushed_s + _GATHER_S - time.monotonic(), 0.0))
+
+    def _due(self, in_s: float) -> None:
+        loop, at_s = asyncio.get_running_loop(), time.monotonic() + in_s
+        if at_s >= self._due_s:
+            return
+        self._due_s = at_s
+        if self._timer is not None:
+            self._timer.cancel()
+        if in_s > 0:
+            self._timer = loop.call_later(in_s, self.flush)
+        else:
+            self._timer = loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Write what waits now."""
         out, self._out = self._out, []
+        self._timer, self._due_s = None, math.inf
         if self._transport is None or not out:
             return
+        self._flushed_s = time.monotonic()
         self._transport.write(encode_records(out))
         if self._transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
             logger.warning("a channel is closed: its peer reads nothing")
