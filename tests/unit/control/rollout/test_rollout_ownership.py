@@ -15,6 +15,7 @@ from slackwater.control.rollout.commands import (
     FailTurn,
     ReleaseInstance,
     ReportFault,
+    StreamTokens,
 )
 from slackwater.control.rollout.events import (
     InstanceLost,
@@ -202,6 +203,31 @@ def test_a_streamed_turn_shows_every_position_once_even_after_a_rollback(
     assert none_of(AppendTokens, driver.tokens("a", again.attempt, [7]))
     shown += only(AppendTokens, driver.tokens("a", again.attempt, [8, 9])).tokens
     assert shown == [7, 8, 9]
+
+
+def streamed(shown: dict[str, list[int]], commands: Sequence[FleetCommand]) -> None:
+    for command in commands:
+        if isinstance(command, AppendTokens):
+            shown[command.turn] += command.tokens
+        elif isinstance(command, StreamTokens):
+            for turn, token in zip(command.turns, command.tokens, strict=True):
+                shown[turn].append(token)
+
+
+def test_streams_of_one_frame_come_as_columns_each_position_once(driver: FleetDriver) -> None:
+    shown: dict[str, list[int]] = {"t0": [], "t1": [], "t2": []}
+    sent = [only_dispatch(driver.submit(f"t{n}", stream=n < 2)) for n in range(3)]
+    attempts, columns = [one.attempt for one in sent], list[int]()
+    for step in range(1, 7):
+        said = driver.happen(TokensArrived(0.0, A, attempts, [step] * 3, [-1.0] * 3))
+        columns += [len(one.turns) for one in said if isinstance(one, StreamTokens)]
+        streamed(shown, said)
+    assert columns == [2] * 5  # of no turn the first
+    again = only_dispatch(driver.end("a", attempts[0], 9))  # which is false: it begins anew
+    for step in range(1, 9):
+        said = driver.happen(TokensArrived(0.0, A, [again.attempt], [step], [-1.0]))
+        streamed(shown, said)
+    assert shown == {"t0": [1, 2, 3, 4, 5, 6, 7, 8], "t1": [1, 2, 3, 4, 5, 6], "t2": []}
 
 
 def test_prompt_scores_survive_a_move_and_are_not_asked_for_twice(driver: FleetDriver) -> None:
