@@ -7,6 +7,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
@@ -178,7 +179,7 @@ class SamplingService:
         is_new = seq > self._highest.get(session.sampling_session, -1)
         if is_new:
             self._highest[session.sampling_session] = seq
-        self._ahead.then(written, row if is_new else write)
+        self._ahead.then(written, replace(row, if_known=write) if is_new else write)
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has these results: they need not be kept."""

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Executable
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
 
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
@@ -19,11 +20,16 @@ from slackwater.runtime.store.database import Store
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one row, and the statement that writes it; neighbours are written at once."""
+    """The values of one row, and the statement that writes it; neighbours are written at once.
+
+    Where that clashes with a row of the database, all is written once more, this one as `if_known`
+    says.
+    """
 
     statement: Executable
     values: Mapping[str, Any]
     size_bytes: int = 0
+    if_known: Callable[[Connection], None] | None = None
 
 
 Write: TypeAlias = Callable[[Connection], None] | Row
@@ -60,11 +66,17 @@ class WriteAhead:
                 self._told(batch)
             else:
                 self._background.spawn(self._wait(batch))
+        except IntegrityError:
+            self._background.spawn(self._wait(batch))
         except Exception as error:  # noqa: BLE001  (it takes the service down, as that of a task does)
             self._background.spawn(_raised(error))
 
     async def _wait(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
-        await self._store.call(lambda connection: _write_all(connection, batch))
+        try:
+            await self._store.call(lambda connection: _write_all(connection, batch))
+        except IntegrityError:
+            checked = [(_checked(write), tell) for write, tell in batch]
+            await self._store.call(lambda connection: _write_all(connection, checked))
         self._told(batch)
 
     def _told(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
@@ -83,6 +95,10 @@ def _write_all(connection: Connection, batch: Sequence[tuple[Write | None, Tell]
                 write(connection)
         else:
             connection.execute(statement, [row.values for row in rows if isinstance(row, Row)])
+
+
+def _checked(write: Write | None) -> Write | None:
+    return (write.if_known or write) if isinstance(write, Row) else write
 
 
 def _statement(write: Write) -> Executable | None:
