@@ -47,7 +47,7 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     key = plane.tenants.key_of(settings.tenants[0])
     app = create_app(plane)
     channel = FrontChannel(plane)
-    fronts = FrontEnds(channel, app, listening, folder.logs / "front.log")
+    fronts = FrontEnds(channel, app, listening, folder)
     await fronts.start(settings.front_ends)  # they take a while, too
     try:
         await plane.start()

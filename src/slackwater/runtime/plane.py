@@ -41,7 +41,6 @@ from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.housekeeping import Housekeeping
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.runtime.services.jobs import Jobs
-from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
@@ -146,7 +145,6 @@ class ControlPlane:
         keys, file = NodeKeys(state), settings.whole_fleet
         launch_plan = LaunchPlan(keys)
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
-        self.loop_shares = LoopShares(len(self.tenants.names()))
         self.hub = WorkerHub(
             launch_plan,
             told=launch_plan.told,
@@ -154,7 +152,6 @@ class ControlPlane:
             listen=file.address(),
             port_file=state.root / "hub.port",
             context=None if self._certificate is None else self._certificate.context(),
-            crowded=self.loop_shares.crowded,
         )
         judges = reward_models(settings)
         self._plans = WorkerPlans(settings, self.bases, judges)

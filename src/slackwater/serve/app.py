@@ -20,7 +20,7 @@ from slackwater.serve.dashboard.routes import dashboard_routes
 from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
-from slackwater.serve.http.limits import BODY_STALL_S, BodyLimits, max_json_bytes
+from slackwater.serve.http.whole_bodies import WholeBodies
 from slackwater.serve.openai.extras import health_routes, refused_routes
 from slackwater.serve.openai.models import model_routes
 from slackwater.serve.operator.coschedule import coschedule_routes
@@ -33,12 +33,7 @@ from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampli
 from slackwater.serve.tinker.service import service_routes
 from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
 from slackwater.serve.tinker.tokenizers import tokenizer_routes
-from slackwater.serve.tinker.training import (
-    MAX_JSON_PASS_BYTES,
-    PASS_PATHS,
-    TrainingFace,
-    training_routes,
-)
+from slackwater.serve.tinker.training import TrainingFace, training_routes
 
 
 class App(FastAPI):
@@ -109,14 +104,8 @@ def create_app(plane: ControlPlane) -> FastAPI:
     )
     for router in routers:  # routes are matched in order
         app.include_router(router)
-    longest = max((base.max_text_chars for base in plane.bases), default=0)
-    app.front = BodyLimits(
+    app.front = WholeBodies(
         FastPathMiddleware(app.behind, (route for router in routers for route in router.routes)),
-        max_bytes=plane.settings.max_body_bytes,
-        max_json_bytes=max_json_bytes(longest, plane.settings.max_body_bytes),
-        json_limits=dict.fromkeys(PASS_PATHS, MAX_JSON_PASS_BYTES),
-        stall_s=BODY_STALL_S,
         tenant_of=lambda headers: find_tenant(plane.tenants, headers),
-        shares=plane.loop_shares,
     )
     return app

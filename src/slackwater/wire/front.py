@@ -108,10 +108,10 @@ class Accepted(Record, frozen=True):
 
 
 class Refused(Record, frozen=True):
-    """What was asked under this number cannot be done; `kind` is the error's class."""
+    """What was asked under this number cannot be done; `status` is what HTTP says of it."""
 
     number: int
-    kind: str
+    status: int
     message: str
 
 
@@ -124,28 +124,17 @@ class Tokens(Record, frozen=True):
 
 
 class MoreTokens(Record, frozen=True):
-    """Tokens of one choice with what was asked for beside them."""
+    """Tokens of one choice with what was asked for beside them, encoded."""
 
     number: int
-    tokens: Sequence[int]
-    logprobs: Sequence[float]
-    topk: Sequence[Sequence[tuple[int, float]]] = ()
-    prompt_logprobs: Sequence[float | None] | None = None
-    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+    more: bytes
 
 
 class Completed(Record, frozen=True):
-    """A choice is whole."""
+    """A choice is whole; its result, encoded."""
 
     number: int
-    reason: str
-    version: str
-    moves: int
-    tokens: bytes
-    logprobs: bytes
-    topk: Sequence[Sequence[tuple[int, float]]] = ()
-    prompt_logprobs: Sequence[float | None] | None = None
-    prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
+    result: bytes
 
 
 class Failed(Record, frozen=True):

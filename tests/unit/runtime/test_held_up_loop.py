@@ -100,7 +100,7 @@ def test_a_late_timer_lets_others_speak_first() -> None:
 def test_what_a_worker_said_while_nobody_listened_is_passed_on_with_others_in_between() -> None:
     async def body() -> None:
         heard = Heard()
-        hub = WorkerHub(OneKey("s"), crowded=lambda: True)
+        hub = WorkerHub(OneKey("s"))
         await hub.start(heard)
         _, writer = await connect(hub)
         writer.write(messages.encode(messages.Heartbeat()) * 2000)

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
 _LAST_LOOK_S = 0.5
-_FRAMES_AT_ONCE = 4  # in a crowd: an engine that was not heard for a while has said thousands
+_FRAMES_AT_ONCE = 16  # an engine that was not heard for a while has said thousands
 
 
 class WorkerListener(Protocol):
@@ -63,9 +63,8 @@ class _UnexpectedError(PermissionError):
 class WorkerHub:
     """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
-    `told` hears of every message before it is sent; `port_file` keeps the port over restarts. While
-    it is `crowded`, frames that came together are passed on in pieces, so that others get the event
-    loop in between.
+    `told` hears of every message before it is sent; `port_file` keeps the port over restarts.
+    Frames that came together are passed on in pieces: others get the event loop in between.
     """
 
     def __init__(
@@ -80,10 +79,8 @@ class WorkerHub:
         listen: tuple[str, int] = ("127.0.0.1", 0),
         port_file: Path | None = None,
         context: ssl.SSLContext | None = None,
-        crowded: Callable[[], bool] = lambda: False,
         told: Callable[[WorkerId, messages.Message], None] = lambda worker, message: None,
     ) -> None:
-        self._crowded = crowded
         self._told = told
         self._listener: WorkerListener | None = None
         self._credentials = credentials
@@ -327,9 +324,8 @@ class WorkerHub:
         try:
             while True:
                 while frames:
-                    some = _FRAMES_AT_ONCE if self._crowded() else len(frames)
-                    listener.worker_said(worker, frames[:some])
-                    frames = frames[some:]
+                    listener.worker_said(worker, frames[:_FRAMES_AT_ONCE])
+                    frames = frames[_FRAMES_AT_ONCE:]
                     if frames:
                         await asyncio.sleep(0)
                 data = await self._read(reader)

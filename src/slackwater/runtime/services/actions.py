@@ -92,6 +92,7 @@ class ActionService:
         self._places: dict[EnvironmentId, _Place] = {}
         self._recent = RecentResults()
         self._last: deque[dict[str, Any]] = deque(maxlen=200)  # without what they printed
+        self._is_shared = len(tenants) > 1
         self._snapshots = SnapshotRegistry(tenants)
         self._arriving = Counter[TenantId]()  # that are being written to the log
         self._closed = False
@@ -142,8 +143,8 @@ class ActionService:
         return self._broker.books.settings.tenants.of(tenant)
 
     def pause_s(self, tenant: TenantId) -> float:
-        """How long the tenant should wait before it asks for more."""
-        return self._broker.books.tenant(tenant).pause_s
+        """How long the tenant should wait before it asks for more, where others may ask too."""
+        return self._broker.books.tenant(tenant).pause_s if self._is_shared else 0.0
 
     def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
         """The MiB that an environment of the tenant's holds, which its actions have to

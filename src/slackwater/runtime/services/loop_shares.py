@@ -1,22 +1,21 @@
 """The event loop's time, shared by tenants: a tenant that had more than its part lately waits.
 
-The steps of a tenant's requests (`metered`), what its streams write (`spent`) and work in slices
-(`each`) are counted. With others active a tenant may have two fifths of the loop's time; for what
-it had beyond that it waits (`turn`), one request at a time, until the debt is paid. Alone it never
-waits longer than a round of the loop.
+The steps of a tenant's requests (`metered`) and what its streams write (`spent`) are counted. With
+others active a tenant may have two fifths of the loop's time; for what it had beyond that it waits
+(`turn`), one request at a time, until the debt is paid. Alone it never waits longer than a round of
+the loop.
 """
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Generic, TypeVar
 
 from slackwater.model.ids import TenantId
 
 T = TypeVar("T")
 
-SLICE_S = 0.0003
 ABOUT_S = 2.0  # a tenant is about for so long after its last request came
 _SHARE = 0.4
 _ALLOWED_S = 0.001  # that may be owed
@@ -29,12 +28,10 @@ class LoopShares:
     def __init__(
         self,
         tenants: int,
-        slice_s: float = SLICE_S,
         about_s: float = ABOUT_S,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.several = tenants > 1
-        self._slice_s = slice_s
         self._about_s = about_s
         self._clock = clock
         self._seen_s: dict[TenantId, float] = {}
@@ -52,13 +49,6 @@ class LoopShares:
         since_s = self._clock() - self._about_s
         return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
 
-    def crowded(self) -> bool:
-        """Whether several tenants are about."""
-        if not self.several:
-            return False
-        since_s = self._clock() - self._about_s
-        return sum(seen_s > since_s for seen_s in self._seen_s.values()) > 1
-
     def spent(self, tenant: TenantId, seconds: float) -> None:
         """So much of the loop's time went to the tenant, which is thus about."""
         if not self.several:
@@ -66,46 +56,18 @@ class LoopShares:
         now_s = self._seen_s[tenant] = self._clock()
         self._owed[tenant] = (min(self._owed_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
 
-    def waits(self, tenant: TenantId) -> bool:
-        """Whether `turn` would not return at once."""
-        return self._late(tenant) and self.shared(tenant)
-
-    def _late(self, tenant: TenantId) -> bool:
-        return self._turns[tenant].locked() or self._rest_s(tenant) > 0
-
-    async def first_turn(self, tenant: TenantId) -> None:
-        """When a request may begin: as `turn`; a busy tenant alone, one in a round of the loop."""
-        if self.several and self._late(tenant):
+    async def turn(self, tenant: TenantId) -> None:
+        """When the tenant may go on: a busy one alone is let on once in a round of the loop."""
+        if self.several and (self._turns[tenant].locked() or self._rest_s(tenant) > 0):
             async with self._turns[tenant]:
                 await asyncio.sleep(0)
                 await self._paid(tenant)
-
-    async def turn(self, tenant: TenantId) -> None:
-        """When the tenant may go on."""
-        if not self.waits(tenant):
-            return
-        async with self._turns[tenant]:
-            await self._paid(tenant)
 
     async def metered(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; the time of its steps is counted as the tenant's."""
         if not self.several:
             return await work
         return await _Metered(work, self._clock, lambda took_s: self.spent(tenant, took_s))
-
-    async def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
-        """Do `work` on every item in order, in short slices, one request of a tenant at a time."""
-        left, more = iter(items), True
-        while more:
-            async with self._turns[tenant]:
-                await self._paid(tenant)
-                began_s = self._clock()
-                more = self._slice(left, work, began_s + self._slice_s)
-                self.spent(tenant, self._clock() - began_s)
-                # those that wait for the turn wait for no round of the loop if there is nothing
-                # left to do
-                if more:
-                    await asyncio.sleep(0)
 
     async def _paid(self, tenant: TenantId) -> None:
         """When the tenant owes nothing, or nobody else is about."""
@@ -121,14 +83,6 @@ class LoopShares:
     def _rest_s(self, tenant: TenantId) -> float:
         """Until the debt is small enough."""
         return max(self._owed_s(tenant, self._clock()) - _ALLOWED_S, 0.0) / _SHARE
-
-    def _slice(self, left: Iterable[T], work: Callable[[T], object], until_s: float) -> bool:
-        """Whether some may be left."""
-        for item in left:
-            work(item)
-            if self._clock() >= until_s:
-                return True
-        return False
 
 
 class _Metered(Generic[T]):

@@ -85,7 +85,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
     async def submit(body: ActionBody, tenant: Caller) -> Response:
         """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed.
 
-        Where other tenants are about, one with a long queue waits a little longer, which slows a
+        Where there are several tenants, one with a long queue waits a little longer, which slows a
         flood of requests down.
         """
         _check_sandboxes(plane, bool(body.command))
@@ -93,8 +93,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
         environment_mib = actions.memory_of(tenant, body.environment)
         request = body.request(tenant, actions.limits_of(tenant), environment_mib)
         name = await actions.submit(tenant, request)
-        pause_s = actions.pause_s(tenant) if plane.loop_shares.shared(tenant) else 0.0
-        return await _answer(plane, tenant, name, max(body.wait_s, pause_s))
+        return await _answer(plane, tenant, name, max(body.wait_s, actions.pause_s(tenant)))
 
     @router.get("")
     async def top(tenant: Caller) -> dict[str, Any]:

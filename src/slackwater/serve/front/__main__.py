@@ -1,4 +1,4 @@
-"""`python -m slackwater.serve.front FOLDER FD`: a front end of the control plane in the folder.
+"""`python -m slackwater.serve.front FOLDER FD LOG`: a front end of the control plane in the folder.
 
 It serves on the listening socket that it was given, and ends with the control plane.
 """
@@ -8,13 +8,14 @@ import logging
 import signal
 import socket
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from slackwater.serve.front.app import create_front_app
 from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.front.pass_through import PassThrough
 from slackwater.serve.front.sockets import CHANNEL, HTTP
-from slackwater.serve.http.server import http_server
+from slackwater.serve.http.server import HttpServer
 from slackwater.wire.memory import keep_heap_small
 
 
@@ -28,7 +29,7 @@ async def serve(folder: Path, listening: socket.socket) -> None:
         return
     behind = PassThrough(folder / HTTP)
     app = create_front_app(gateway, behind)
-    server = http_server(app, several_tenants=gateway.loop_shares.several)
+    server = HttpServer(app, several_tenants=gateway.loop_shares.several)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(gateway.stopping.wait())
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -40,9 +41,16 @@ async def serve(folder: Path, listening: socket.socket) -> None:
     gateway.close()
 
 
+def log_to(path: Path, most_bytes: int = 1 << 20) -> None:
+    """Two files at most, each of that size."""
+    rotating = RotatingFileHandler(path, maxBytes=most_bytes, backupCount=1)
+    form = "%(asctime)s %(levelname)s %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, handlers=[rotating], force=True)
+
+
 def main() -> None:
     keep_heap_small()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_to(Path(sys.argv[3]))
     for number in (signal.SIGINT, signal.SIGTERM):  # the control plane says when
         signal.signal(number, signal.SIG_IGN)
     folder, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import numpy as np
+import msgspec
 
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.ids import JobId, RequestId, TenantId, TrajectoryId, TurnId
@@ -21,7 +21,7 @@ from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.serve.front.connection import Connection
-from slackwater.serve.http.errors import FailedTurnError
+from slackwater.serve.http.errors import FailedTurnError, status_of
 from slackwater.serve.openai.models import ModelNames
 from slackwater.wire import front as wire
 from slackwater.wire.frames import FrameError
@@ -29,6 +29,7 @@ from slackwater.wire.frames import FrameError
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 2.0
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class FrontChannel:
@@ -124,7 +125,6 @@ class _Front:
         for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
-            self._plane.loop_shares.seen(TenantId(record.tenant))
             self._plane.queues.put(TenantId(record.tenant), self._steps(record))
 
     def lost(self) -> None:
@@ -140,7 +140,7 @@ class _Front:
         self.connection.send(record, later=later)
 
     def refuse(self, number: int, error: SlackwaterError) -> None:
-        self.send(wire.Refused(number, type(error).__name__, str(error)))
+        self.send(wire.Refused(number, status_of(error), str(error)))
 
     # ---- what it asks ----
     def _steps(self, record: wire.FromFront) -> Iterator[None]:
@@ -179,7 +179,8 @@ class _Front:
         for number in places:
             name = TurnId(f"{self._name}/{number}")
             self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
-        self.send(wire.Accepted(asked.number), later=True)
+        # An answer that is not streamed comes with its end.
+        self.send(wire.Accepted(asked.number), later=not asked.stream)
         for number, choice in zip(places, asked.choices, strict=True):
             if (turn := self.turns.get(number)) is not None:
                 self._submit(asked, turn, choice)
@@ -256,15 +257,7 @@ class _Front:
     # ---- what it is told of turns ----
     def said(self, turn: "_Choice", more: TurnTokens) -> None:
         if more.topk or more.prompt_logprobs is not None:
-            told = wire.MoreTokens(
-                turn.number,
-                more.tokens,
-                more.logprobs,
-                more.topk,
-                more.prompt_logprobs,
-                more.prompt_topk,
-            )
-            self.send(told)
+            self.send(wire.MoreTokens(turn.number, _encode(more)))
             return
         for token, logprob in zip(more.tokens, more.logprobs, strict=True):
             self.streamed(turn.number, token, logprob)
@@ -320,19 +313,7 @@ class _Choice:
 
     def completed(self, result: TurnResult) -> None:
         self.front.ended(self)
-        self.front.send(
-            wire.Completed(
-                self.number,
-                result.reason.value,
-                result.version,
-                result.moves,
-                np.asarray(result.tokens, "<u4").tobytes(),
-                np.asarray(result.logprobs, "<f4").tobytes(),
-                result.topk,
-                result.prompt_logprobs,
-                result.prompt_topk,
-            )
-        )
+        self.front.send(wire.Completed(self.number, _encode(result)))
 
     def failed(self, error: str) -> None:
         self.front.ended(self)

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
-from slackwater.model import errors
-from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.model.ids import RequestId, TenantId, TurnId
 from slackwater.model.operation import FaultOwner
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
-from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.engines import TurnResult, TurnTokens
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.helper_processes import HelperProcesses
@@ -30,13 +28,14 @@ from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.serve.front.connection import Connection
-from slackwater.serve.http import errors as http_errors
-from slackwater.serve.http.errors import FailedTurnError
+from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
 _SESSIONS = 4096  # remembered
 _LAST_LOOK_S = 0.05
 _NO_TURN = TurnId("")
+_tokens_of = msgspec.msgpack.Decoder(TurnTokens).decode
+_result_of = msgspec.msgpack.Decoder(TurnResult).decode
 _GONE = "the control plane has gone; it is started again, or was stopped"
 
 
@@ -169,7 +168,7 @@ class Gateway:
         try:
             record = wire.Sample(number, tenant, session.sampling_session, seq, payload)
             answer = await self._ask(number, record)
-        except errors.NotFoundError:
+        except PlaneRefusedError:  # it may have ended
             self._sessions.pop((tenant, session.sampling_session), None)
             raise
         finally:
@@ -243,11 +242,8 @@ class Gateway:
 
     def _refused(self, record: wire.Refused) -> None:
         asked = self._asked.get(record.number)
-        kind = getattr(http_errors, record.kind, None) or getattr(errors, record.kind, None)
-        if not (isinstance(kind, type) and issubclass(kind, SlackwaterError)):
-            kind = UnavailableError
         if asked is not None and not asked.done():
-            asked.set_exception(kind(record.message))
+            asked.set_exception(PlaneRefusedError(record.status, record.message))
 
     def _tokens(self, record: wire.Tokens) -> None:
         numbers = np.frombuffer(record.numbers, "<u4").tolist()
@@ -259,25 +255,11 @@ class Gateway:
 
     def _more_tokens(self, more: wire.MoreTokens) -> None:
         if (listener := self._choices.get(more.number)) is not None:
-            scores = more.prompt_logprobs, more.prompt_topk
-            told = TurnTokens(_NO_TURN, more.tokens, more.logprobs, more.topk, *scores)
-            listener.appended(told)
+            listener.appended(_tokens_of(more.more))
 
     def _completed(self, done: wire.Completed) -> None:
         if (listener := self._choices.pop(done.number, None)) is not None:
-            listener.completed(
-                TurnResult(
-                    _NO_TURN,
-                    np.frombuffer(done.tokens, "<u4").tolist(),
-                    np.frombuffer(done.logprobs, "<f4").tolist(),
-                    FinishReason(done.reason),
-                    done.version,
-                    done.moves,
-                    done.topk,
-                    done.prompt_logprobs,
-                    done.prompt_topk,
-                )
-            )
+            listener.completed(_result_of(done.result))
 
     def _failed(self, record: wire.Failed) -> None:
         if (listener := self._choices.pop(record.number, None)) is not None:

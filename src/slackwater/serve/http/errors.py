@@ -57,7 +57,17 @@ class GoneError(SlackwaterError):
     """It existed and is gone (HTTP 410)."""
 
 
+class PlaneRefusedError(SlackwaterError):
+    """The control plane refused what a front end asked for, with this status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 def status_of(error: SlackwaterError) -> int:
+    if isinstance(error, PlaneRefusedError):
+        return error.status
     if isinstance(error, UnauthorizedError):
         return 401
     if isinstance(error, ForbiddenError):

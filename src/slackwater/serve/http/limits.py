@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
@@ -18,11 +18,11 @@ from slackwater.serve.http.body_reader import lone_surrogate
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
+from slackwater.serve.http.whole_bodies import ReadBody, joined
 
 BODY_STALL_S = 10.0
 _LEAST_JSON_BYTES = 2 << 20
 _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
-_JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
 _LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
 _SHARED_BYTES_PER_S = 64 << 20
 _UNSEEN_S = 0.0003  # of the loop for a connection and a request's head, which nobody else counts
@@ -99,7 +99,7 @@ class BodyLimits:
                 message = f"body: {half} is half a character; send whole ones"
                 await send_refusal(scope, send, 422, message)
             elif body is not None:
-                await self._pass_on(scope, _Replay(body, receive), send, tenant)
+                await self._pass_on(scope, ReadBody(body, receive), send, tenant)
         finally:
             held.release()
 
@@ -131,7 +131,7 @@ class BodyLimits:
                     if held.size > limit:
                         raise RefusedBodyError(413, f"body: must be at most {limit} bytes")
                     if not message.get("more_body", False):
-                        return await _joined(pieces, held.size)
+                        return await joined(pieces)
                     if held.size > _LARGE_BYTES and tenant and self._shares.shared(tenant):
                         patience.reschedule(latest_s)
                         await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
@@ -140,30 +140,22 @@ class BodyLimits:
             raise RefusedBodyError(408, "body: it came too slowly") from None
 
     async def _pass_on(
-        self, scope: Scope, body: "_Replay", send: Send, tenant: TenantId | None
+        self, scope: Scope, body: ReadBody, send: Send, tenant: TenantId | None
     ) -> None:
         scope = {**scope, TENANT: tenant, BODY: body}
         if tenant is None:
             await self._app(scope, body, send)
             return
-        await self._shares.first_turn(tenant)
+        await self._shares.turn(tenant)
         await self._shares.metered(tenant, self._app_call(scope, body, send))
 
-    async def _app_call(self, scope: Scope, body: "_Replay", send: Send) -> None:
+    async def _app_call(self, scope: Scope, body: ReadBody, send: Send) -> None:
         await self._app(scope, body, send)
 
 
 def _without_encoding(scope: Scope) -> list[tuple[bytes, bytes]]:
     gone = (b"content-encoding", b"content-length")
     return [(name, value) for name, value in scope["headers"] if name not in gone]
-
-
-async def _joined(pieces: list[bytes], size: int) -> bytes:
-    if len(pieces) == 1:
-        return pieces[0]
-    if size < _JOINED_ELSEWHERE_BYTES:
-        return b"".join(pieces)
-    return await asyncio.to_thread(b"".join, pieces)
 
 
 def _is_json(headers: Headers) -> bool:
@@ -190,25 +182,3 @@ class _Held:
 
     def release(self) -> None:
         self._under_way[self._tenant] -= self.size
-
-
-class _Replay:
-    """Gives the body that was read, then whatever else comes: the client's leaving."""
-
-    def __init__(self, body: bytes, receive: Receive) -> None:
-        self._body: bytes | None = body
-        self._receive = receive
-
-    def shown(self) -> bytes:
-        """The body, which stays to be taken."""
-        return self._body or b""
-
-    def take(self) -> bytes:
-        """Remove and return the body; later receivers see only the client's disconnect."""
-        body, self._body = self._body or b"", None
-        return body
-
-    async def __call__(self) -> Message:
-        if self._body is not None:
-            return {"type": "http.request", "body": self.take(), "more_body": False}
-        return await self._receive()

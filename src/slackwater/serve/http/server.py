@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -28,6 +29,16 @@ from slackwater.serve.http.throttled_acceptor import (
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 _BIND_AGAIN_S = 0.1
+_OPTIONS: dict[str, Any] = {
+    "ws": "none",
+    "lifespan": "off",
+    "log_config": None,
+    "access_log": False,
+    "timeout_keep_alive": 75,
+    "timeout_graceful_shutdown": 2,
+    "server_header": False,
+    "backlog": 2048,
+}
 
 
 class HeadTimeoutProtocol(HttpToolsProtocol):
@@ -121,11 +132,27 @@ def bind(host: str, port: int) -> socket.socket:
     raise RefusedError(f"--port: {host}:{port} cannot be bound ({why}); give another --port")
 
 
-class HttpServer(uvicorn.Server):
-    """Signals are ours: the control plane must stop after the last answer. So is the door."""
+class PrivateServer(uvicorn.Server):
+    """Reached by front ends alone, whom it believes for whom they ask.
 
-    def __init__(self, config: uvicorn.Config, at_once: int) -> None:
-        super().__init__(config)
+    Signals are ours: the control plane must stop after the last answer.
+    """
+
+    def __init__(self, app: FastAPI, path: Path) -> None:
+        trusted: dict[str, Any] = {"uds": str(path), "forwarded_allow_ips": "*"}
+        super().__init__(uvicorn.Config(app, http="httptools", **_OPTIONS, **trusted))
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer(uvicorn.Server):
+    """Signals are ours, and so is the door."""
+
+    def __init__(self, app: FastAPI, *, several_tenants: bool) -> None:
+        super().__init__(uvicorn.Config(app, http=HeadTimeoutProtocol, **_OPTIONS))
+        at_once = AT_ONCE if several_tenants else AT_ONCE_ALONE
         self._at_once = at_once
         self._newcomers = LoopThrottle(at_once)
         self._doors: list[ThrottledAcceptor] = []
@@ -154,26 +181,6 @@ class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def http_server(
-    app: FastAPI, *, several_tenants: bool = False, private: bool = False
-) -> HttpServer:
-    """A `private` one is reached by front ends alone, and believes whom they ask for."""
-    config = uvicorn.Config(
-        app,
-        http=HeadTimeoutProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=2,
-        server_header=False,
-        backlog=2048,
-        forwarded_allow_ips="*" if private else None,
-    )
-    return HttpServer(config, AT_ONCE if several_tenants else AT_ONCE_ALONE)
 
 
 async def until_signalled(plane: ControlPlane) -> int | None:

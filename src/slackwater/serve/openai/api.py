@@ -106,24 +106,20 @@ class OpenAiFace:
         if body.bad_words:
             words = await self.gateway.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
-        asked: list[ChoiceRequest] = []
-        packed = [array("I", prompt) for prompt in prompts]  # as engines are sent them
 
-        def ask(place: int) -> None:
-            prompt = place // body.n
-            if place and place % body.n == 0:
-                nonlocal common
-                common = replace(common, max_tokens=most_tokens(body, base, prompts[prompt]))
-            sampling = replace(common, seed=sample_seed(seed, place))
-            asked.append(ChoiceRequest(packed[prompt], sampling, base.name, version, job))
+        def choices() -> list[ChoiceRequest]:
+            asked: list[ChoiceRequest] = []
+            for prompt in prompts:
+                limited = replace(common, max_tokens=most_tokens(body, base, prompt))
+                packed = array("I", prompt)  # as engines are sent it
+                for _ in range(body.n):
+                    sampling = replace(limited, seed=sample_seed(seed, len(asked)))
+                    asked.append(ChoiceRequest(packed, sampling, base.name, version, job))
+            return asked
 
-        choices = range(len(prompts) * body.n)
-        if len(choices) <= _MANY_CHOICES:
-            for place in choices:
-                ask(place)
-        else:
-            await self.gateway.loop_shares.each(tenant, choices, ask)
-        shown = [prompts[place // body.n] for place in choices]
+        many = len(prompts) * body.n > _MANY_CHOICES
+        asked = await self.gateway.fair_work.run(tenant, choices) if many else choices()
+        shown = [prompt for prompt in prompts for _ in range(body.n)]
         make: Callable[[], ResponseWriter]
         if response is not None and isinstance(body, ChatBody):
             make = partial(ResponseAnswers, response, body, codec, shown, plan)
@@ -131,7 +127,6 @@ class OpenAiFace:
             make = partial(ChatAnswers, body, codec, shown, plan, remembered)
         else:
             make = partial(CompletionAnswers, body, codec, shown)
-        many = len(shown) > _MANY_CHOICES
         return asked, await self.gateway.fair_work.run(tenant, make) if many else make()
 
     async def _prompts(

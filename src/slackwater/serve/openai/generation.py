@@ -92,7 +92,7 @@ class Generation:
         while self._open:
             if not self._heard:
                 await self._something_heard()
-            if self._stream and shares.waits(self._tenant):
+            if self._stream:
                 await shares.turn(self._tenant)
             if not self._heard:
                 continue

@@ -10,6 +10,7 @@ import pytest
 from harness.service_plane import with_plane
 from slackwater.model.sampling import Sampling
 from slackwater.runtime.plane import ControlPlane
+from slackwater.serve.front import connection
 from slackwater.serve.front.channel import FrontChannel
 from slackwater.wire import front
 from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
@@ -55,7 +56,9 @@ class Visitor:
         return self._heard.pop(0)
 
 
-def generate(number: int, prompt: bytes = PROMPT, **changed: str) -> front.Generate:
+def generate(
+    number: int, prompt: bytes = PROMPT, stream: bool = False, **changed: str
+) -> front.Generate:
     said = {"tenant": "mine", "job": "mine/j", "base_model": "tiny", "version": "base:tiny"}
     said |= changed
     choices = [front.Choice(prompt, Sampling(4))]
@@ -65,7 +68,7 @@ def generate(number: int, prompt: bytes = PROMPT, **changed: str) -> front.Gener
         said["job"],
         said["base_model"],
         said["version"],
-        False,
+        stream,
         None,
         choices,
     )
@@ -103,26 +106,26 @@ def test_what_is_no_record_closes_the_connection_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "message"),
+    ("asked", "status", "message"),
     [
-        (generate(1, prompt=b"\x01\0"), "ConfigError", "whole tokens"),
-        (generate(1, prompt=b""), "ConfigError", "whole tokens"),
-        (generate(1, base_model="other"), "NotFoundError", "not served here"),
-        (front.Sample(1, "mine", "ss-no", 0, b"x"), "NotFoundError", "not one of yours"),
-        (front.AskSession(1, "mine", "ss-no"), "NotFoundError", "not one of yours"),
-        (front.AskModel(1, "mine", "no"), "NotFoundError", "not served here"),
-        (front.AskFuture(1, "mine", "sm-no", 0.0), "NotFoundError", "not a request of yours"),
+        (generate(1, prompt=b"\x01\0"), 422, "whole tokens"),
+        (generate(1, prompt=b""), 422, "whole tokens"),
+        (generate(1, base_model="other"), 404, "not served here"),
+        (front.Sample(1, "mine", "ss-no", 0, b"x"), 404, "not one of yours"),
+        (front.AskSession(1, "mine", "ss-no"), 404, "not one of yours"),
+        (front.AskModel(1, "mine", "no"), 404, "not served here"),
+        (front.AskFuture(1, "mine", "sm-no", 0.0), 404, "not a request of yours"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_its_number(
-    tmp_path: Path, asked: front.FromFront, kind: str, message: str
+    tmp_path: Path, asked: front.FromFront, status: int, message: str
 ) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         async with Visitor(FrontChannel(plane)) as visitor:
             await visitor.ask(asked)
             refused = await visitor.next()
             assert isinstance(refused, front.Refused)
-            assert (refused.number, refused.kind) == (1, kind)
+            assert (refused.number, refused.status) == (1, status)
             assert message in refused.message
 
     with_plane(tmp_path, work)
@@ -140,5 +143,21 @@ def test_a_front_end_that_goes_takes_its_generations_and_leaves_their_share(
             await live(plane, 4)
         await live(plane, 0)
         assert not plane.shares.live()
+
+    with_plane(tmp_path, work)
+
+
+def test_a_stream_is_accepted_at_once_and_others_with_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LATER_S", 1e6)
+
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            await visitor.ask(generate(1))
+            await live(plane, 1)
+            await visitor.ask(generate(2, stream=True))
+            assert await visitor.next() == front.Accepted(1)
+            assert await visitor.next() == front.Accepted(2)
 
     with_plane(tmp_path, work)

@@ -1,0 +1,64 @@
+"""A request's body, read before its route is chosen."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from slackwater.model.ids import TenantId
+from slackwater.serve.http.large_bodies import BODY, TENANT
+
+_JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
+
+
+class WholeBodies:
+    """ASGI middleware of an application behind front ends, which have limited what they pass on."""
+
+    def __init__(self, app: ASGIApp, tenant_of: Callable[[Headers], TenantId | None]) -> None:
+        self._app = app
+        self._tenant_of = tenant_of
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pieces: list[bytes] = []
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            pieces.append(message.get("body", b""))
+            more = message.get("more_body", False)
+        body = ReadBody(await joined(pieces), receive)
+        tenant = self._tenant_of(Headers(scope=scope))
+        await self._app({**scope, TENANT: tenant, BODY: body}, body, send)
+
+
+async def joined(pieces: Sequence[bytes]) -> bytes:
+    """The pieces as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if sum(map(len, pieces)) < _JOINED_ELSEWHERE_BYTES:
+        return b"".join(pieces)
+    return await asyncio.to_thread(b"".join, pieces)
+
+
+class ReadBody:
+    """Gives the body that was read, then whatever else comes: the client's leaving."""
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+
+    def shown(self) -> bytes:
+        """The body, which stays to be taken."""
+        return self._body or b""
+
+    def take(self) -> bytes:
+        """Remove and return the body; later receivers see only the client's disconnect."""
+        body, self._body = self._body or b"", None
+        return body
+
+    async def __call__(self) -> Message:
+        if self._body is not None:
+            return {"type": "http.request", "body": self.take(), "more_body": False}
+        return await self._receive()
