@@ -91,20 +91,13 @@ class CacheHomes:
 
     def need(self, turn: LiveTurn) -> TurnNeed:
         """What routing may know of the turn."""
-        spec, context_tokens = turn.spec, turn.context_tokens
+        spec = turn.spec
         home = self._homes.get(spec.trajectory)
         instance = self.instance_of(spec.trajectory)
         resident = instance is not None and home is not None and home.resident
         growth = self._growth.get(spec.job)
-        return TurnNeed(
-            spec.turn,
-            spec.trajectory,
-            context_tokens,
-            instance,
-            resident,
-            nothing_expected() if growth is None else growth.expected(context_tokens),
-            turn.sequence,
-        )
+        named = spec.turn, spec.trajectory
+        return TurnNeed(*named, turn.context_tokens, instance, resident, growth, turn.sequence)
 
     def instance_of(self, trajectory: TrajectoryId) -> InstanceId | None:
         """The live instance that served its last turn."""

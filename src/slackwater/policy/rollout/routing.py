@@ -5,20 +5,21 @@ Pure: a need and the loads of the eligible instances in, a placement out; ties a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.working_set import Tokens, nothing_expected
+from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TurnNeed:
     """One turn to place. `affine` served the trajectory's last turn and may hold its prefix.
 
-    `resident`: the trajectory belongs to the working set there. `expected_tokens` is what it is
-    expected to hold as contexts grow. `sequence` numbers turns as they were submitted.
+    `resident`: the trajectory belongs to the working set there. `growth` is its job's law of
+    context growth. `sequence` numbers turns as they were submitted.
     """
 
     turn: TurnId
@@ -26,8 +27,15 @@ class TurnNeed:
     context_tokens: int
     affine: InstanceId | None = None
     resident: bool = False
-    expected_tokens: Tokens = field(default_factory=nothing_expected)
+    growth: ContextGrowth | None = None
     sequence: int = 0
+
+    @cached_property
+    def expected_tokens(self) -> Tokens:
+        """What the trajectory is expected to hold as contexts grow; few decisions ask."""
+        if self.growth is None:
+            return nothing_expected()
+        return self.growth.expected(self.context_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,9 +47,11 @@ class KeepWarm:
         for owned in (True, False):
             best, least = None, inf
             for load in eligible:  # by id; with many instances this loop is what a decision costs
-                load_share = load.in_flight * load.slowness if load.owned is owned else inf
-                if load_share < least and self.takes(need, load):
-                    best, least = load, load_share
+                if load.owned is not owned:
+                    continue
+                share = load.in_flight * load.slowness
+                if share < least and self.takes(need, load):
+                    best, least = load, share
             if best is not None:
                 return Destination(best.instance)
         return WAIT

@@ -36,7 +36,9 @@ def load(name: str, in_flight: int = 0, **fields: Any) -> InstanceLoad:
 def need(affine: str | None = None, context: int = 10, *, resident: bool = False) -> TurnNeed:
     home = None if affine is None else InstanceId(affine)
     turn, trajectory = TurnId("t"), TrajectoryId("c")
-    return TurnNeed(turn, trajectory, context, home, resident, holding(context))
+    never_grows = ContextGrowth(1 << 20)
+    never_grows.ended(context)
+    return TurnNeed(turn, trajectory, context, home, resident, never_grows)
 
 
 def holding(tokens: int) -> Tokens:
