@@ -20,7 +20,7 @@ def test_a_tenant_with_nothing_under_way_starts_at_once_whatever_another_does() 
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
             assert await work.run(QUIET, lambda: 7) == 7
-        assert work.waiting() == 49
+        assert not any(task.done() for task in held)
         gate.set()
         await asyncio.gather(*held)
         work.close()
@@ -60,6 +60,30 @@ def test_errors_come_back_and_work_that_nobody_waits_for_is_not_begun() -> None:
         with pytest.raises(ZeroDivisionError):
             await work.run(LOUD, lambda: 1 // 0)
         assert ran == []
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_leaves_while_its_work_runs_has_its_thread_until_it_is_done() -> None:
+    async def scenario() -> None:
+        work, gate, ran = FairWork(tenants=2, threads=2), threading.Event(), threading.Event()
+        began = threading.Event()
+
+        def hold() -> None:
+            began.set()
+            gate.wait(60)
+
+        held = asyncio.create_task(work.run(LOUD, hold))
+        await asyncio.to_thread(began.wait, 30)
+        held.cancel()
+        later = asyncio.create_task(work.run(LOUD, ran.set))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await work.run(QUIET, lambda: None)  # the other thread is free
+            assert not ran.is_set()
+            gate.set()
+            await later
         work.close()
 
     asyncio.run(scenario())
