@@ -12,14 +12,16 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.net.credentials import Credentials
 from slackwater.runtime.net.listening import accepted, same_port_socket
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
+from slackwater.runtime.net.worker_connection import WorkerConnection
 from slackwater.wire import messages
 from slackwater.wire.frames import (
     MAX_FRAME_BYTES,
@@ -34,10 +36,8 @@ from slackwater.wire.proof import NONCE_BYTES, new_nonce, peer_proof, plane_proo
 
 logger = logging.getLogger(__name__)
 
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 20  # all that a reader holds
 _BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
-_LAST_LOOK_S = 0.5
-_FRAMES_AT_ONCE = 16  # an engine that was not heard for a while has said thousands
 
 
 class WorkerListener(Protocol):
@@ -64,7 +64,6 @@ class WorkerHub:
     """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
     `told` hears of every message before it is sent; `port_file` keeps the port over restarts.
-    Frames that came together are passed on in pieces: others get the event loop in between.
     """
 
     def __init__(
@@ -226,8 +225,11 @@ class WorkerHub:
             self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
+        said, silent_after_s = partial(listener.worker_said, worker), self._silent_after_s
+        connection = WorkerConnection(decoder, said, silent_after_s=silent_after_s)
         try:
-            reason = await self._listen(worker, reader, decoder, rest, listener)
+            connection.take_over(cast("asyncio.Transport", writer.transport), reader, rest)
+            reason = await connection.over
         finally:
             del self._writers[worker]
             writer.close()
@@ -302,49 +304,3 @@ class WorkerHub:
             raise _TakenError(f"worker {name} is connected already")
         self._credentials.check(request, hello)
         return hello, frames[1:]
-
-    async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """Read on. If the loop was held up, what came meanwhile is read before a timeout."""
-        try:
-            async with asyncio.timeout(self._silent_after_s):
-                return await reader.read(_READ_BYTES)
-        except TimeoutError:
-            async with asyncio.timeout(_LAST_LOOK_S):
-                return await reader.read(_READ_BYTES)
-
-    async def _listen(
-        self,
-        worker: WorkerId,
-        reader: asyncio.StreamReader,
-        decoder: FrameDecoder,
-        frames: Sequence[Frame],
-        listener: WorkerListener,
-    ) -> str:
-        """Pass frames on until the connection ends; returns why it did."""
-        try:
-            while True:
-                while frames:
-                    listener.worker_said(worker, frames[:_FRAMES_AT_ONCE])
-                    frames = frames[_FRAMES_AT_ONCE:]
-                    if frames:
-                        await asyncio.sleep(0)
-                data = await self._read(reader)
-                if not data:
-                    decoder.finish()
-                    return "it closed the connection"
-                frames = decoder.feed(data)
-        except TimeoutError:
-            return f"nothing was heard of it for {self._silent_after_s:g} s"
-        except FrameError as error:
-            return str(error)
-        except ConnectionError as error:
-            return _torn(decoder) or str(error)
-
-
-def _torn(decoder: FrameDecoder) -> str | None:
-    """What a connection that broke inside a frame leaves behind."""
-    try:
-        decoder.finish()
-    except FrameError as error:
-        return str(error)
-    return None

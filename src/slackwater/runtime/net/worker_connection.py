@@ -1,0 +1,113 @@
+"""What a worker says once it has proved itself, passed on as it comes.
+
+A step of an engine is one small write, so this is no stream with a task behind it: waking a task
+and a deadline for every read cost more than what was read.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from slackwater.wire.frames import Frame, FrameDecoder, FrameError
+
+_LAST_LOOK_S = 0.5
+_FRAMES_AT_ONCE = 16  # an engine that was not heard for a while has said thousands
+
+
+class WorkerConnection(asyncio.Protocol):
+    """Takes over a transport; `over` is why it ended, once all that was said is passed on.
+
+    Frames that came together are passed on in pieces: others get the event loop in between.
+    """
+
+    def __init__(
+        self,
+        decoder: FrameDecoder,
+        said: Callable[[Sequence[Frame]], None],
+        *,
+        silent_after_s: float,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[str] = self._loop.create_future()
+        self._decoder, self._said = decoder, said
+        self._silent_after_s = silent_after_s
+        self._heard_s = self._loop.time()
+        self._frames: Sequence[Frame] = ()
+        self._ending: str | None = None
+        self._transport: asyncio.Transport
+
+    def take_over(
+        self, transport: asyncio.Transport, reader: asyncio.StreamReader, frames: Sequence[Frame]
+    ) -> None:
+        """From the reader, which holds nothing; these frames came with the hello."""
+        self._transport = transport
+        transport.set_protocol(self)
+        self._watch = self._loop.call_later(self._silent_after_s, self._look, False)
+        self.over.add_done_callback(lambda _: self._watch.cancel())
+        self._pass_on(frames)
+        if reader.at_eof() or transport.is_closing():
+            self.connection_lost(reader.exception())
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        try:
+            frames = self._decoder.feed(data)
+        except FrameError as error:
+            self._end(str(error))
+        else:
+            self._pass_on(frames)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        try:
+            self._decoder.finish()
+        except FrameError as error:  # it broke inside a frame
+            self._end(str(error))
+        else:
+            self._end(str(exc) if exc else "it closed the connection")
+
+    def _pass_on(self, frames: Sequence[Frame]) -> None:
+        if self._frames:
+            self._frames = [*self._frames, *frames]
+        elif frames:
+            self._frames = frames
+            self._some()
+
+    def _some(self) -> None:
+        if self.over.done():
+            return
+        some, self._frames = self._frames[:_FRAMES_AT_ONCE], self._frames[_FRAMES_AT_ONCE:]
+        try:
+            self._said(some)
+        except FrameError as error:
+            self._frames = ()
+            self._end(str(error))
+        except Exception as error:  # noqa: BLE001  (whoever waits for the end gets it)
+            self.over.set_exception(error)
+        else:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Now, or after what came already."""
+        reading = self._transport.is_reading()
+        if self._frames:
+            self._loop.call_soon(self._some)
+            if reading:
+                self._transport.pause_reading()
+        elif self._ending is not None:
+            self._end(self._ending)
+        elif not reading and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _end(self, why: str) -> None:
+        self._ending = self._ending or why
+        if not self._frames and not self.over.done():
+            self.over.set_result(self._ending)
+
+    def _look(self, last: bool) -> None:
+        """If the loop was held up, what came meanwhile is read before the time is up."""
+        left_s = self._heard_s + self._silent_after_s - self._loop.time()
+        if left_s > 0 or self._frames:
+            self._watch = self._loop.call_later(max(left_s, _LAST_LOOK_S), self._look, False)
+        elif not last:
+            self._watch = self._loop.call_later(_LAST_LOOK_S, self._look, True)
+        else:
+            self._end(f"nothing was heard of it for {self._silent_after_s:g} s")
