@@ -4,12 +4,14 @@ Sequences are hashed in blocks, each hash covering all before it. A finished tur
 under its last whole block; a prompt with that block in the same place continues it.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from slackwater.model.ids import TrajectoryId
 
 BLOCK_TOKENS = 16
+_BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
 KEPT_S = 300.0  # by then an engine has long given a conversation's cache to others
 
 
@@ -49,7 +51,7 @@ class TrajectoryIndex:
         if whole <= len(prompt):
             return
         self._asked = None
-        *_, last = _blocks(version, [*prompt, *sampled])
+        *_, last = _blocks(version, array("I", prompt) + array("I", sampled))
         self._by_block[last] = (trajectory, now_s)
         self._by_block.move_to_end(last)
         while len(self._by_block) > self._remembered or self._oldest_s < now_s - KEPT_S:
@@ -61,7 +63,7 @@ class TrajectoryIndex:
 
 
 def _blocks(version: str, tokens: Sequence[int]) -> Iterator[int]:
-    value = hash(version)
-    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-        value = hash((value, *tokens[start : start + BLOCK_TOKENS]))
+    value, whole = hash(version), array("I", tokens).tobytes()
+    for start in range(0, len(whole) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        value = hash((value, whole[start : start + _BLOCK_BYTES]))
         yield value

@@ -1,6 +1,8 @@
 """What an operator can alarm on: Prometheus counters and histograms per tenant and model."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -10,44 +12,54 @@ from slackwater.model.turn import TurnSpec
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 _TOKEN_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
+M = TypeVar("M", Counter, Histogram)
+
 
 class Meters:
     """One registry; every series is labelled with whose it is."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counter = partial(Counter, namespace="slackwater", registry=self.registry)
-        histogram = partial(Histogram, namespace="slackwater", registry=self.registry)
+        counters = partial(Counter, namespace="slackwater", registry=self.registry)
+        histograms = partial(Histogram, namespace="slackwater", registry=self.registry)
         labels = ["tenant", "model"]
-        self._turns = counter("turns", "Turns that ended.", [*labels, "outcome"])
-        self._prompt_tokens = counter("prompt_tokens", "Tokens of prompts.", labels)
-        self._tokens = counter("generated_tokens", "Tokens made.", labels)
+        self._turns = _by_labels(counters("turns", "Turns that ended.", [*labels, "outcome"]))
+        self._prompt_tokens = _by_labels(counters("prompt_tokens", "Tokens of prompts.", labels))
+        self._tokens = _by_labels(counters("generated_tokens", "Tokens made.", labels))
         about = "From a request's arrival to a turn's end."
-        self._turn_s = histogram("turn_seconds", about, labels, buckets=_REQUEST_S)
+        self._turn_s = _by_labels(histograms("turn_seconds", about, labels, buckets=_REQUEST_S))
         about = "From a request's arrival to a streamed turn's first tokens."
-        self._first_s = histogram("first_token_seconds", about, labels, buckets=_REQUEST_S)
+        self._first_s = _by_labels(
+            histograms("first_token_seconds", about, labels, buckets=_REQUEST_S)
+        )
         about = "Time per token of a turn, waits included."
-        self._token_s = histogram("token_seconds", about, labels, buckets=_TOKEN_S)
+        self._token_s = _by_labels(histograms("token_seconds", about, labels, buckets=_TOKEN_S))
         about, labels = "From acceptance of a request to its durable outcome.", ["tenant", "kind"]
-        self._requests_s = histogram(
-            "request_seconds", about, [*labels, "outcome"], buckets=_REQUEST_S
+        labels.append("outcome")
+        self._requests_s = _by_labels(
+            histograms("request_seconds", about, labels, buckets=_REQUEST_S)
         )
 
     def first_token(self, spec: TurnSpec, seconds: float) -> None:
         """The first tokens of a streamed turn were passed on."""
-        self._first_s.labels(spec.owner, spec.base_model).observe(seconds)
+        self._first_s(spec.owner, spec.base_model).observe(seconds)
 
     def turn_ended(self, spec: TurnSpec, seconds: float, tokens: int, outcome: str) -> None:
         """A turn is over: completed, failed or cancelled."""
         whose = (spec.owner, spec.base_model)
-        self._turns.labels(*whose, outcome).inc()
-        self._prompt_tokens.labels(*whose).inc(len(spec.prompt))
-        self._turn_s.labels(*whose).observe(seconds)
+        self._turns(*whose, outcome).inc()
+        self._prompt_tokens(*whose).inc(len(spec.prompt))
+        self._turn_s(*whose).observe(seconds)
         if tokens:
-            self._tokens.labels(*whose).inc(tokens)
-            self._token_s.labels(*whose).observe(seconds / tokens)
+            self._tokens(*whose).inc(tokens)
+            self._token_s(*whose).observe(seconds / tokens)
 
     def settled(self, tenant: TenantId, kind: str, seconds: float, failed: bool) -> None:
         """A sample request or a training operation has its outcome."""
         outcome = "failed" if failed else "done"
-        self._requests_s.labels(tenant, kind, outcome).observe(seconds)
+        self._requests_s(tenant, kind, outcome).observe(seconds)
+
+
+def _by_labels(metric: M) -> Callable[..., M]:
+    """The metric's series by the values of its labels, which there are few of."""
+    return cache(metric.labels)
