@@ -26,7 +26,7 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
 
 # ---- from a front end ----
-class Generate(Record, frozen=True):
+class GenerateChoices(Record, frozen=True):
     """Generate every choice; they are numbered from `number` on. `arrived_s` is on the monotonic
     clock, which processes of a machine share.
     """
@@ -97,7 +97,7 @@ class Setup(Record, frozen=True):
     operator: str
 
 
-class Stop(Record, frozen=True):
+class StopServing(Record, frozen=True):
     """Answer what is under way, then end."""
 
 
@@ -152,7 +152,7 @@ class Sampled(Record, frozen=True):
     new: bool
 
 
-class Outcome(Record, frozen=True):
+class FutureSettled(Record, frozen=True):
     """How a request ended. `number` is None where nobody asked: its sample came this way."""
 
     number: int | None
@@ -181,10 +181,10 @@ class ModelFound(Record, frozen=True):
     version: str
 
 
-FromFront = Generate | Abandon | Sample | AskSession | AskModel | AskFuture
+FromFront = GenerateChoices | Abandon | Sample | AskSession | AskModel | AskFuture
 ToFront = (
     Setup
-    | Stop
+    | StopServing
     | Accepted
     | Refused
     | Tokens
@@ -192,7 +192,7 @@ ToFront = (
     | Completed
     | Failed
     | Sampled
-    | Outcome
+    | FutureSettled
     | Pending
     | SessionFound
     | ModelFound

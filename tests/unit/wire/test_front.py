@@ -8,7 +8,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.wire import front
 from slackwater.wire.frames import FrameDecoder, FrameError
 
-GENERATE = front.Generate(
+GENERATE = front.GenerateChoices(
     7,
     "mine",
     "mine/job",
@@ -37,7 +37,7 @@ def test_a_frame_holds_its_records_in_order() -> None:
     found = front.decode_from_front(body_of(RECORDS))
     assert [type(record) for record in found] == [type(record) for record in RECORDS]
     assert found[1:] == RECORDS[1:]
-    assert isinstance(found[0], front.Generate)
+    assert isinstance(found[0], front.GenerateChoices)
     (choice,) = found[0].choices
     assert choice.prompt == b"\x01\0\0\0"
     assert choice.sampling.stop_token_ids == [1]

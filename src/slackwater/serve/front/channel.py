@@ -20,7 +20,7 @@ from slackwater.runtime.executors.engines import TurnResult, TurnTokens
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.future_board import RequestOutcome
-from slackwater.serve.front.connection import Connection
+from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, status_of
 from slackwater.serve.openai.models import ModelNames
 from slackwater.wire import front as wire
@@ -74,7 +74,7 @@ class FrontChannel:
     def stop(self) -> None:
         """Have every front end answer what is under way, and end."""
         for front in self._fronts:
-            front.send(wire.Stop())
+            front.send(wire.StopServing())
 
     def close(self) -> None:
         for front in tuple(self._fronts):
@@ -149,7 +149,7 @@ class _Front:
             return
         try:
             match record:
-                case wire.Generate():
+                case wire.GenerateChoices():
                     yield from self._generate(record)
                 case wire.Sample():
                     self._sample(record)
@@ -161,7 +161,7 @@ class _Front:
         except SlackwaterError as error:
             self.refuse(record.number, error)
 
-    def _generate(self, asked: wire.Generate) -> Iterator[None]:
+    def _generate(self, asked: wire.GenerateChoices) -> Iterator[None]:
         plane, tenant, count = self._plane, TenantId(asked.tenant), len(asked.choices)
         if any(len(choice.prompt) % 4 or not choice.prompt for choice in asked.choices):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
@@ -190,7 +190,7 @@ class _Front:
         self._plane.bases.get(base_model)
         return self._plane.broken_engine(base_model, tenant)
 
-    def _submit(self, asked: wire.Generate, turn: "_Choice", choice: wire.Choice) -> None:
+    def _submit(self, asked: wire.GenerateChoices, turn: "_Choice", choice: wire.Choice) -> None:
         prompt = array("I")
         prompt.frombytes(choice.prompt)
         spec = TurnSpec(
@@ -236,7 +236,7 @@ class _Front:
 
     def _outcome(self, number: int | None, request: RequestId, how: RequestOutcome) -> None:
         owner = None if how.owner is None else how.owner.value
-        self.send(wire.Outcome(number, request, str(how.kind), how.result, how.error, owner))
+        self.send(wire.FutureSettled(number, request, str(how.kind), how.result, how.error, owner))
 
     async def _answer(self, asked: wire.AskModel | wire.AskFuture) -> None:
         tenant = TenantId(asked.tenant)
@@ -278,7 +278,7 @@ class _Front:
             self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
 
 
-class _Told(Connection):
+class _Told(ChannelConnection):
     """The connection of a front end, which is told first what it must know."""
 
     def __init__(self, front: _Front, joined: Callable[[_Front], None]) -> None:

@@ -18,7 +18,7 @@ _LATER_S = 0.05
 _MOST_UNREAD_BYTES = 256 << 20  # a peer that lets so much wait is stuck
 
 
-class Connection(asyncio.Protocol):
+class ChannelConnection(asyncio.Protocol):
     """`heard` gets the body of each frame; `lost` is called once, whoever closed it."""
 
     def __init__(self, heard: Callable[[bytes], None], lost: Callable[[], None]) -> None:

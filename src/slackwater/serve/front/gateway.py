@@ -27,7 +27,7 @@ from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
-from slackwater.serve.front.connection import Connection
+from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
@@ -70,7 +70,7 @@ class Gateway:
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.connection = Connection(self._heard, self._lost)
+        self.connection = ChannelConnection(self._heard, self._lost)
         self.board = FutureBoard()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -80,7 +80,7 @@ class Gateway:
         self._is_lost = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Setup: self._set_up,
-            wire.Stop: self._stop,
+            wire.StopServing: self._stop,
             wire.Accepted: self._answered,
             wire.Refused: self._refused,
             wire.Tokens: self._tokens,
@@ -88,7 +88,7 @@ class Gateway:
             wire.Completed: self._completed,
             wire.Failed: self._failed,
             wire.Sampled: self._sampled,
-            wire.Outcome: self._outcome,
+            wire.FutureSettled: self._outcome,
             wire.Pending: self._answered,
             wire.SessionFound: self._answered,
             wire.ModelFound: self._answered,
@@ -124,7 +124,7 @@ class Gateway:
         numbers = [next(self._numbers) for _ in choices]
         self._choices.update(zip(numbers, listeners, strict=True))
         first = choices[0]
-        record = wire.Generate(
+        record = wire.GenerateChoices(
             numbers[0],
             tenant,
             first.job,
@@ -186,7 +186,7 @@ class Gateway:
             hold_s = _LAST_LOOK_S
         number = next(self._numbers)
         record = wire.AskFuture(number, tenant, request, hold_s)
-        answer: wire.Outcome | wire.Pending = await self._ask(number, record)
+        answer: wire.FutureSettled | wire.Pending = await self._ask(number, record)
         return answer if isinstance(answer, wire.Pending) else _outcome_of(answer)
 
     # ---- names ----
@@ -214,7 +214,7 @@ class Gateway:
         for record in wire.decode_to_front(body):
             self._handlers[type(record)](record)
 
-    def _stop(self, record: wire.Stop) -> None:
+    def _stop(self, record: wire.StopServing) -> None:
         self.board.close()  # nobody is kept waiting
         self._end()
 
@@ -271,13 +271,13 @@ class Gateway:
             self.board.expect(RequestId(record.request), tenant)
         self._answered(record)
 
-    def _outcome(self, record: wire.Outcome) -> None:
+    def _outcome(self, record: wire.FutureSettled) -> None:
         if record.number is not None:
             self._answered(record)
         elif self.board.tenant_of(RequestId(record.request)) is not None:
             self.board.settle(RequestId(record.request), _outcome_of(record))
 
 
-def _outcome_of(record: wire.Outcome) -> RequestOutcome:
+def _outcome_of(record: wire.FutureSettled) -> RequestOutcome:
     owner = None if record.owner is None else FaultOwner(record.owner)
     return RequestOutcome(record.kind, record.result, record.error, owner)

@@ -58,11 +58,11 @@ class Visitor:
 
 def generate(
     number: int, prompt: bytes = PROMPT, stream: bool = False, **changed: str
-) -> front.Generate:
+) -> front.GenerateChoices:
     said = {"tenant": "mine", "job": "mine/j", "base_model": "tiny", "version": "base:tiny"}
     said |= changed
     choices = [front.Choice(prompt, Sampling(4))]
-    return front.Generate(
+    return front.GenerateChoices(
         number,
         said["tenant"],
         said["job"],
