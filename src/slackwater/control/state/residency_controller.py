@@ -33,7 +33,8 @@ class ResidencyController:
         self._waits: list[ResidencyWait] = []
         self._hint: tuple[str, ...] = ()
         self._holding: tuple[str, ...] = ()
-        self.found = self.waited = self.early = 0  # operations' states there or not; early loads
+        self.found = self.waited = 0  # operations whose state was there, or not
+        self.early = 0  # loads that ended before anybody waited for them
 
     def tier(self, deployment: str) -> Tier | None:
         """Where the newest copy is; None if the deployment is not known."""
@@ -182,6 +183,7 @@ class ResidencyController:
         match to:
             case Tier.DEVICE:
                 record.blank = False
+                self.early += not any(w.up and w.deployment == name for w in self._waits)
                 for base in self._records.lenders(record):
                     if base.is_base and base.blank:
                         base.blank, base.on_host = False, True  # filled on the way
@@ -451,7 +453,6 @@ class ResidencyController:
                 blocked = _room(to, record) in waiting
                 if blocked or not self._rise(record, to, out, next_use=number):
                     return
-                self.early += 1
 
     def _budget(self, tier: Tier) -> int:
         return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes

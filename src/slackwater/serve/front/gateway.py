@@ -31,7 +31,7 @@ from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
-_SESSIONS = 4096  # remembered
+_SESSIONS = 256  # remembered; another is asked for again
 _LAST_LOOK_S = 0.05
 _NO_TURN = TurnId("")
 _tokens_of = msgspec.msgpack.Decoder(TurnTokens).decode

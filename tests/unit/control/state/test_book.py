@@ -171,6 +171,15 @@ def test_operations_that_find_their_state_are_counted_apart_from_those_that_wait
     assert (node.book.found, node.book.waited, node.book.early) == (1, 1, 1)
 
 
+def test_an_early_load_counts_once_it_is_done_and_nobody_waits_for_it() -> None:
+    node = Node(device=10)
+    node.register("a")
+    node.tell(lambda t: on.NextHinted(t, ("a",)))
+    assert node.book.early == 0  # it has only begun
+    node.run("a")
+    assert (node.book.found, node.book.waited, node.book.early) == (0, 1, 0)
+
+
 def test_what_was_offloaded_survives_its_worker_and_is_taken_over_by_another() -> None:
     node = Node()
     node.register("a")
