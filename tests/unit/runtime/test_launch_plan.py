@@ -11,7 +11,9 @@ import pytest
 from hub_peer import dial, next_message
 
 from slackwater.model.action import GpuService, ServiceShape
+from slackwater.model.errors import RefusedError
 from slackwater.model.ids import NodeId, ServiceName, WorkerId
+from slackwater.model.uri import Uri, version_uri
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
@@ -280,3 +282,23 @@ def test_a_node_key_is_for_one_node_of_one_pool(tmp_path: Path) -> None:
     assert "the key of 'agent:a' is wrong" in other_pool
     assert no_certificate.startswith("certificate: '-----BEGIN")
     assert planned == ""
+
+
+def test_a_worker_may_use_what_it_was_told_last_and_the_model_that_it_was_started_with(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path)
+    worker = stage.plan.holder_of(stage.keys["rewards-0"])
+    assert worker is not None
+    names = [f"run-{number}" for number in range(2000)]
+    for name in names:
+        stage.plan.told(worker.worker, messages.PullVersion(name))
+        stage.plan.told(worker.worker, messages.SaveState(1, "m", f"slackwater:snapshots/{name}"))
+    assert worker.may_read(version_uri(names[-1])) and not worker.may_read(version_uri(names[0]))
+    assert worker.may_read(Uri("models", "judge/config.json"))
+    assert not worker.may_read(Uri("models", "other/config.json"))
+    assert len(worker.reads) == len(worker.writes) < len(names)
+    last = Uri("snapshots", names[-1])
+    worker.committed(last, "first")
+    with pytest.raises(RefusedError, match="already"):
+        worker.check_commit(last, "second")

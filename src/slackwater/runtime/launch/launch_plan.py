@@ -8,12 +8,14 @@ the hub sends passes `told`.
 
 import hmac
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slackwater.model.device import count_ranks
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.model.uri import SCHEME, Uri, part_of, version_uri, whole_uri
+from slackwater.model.uri import Uri, part_of, version_uri, whole_uri
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.wire import lending, messages
@@ -22,6 +24,7 @@ from slackwater.wire.certificate import fingerprint_of
 
 _AGENT = "agent:"
 _LOAN = "~"  # a serving worker's loans are connected as WORKER~1, WORKER~2, ...
+_RECENT = 512  # URIs that a worker was told last; each is used at once, or told again
 _COSERVING = "slackwater.worker.coserving_worker"
 _ROLES = {
     "slackwater.worker.engine_worker": "engine",
@@ -35,7 +38,9 @@ _ROLES = {
 
 @dataclass(slots=True)
 class PlannedWorker:
-    """One process of a worker. `writes` are URIs, each with the upload that has become it."""
+    """One process of a worker. `reads` and `writes` are URIs that it was told lately, `writes` each
+    with the upload that has become it.
+    """
 
     worker: WorkerId
     node: NodeId
@@ -45,7 +50,7 @@ class PlannedWorker:
     lent: lending.LendTo | None = None
     cores: int = 0
     memory_mib: int = 0
-    reads: set[str] = field(default_factory=set)
+    reads: dict[str, None] = field(default_factory=dict)
     writes: dict[str, str | None] = field(default_factory=dict)
 
     def option(self, name: str, otherwise: str | None = None) -> str | None:
@@ -56,7 +61,19 @@ class PlannedWorker:
     def may_read(self, uri: Uri) -> bool:
         """Whether it was told to use this, or the folder or version that this is a part of."""
         folder, _, _ = str(uri).rpartition("/")
-        return any(name in self.reads for name in (str(uri), folder, whole_uri(str(uri))))
+        started_with = self.plan.arguments if uri.kind == "models" else ()
+        names = (str(uri), folder, whole_uri(str(uri)))
+        return any(name in self.reads or name in started_with for name in names)
+
+    def told(self, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> None:
+        """It may use these; what it was told long ago it has used."""
+        held: dict[str, Any]
+        for held, more in ((self.reads, reads), (self.writes, writes)):
+            for name in more:
+                held.pop(name, None)
+                held[name] = None
+            while len(held) > _RECENT:
+                del held[next(iter(held))]
 
     def check_commit(self, uri: Uri, upload: str) -> None:
         """RefusedError if it has written this before; another try of the same upload may be."""
@@ -86,7 +103,6 @@ class LaunchPlan:
     def expect(self, node: NodeId, plan: WorkerPlan, worker: WorkerId, key: str = "") -> str:
         """A worker is about to be started on a node, or to return with its key; the key."""
         made = PlannedWorker(worker, node, plan, key or secrets.token_urlsafe(32))
-        made.reads |= {part for part in plan.arguments if part.startswith(f"{SCHEME}models/")}
         self._workers[worker] = made
         return made.key
 
@@ -101,22 +117,22 @@ class LaunchPlan:
             return
         match message:
             case messages.PullVersion(version):
-                known.reads.add(str(version_uri(version)))
+                known.told(reads=[str(version_uri(version))])
             case messages.CreateModel(source=source):
-                known.reads.add(source)
+                known.told(reads=[source])
             case messages.RestoreModel(saved=saved, source=source):
-                known.reads |= {saved, source}
+                known.told(reads=[saved, source])
             case messages.LoadState(saved=saved):
-                known.reads.add(saved)
+                known.told(reads=[saved])
             case messages.SaveState(saved=saved):
-                known.writes[saved] = None
+                known.told(writes=[saved])
             case messages.PublishWeights(version=version):
                 ranks = count_ranks(known.plan.layout or "")
                 parts = [part_of(version, rank, ranks) for rank in range(ranks if ranks > 1 else 0)]
-                known.writes |= {str(version_uri(each)): None for each in (version, *parts)}
+                known.told(writes=[str(version_uri(each)) for each in (version, *parts)])
             case lending.LendTo(model=model):
                 known.lent = message
-                known.reads.add(model)
+                known.told(reads=[model])
 
     def node_of(self, worker: WorkerId) -> NodeId | None:
         """Where a worker runs, or the lender of a loan."""
