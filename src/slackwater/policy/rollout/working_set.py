@@ -6,7 +6,7 @@ many started at once push each other out of the caches; too few leave engines id
 how long a trajectory will get or that it has ended, so both are learned per job, from nothing.
 """
 
-from collections import deque
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ def most_expected(tokens: Tokens) -> float:
     return float((tokens[0] + np.sqrt(tokens[1])).max())
 
 
+@lru_cache(maxsize=64)
+def _grid(width: float) -> NDArray[np.float64]:
+    """Where the bins begin."""
+    return np.arange(BINS, dtype=np.float64) * np.float64(width)
+
+
 class ContextGrowth:
     """One job's law of context growth, and of the pauses between turns.
 
@@ -37,13 +43,12 @@ class ContextGrowth:
 
     def __init__(self, longest_tokens: int, *, keep: int = 512) -> None:
         self._width = max(longest_tokens / BINS, 1.0)
-        self._grid = np.arange(BINS) * self._width
         self._passed = np.zeros(BINS)
         self._ended = np.zeros(BINS)
         self._turn_tokens = 0.0
         self._turns = 0
         self._keep = keep
-        self._pauses_s: deque[float] = deque(maxlen=keep)
+        self._pauses_s: list[float] = []
         self._sorted_s: NDArray[np.float64] | None = None
         self._returns = 0
         self._ends = 0
@@ -75,6 +80,8 @@ class ContextGrowth:
         """A trajectory's next turn came after a pause."""
         self._returns += 1
         self._pauses_s.append(pause_s)
+        if len(self._pauses_s) > self._keep:
+            del self._pauses_s[0]
         if self._returns % _ENOUGH == 0:
             self._sorted_s = None
 
@@ -112,7 +119,7 @@ class ContextGrowth:
         lives[0] = alive
         lives[1 : BINS - first] = alive * np.cumprod(self._stays[first : BINS - 1])
         # The next turn fits beside all others.
-        held = context_tokens + int(self._turn_tokens) + self._grid
+        held = context_tokens + int(self._turn_tokens) + _grid(self._width)
         tokens: Tokens = np.array((held * lives, held * held * lives * (1.0 - lives)), np.int64)
         return tokens
 
