@@ -125,6 +125,20 @@ def test_a_node_whose_service_needs_it_is_taken_back_at_once_and_rests() -> None
     assert stage.report(0, 0.1) == [do.LendNode(NodeId("n0"), ONE)]
 
 
+def test_a_second_full_of_prompts_ends_no_loan_and_a_minute_of_them_does() -> None:
+    stage, window_s = Stage(nodes=1), int(LenderSettings().window_s)
+    stage.tell(on.CapacityWanted(1.0, ONE, 1))
+    for second in range(2, 2 + window_s):
+        stage.now_s = float(second)
+        assert stage.report(0, 0.1, 1.0 if second % 2 else 0.5) == []
+    full = []
+    for second in range(2 + window_s, 2 + 2 * window_s):
+        stage.now_s = float(second)
+        full += stage.report(0, 0.1, 1.0)
+    (taken,) = full
+    assert isinstance(taken, do.TakeBack) and "of the time" in taken.reason
+
+
 def test_a_node_is_not_lent_again_before_it_is_clear() -> None:
     stage = Stage(nodes=1)
     stage.tell(on.CapacityWanted(1.0, ONE, 1))

@@ -3,8 +3,10 @@
     events -> lender.handle(event) -> commands
 
 A node lends to one job at a time, after its service has used little of it for a whole window. It is
-taken back at once when the service needs it or misses its SLO, or when the job does not use it, and
-rests before it lends again. On the node itself the arbiter decides (`policy/serving/arbiter.py`).
+taken back at once when the service needs its memory or misses its SLO, when the service has needed
+most of its time for a window, or when the job does not use it; and rests before it lends again. On
+the node itself the arbiter decides (`policy/serving/arbiter.py`): prompts go first, so that a
+second full of them is no reason to move the job's turns.
 """
 
 from collections import deque
@@ -147,8 +149,8 @@ class Lender:
         rest_s = rule.rest_s
         if not event.keeps_promise:
             why = "its service does not keep its SLO now, or would not beside rollouts"
-        elif rule.must_return(event.kv_share, event.busy_share):
-            used = f"{event.kv_share:.0%} of the memory, {event.busy_share:.0%} of the time"
+        elif rule.must_return(event.kv_share, node.busy_share()):
+            used = f"{event.kv_share:.0%} of the memory, {node.busy_share():.0%} of the time"
             why = f"its service uses {used}"
         elif now_s - node.used_s > rule.trial_s:
             why = f"its rollouts used less than {rule.least_use:.0%} of it for {rule.trial_s:g} s"

@@ -26,9 +26,9 @@ class LenderRule:
     """A node lends while less than `most_kv` of its memory and `most_busy` of its time is used by
     its service.
 
-    One that lends is taken back above `back_kv` or `back_busy`, or if its borrower used less than
-    `least_use` of every report for `trial_s`, and rests for `rest_s` then. Each loan in a row that
-    went unused doubles the rest, up to `longest_rest_s`.
+    One that lends is taken back above `back_kv` at once or `back_busy` on the mean, or if its
+    borrower used less than `least_use` of every report for `trial_s`, and rests for `rest_s` then.
+    Each loan in a row that went unused doubles the rest, up to `longest_rest_s`.
     """
 
     most_kv: float = 0.5
