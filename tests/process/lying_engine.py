@@ -43,7 +43,7 @@ def lie(mode: str, turn: messages.Generate) -> bytes:
         case "oversize":
             return struct.pack("<2sBBI", b"SW", 1, 2, 0xFFFFFFFF)
         case "bad_rows":
-            return encode_frame(FrameKind.TOKENS, struct.pack("<I", 1000) + b"short")
+            return encode_frame(FrameKind.TOKENS, struct.pack("<II", 1000, 1000) + b"short")
         case "bad_control":
             return encode_frame(FrameKind.CONTROL, b"\xc1\xc1\xc1")
         case "truncated":

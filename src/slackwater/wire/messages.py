@@ -23,7 +23,7 @@ from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 M = TypeVar("M")
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 # ---- connection ----
@@ -116,7 +116,7 @@ class Stop(Message, frozen=True):
 # ---- engine ----
 class Generate(Message, frozen=True):
     """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere, with
-    `logprobs` (f32).
+    `logprobs` (f32). Somebody reads the tokens of one that streams as they come.
     """
 
     request: int
@@ -128,6 +128,7 @@ class Generate(Message, frozen=True):
     owner: str = ""
     turn: str = ""
     logprobs: bytes = b""
+    stream: bool = False
 
 
 class Abort(Message, frozen=True):

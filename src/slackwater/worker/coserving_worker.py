@@ -241,6 +241,8 @@ class CoservingWorker:
             self._counts.count(ended)
         if step.served is not None:
             self._desk.tell(step.served)
+        else:
+            self._desk.flush()
         if self.loan is not None:
             try:
                 self.loan.tell(step)

@@ -1,4 +1,4 @@
-"""The engine process: commands in, one step, one frame of tokens out."""
+"""The engine process: commands in, one step, tokens out."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ from slackwater.nets.ranks import RankPlan, Ranks, fail_together
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameKind, encode_frame
-from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.wire.tokens import encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
@@ -81,8 +81,10 @@ class EngineWorker:
                 self.do(message)
             self.settle()
             self._release_memory()
-            if self._beat is not None and not self._engine.busy:
-                self._beat()
+            if not self._engine.busy:
+                self.flush()
+                if self._beat is not None:
+                    self._beat()
             if self._engine.busy:
                 began_s = time.perf_counter()
                 output = self._engine.step()
@@ -167,15 +169,16 @@ class EngineWorker:
             logger.warning("version not dropped: %s", error)
 
     def tell(self, output: StepOutput) -> None:
-        """Send a step's results in one write: prompt scores, alternatives, tokens, endings."""
-        frames = [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
+        """Send a step's results in one write: prompt scores, alternatives, tokens, endings; tokens
+        alone may wait for those of the next steps.
+        """
+        frames = self._unsent() if output.top else []  # alternatives are of one step's tokens
+        frames += [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
         ids = output.request_ids.tolist()
-        if output.top:
-            frames.append(messages.encode(messages.SampledTopK([_top(output, row) for row in ids])))
-        if ids:
-            columns = TokenColumns(output.request_ids, output.tokens, output.logprobs)
-            frames.append(encode_frame(FrameKind.TOKENS, encode_tokens(columns)))
         self._made.append(ids, output.tokens.tolist(), output.logprobs.tolist())
+        waited = frames or output.top or output.finished or output.failed
+        if waited or self._made.is_due(time.monotonic()):
+            frames += self._unsent(output)
         for ended in output.finished:
             request = self._requests.pop(ended.request_id)
             total = self._made.end(ended.request_id)
@@ -191,6 +194,21 @@ class EngineWorker:
             frames.append(messages.encode(refused))
         if frames:
             self._connection.send(*frames)
+
+    def flush(self) -> None:
+        """Send the tokens that wait."""
+        if frames := self._unsent():
+            self._connection.send(*frames)
+
+    def _unsent(self, output: StepOutput | None = None) -> list[bytes]:
+        columns = self._made.unsent(time.monotonic())
+        if columns is None:
+            return []
+        frame = encode_frame(FrameKind.TOKENS, encode_tokens(columns))
+        if output is None or not output.top:
+            return [frame]
+        rows = [_top(output, request) for request in columns.requests]
+        return [messages.encode(messages.SampledTopK(rows)), frame]
 
 
 def _request(message: messages.Generate) -> GenerationRequest:

@@ -50,7 +50,7 @@ class RolloutFrontend(SharedDesk):
 
     def give_back(self, requests: Sequence[int], error: str) -> None:
         """Return evicted requests: they resume elsewhere with the tokens streamed so far."""
-        frames = []
+        frames = self._unsent()
         for request in requests:
             if self._requests.pop(request, None) is not None:
                 self._made.drop(request)
@@ -106,6 +106,8 @@ class Loan:
         """Send the rollout's tokens, evicted requests, and a changed budget."""
         if step.rolled_out is not None:
             self._desk.tell(step.rolled_out)
+        else:
+            self._desk.flush()
         if step.given_back:
             self._desk.give_back(step.given_back, "the service needs the memory")
         if self._executor.arbiter.lent != self._told_lent:

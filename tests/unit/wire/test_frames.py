@@ -69,23 +69,31 @@ def test_a_truncated_stream_is_an_error_and_no_message(body: bytes, data: st.Dat
 
 
 u32 = st.integers(0, 2**32 - 1)
-rows = st.lists(st.tuples(u32, u32, st.floats(width=32, allow_nan=False)), max_size=50)
+sampled = st.tuples(u32, st.floats(width=32, allow_nan=False))
+rows = st.lists(st.tuples(u32, st.lists(sampled, min_size=1, max_size=4)), max_size=50)
 
 
 @given(rows)
-def test_token_columns_survive_the_wire(sent: list[tuple[int, int, float]]) -> None:
+def test_token_columns_survive_the_wire(sent: list[tuple[int, list[tuple[int, float]]]]) -> None:
+    made = [one for _, run in sent for one in run]
     columns = TokenColumns(
         np.array([row[0] for row in sent], np.uint32),
-        np.array([row[1] for row in sent], np.uint32),
-        np.array([row[2] for row in sent], np.float32),
+        np.array([one[0] for one in made], np.uint32),
+        np.array([one[1] for one in made], np.float32),
+        [len(run) for _, run in sent],
     )
-    assert list(zip(*decode_tokens(encode_tokens(columns)), strict=True)) == sent
+    requests, tokens, logprobs, counts = decode_tokens(encode_tokens(columns))
+    assert requests.tolist() == [row[0] for row in sent]
+    assert list(zip(tokens, logprobs, strict=True)) == made
+    assert list(counts or [1] * len(sent)) == [len(run) for _, run in sent]
 
 
 @given(st.binary(max_size=40))
 def test_a_token_frame_of_the_wrong_size_is_refused(body: bytes) -> None:
-    if len(body) >= 4 and len(body) == 4 + 12 * struct.unpack("<I", body[:4])[0]:
-        return
+    if len(body) >= 8:
+        count, tokens = struct.unpack("<II", body[:8])
+        if len(body) == 8 + 4 * count * (1 + (count != tokens)) + 8 * tokens:
+            return
     with pytest.raises(FrameError, match="token frame"):
         decode_tokens(body)
 

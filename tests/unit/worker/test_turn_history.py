@@ -4,14 +4,18 @@ import numpy as np
 
 from slackwater.model.sampling import Sampling
 from slackwater.wire.messages import Generate, HeldTurn
-from slackwater.worker.turn_history import TurnHistory
+from slackwater.worker.turn_history import OTHERS_EVERY_S, STREAMED_EVERY_S, TurnHistory
 
 
-def order(request: int, turn: str, generated: list[int], *, topk: int = 0) -> Generate:
+def order(
+    request: int, turn: str, generated: list[int], *, topk: int = 0, stream: bool = False
+) -> Generate:
     tokens = np.array(generated, "<u4").tobytes()
     logprobs = np.full(len(generated), -1.0, "<f4").tobytes()
     sampling = Sampling(max_tokens=9, topk_logprobs=topk)
-    return Generate(request, "v", b"", tokens, sampling, turn=turn, logprobs=logprobs)
+    return Generate(
+        request, "v", b"", tokens, sampling, turn=turn, logprobs=logprobs, stream=stream
+    )
 
 
 def tokens_of(held: HeldTurn) -> tuple[str, list[int], list[float]]:
@@ -57,3 +61,40 @@ def test_of_many_turns_that_ended_the_last_are_kept() -> None:
     found = [held.turn for held in history.report().turns]
     assert found == [f"t{request}" for request in range(9000 - len(found), 9000)]
     assert 100 < len(found) < 9000
+
+
+def columns_of(history: TurnHistory, now_s: float) -> dict[int, list[int]]:
+    if (columns := history.unsent(now_s)) is None:
+        return {}
+    tokens = iter(list(columns.tokens))
+    rows = zip(list(columns.requests), columns.counts, strict=True)
+    return {request: [next(tokens) for _ in range(count)] for request, count in rows}
+
+
+def test_tokens_are_sent_once_and_those_of_a_turn_that_was_dropped_never() -> None:
+    history = TurnHistory()
+    history.begin(order(1, "moved", [5]))
+    history.begin(order(2, "dropped", []))
+    history.append([1, 2], [6, 7], [-0.5, -0.25])
+    history.append([1], [8], [-0.5])
+    history.drop(2)
+    assert columns_of(history, 0.0) == {1: [6, 8]}
+    assert columns_of(history, 0.0) == {}
+    history.append([1], [9], [-0.5])
+    assert columns_of(history, 0.0) == {1: [9]}
+
+
+def test_tokens_wait_for_those_of_other_steps_but_a_streams_first_token_does_not() -> None:
+    history = TurnHistory()
+    history.begin(order(1, "quiet", []))
+    assert columns_of(history, 10.0) == {}
+    history.append([1], [6], [-0.5])
+    assert not history.is_due(10.0 + OTHERS_EVERY_S / 2)
+    assert history.is_due(10.0 + 1.01 * OTHERS_EVERY_S)
+    history.begin(order(2, "streamed", [], stream=True))
+    history.append([1, 2], [7, 8], [-0.5, -0.5])
+    assert history.is_due(10.0)
+    assert columns_of(history, 11.0) == {1: [6, 7], 2: [8]}
+    history.append([1, 2], [7, 8], [-0.5, -0.5])
+    assert not history.is_due(11.0 + STREAMED_EVERY_S / 2)
+    assert history.is_due(11.0 + 1.01 * STREAMED_EVERY_S)

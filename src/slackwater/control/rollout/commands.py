@@ -29,6 +29,7 @@ class Dispatch(Message, frozen=True):
     score_prompt: bool = False
     owner: str = ""
     logprobs: Sequence[float] = ()  # of `generated`
+    stream: bool = False
 
 
 class AbortOn(Message, frozen=True):
@@ -52,7 +53,7 @@ class AppendTokens:
 
 @dataclass(frozen=True, slots=True)
 class StreamTokens:
-    """One new token each of streamed turns, in columns; of no turn the first."""
+    """New tokens of streamed turns, in columns, one row each; of no turn the first."""
 
     turns: Sequence[TurnId]
     tokens: Sequence[int]

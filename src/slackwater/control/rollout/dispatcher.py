@@ -185,5 +185,6 @@ class Dispatcher:
                 turn.wants_prompt_scores,
                 turn.spec.owner,
                 turn.logprobs.tolist(),
+                turn.spec.stream,
             )
         )

@@ -76,15 +76,15 @@ class Ownership:
                 or turn.instance != instance
                 or turn.topk is not None
                 or len(turn.tokens) + count > turn.limit
-                or (turn.spec.stream and (count > 1 or not turn.is_shown))
+                or (turn.spec.stream and not turn.is_shown)
             ):
                 self._append_row(event, attempt, start, end, out)
             else:
                 if turn.spec.stream:
-                    turn.streamed_tokens += 1
-                    streamed[0].append(turn.spec.turn)
-                    streamed[1].append(tokens[start])
-                    streamed[2].append(logprobs[start])
+                    turn.streamed_tokens += count
+                    streamed[0].extend(repeat(turn.spec.turn, count))
+                    streamed[1].extend(tokens[start:end])
+                    streamed[2].extend(logprobs[start:end])
                 turn.tokens.extend(tokens[start:end])
                 turn.logprobs.extend(logprobs[start:end])
                 turn.barren_losses = 0

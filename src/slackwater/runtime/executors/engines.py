@@ -450,6 +450,7 @@ def _message(
                 command.owner,
                 command.turn,
                 np.asarray(command.logprobs, "<f4").tobytes(),
+                command.stream,
             )
         case do.AbortOn(_, attempt):
             return messages.Abort(attempt)

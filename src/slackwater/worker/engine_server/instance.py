@@ -74,11 +74,7 @@ class Outbox:
         if any(self._top):
             frames.append(messages.encode(messages.SampledTopK(self._top)))
         if self._tokens:
-            columns = TokenColumns(
-                np.array(self._requests, np.uint32),
-                np.array(self._tokens, np.uint32),
-                np.array(self._logprobs, np.float32),
-            )
+            columns = TokenColumns(self._requests, self._tokens, self._logprobs)
             frames.append(encode_frame(FrameKind.TOKENS, encode_tokens(columns)))
         frames += [messages.encode(ending) for ending in self._endings]
         self._requests, self._tokens, self._logprobs = [], [], []

@@ -218,11 +218,14 @@ def test_streams_of_one_frame_come_as_columns_each_position_once(driver: FleetDr
     shown: dict[str, list[int]] = {"t0": [], "t1": [], "t2": []}
     sent = [only_dispatch(driver.submit(f"t{n}", stream=n < 2)) for n in range(3)]
     attempts, columns = [one.attempt for one in sent], list[int]()
-    for step in range(1, 7):
+    for step in range(1, 6):
         said = driver.happen(TokensArrived(0.0, A, attempts, [step] * 3, [-1.0] * 3))
         columns += [len(one.turns) for one in said if isinstance(one, StreamTokens)]
         streamed(shown, said)
-    assert columns == [2] * 5  # of no turn the first
+    said = driver.happen(TokensArrived(0.0, A, attempts, [6, 7, 6, 6], [-1.0] * 4, [2, 1, 1]))
+    streamed(shown, said)
+    assert columns == [2] * 4  # of no turn the first
+    assert shown == {"t0": [1, 2, 3, 4, 5, 6, 7], "t1": [1, 2, 3, 4, 5, 6], "t2": []}
     again = only_dispatch(driver.end("a", attempts[0], 9))  # which is false: it begins anew
     for step in range(1, 9):
         said = driver.happen(TokensArrived(0.0, A, [again.attempt], [step], [-1.0]))
