@@ -56,7 +56,7 @@ def decode_tokens(
     tokens = counts + 4 * rows * (rows != count)
     logprobs = tokens + 4 * count
     if len(body) != logprobs + 4 * count:
-        raise FrameError(f"token frame of {len(body)} bytes: not {count} tokens in {rows} rows")
+        raise FrameError(f"token frame of {len(body)} bytes does not hold {count} in {rows} rows")
     return (
         _ids(body[_SIZES.size : counts]),
         _ids(body[tokens:logprobs]),

@@ -38,3 +38,25 @@ def test_a_call_waits_for_a_lock_that_a_small_write_did_not_wait_for(
     with caplog.at_level(logging.WARNING):
         assert asyncio.run(scenario()) == 2
     assert "trying again" not in caplog.text
+
+
+def test_rows_of_which_one_cannot_be_written_leave_nothing(tmp_path: Path) -> None:
+    sql = "INSERT INTO numbers VALUES (:number)"
+
+    async def scenario() -> list[int]:
+        store = Store(f"sqlite:///{tmp_path / 'db'}")
+        await store.open()
+        made = "CREATE TABLE numbers (number INTEGER PRIMARY KEY)"
+        await store.call(lambda c: c.exec_driver_sql(made))
+        assert store.rows_at_once([(sql, {"number": 1}), (sql, {"number": 2})])
+        assert not store.rows_at_once([(sql, {"number": 3}), (sql, {"number": 1})])
+        other = sqlite3.connect(tmp_path / "db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert not store.rows_at_once([(sql, {"number": 4})])
+        other.execute("ROLLBACK")
+        found = [number for (number,) in other.execute("SELECT number FROM numbers ORDER BY 1")]
+        other.close()
+        await store.close()
+        return found
+
+    assert asyncio.run(scenario()) == [1, 2]

@@ -165,7 +165,7 @@ class SamplingService:
         def write(connection: Connection) -> None:
             known[0] = log.numbered_sample(connection, session, seq, payload)
             if known[0] is None:
-                connection.execute(row.statement, row.values)
+                connection.execute(sa.text(row.sql), row.values)
 
         def written() -> None:
             found = known[0]

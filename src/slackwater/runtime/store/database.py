@@ -14,9 +14,10 @@ import asyncio
 import contextlib
 import logging
 import queue
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,6 +176,30 @@ class Store:
         self._tidy_up(small=True)
         return True
 
+    def rows_at_once(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+        """As `at_once`, by the driver alone: what SQLAlchemy does around a statement takes longer
+        than SQLite. False, and nothing written, also where a row cannot be.
+        """
+        if not self._is_local or self._connection is None or not self._thread.is_idle:
+            return False
+        driver = self._driver(self._connection, busy_ms=0)
+        try:
+            with driver:
+                for sql, values in rows:
+                    driver.execute(sql, values)
+        except sqlite3.Error:
+            return False
+        self._tidy_up(small=True)
+        return True
+
+    def _driver(self, connection: Connection, busy_ms: int) -> Any:
+        """What SQLite's connection is, for which a lock of another process is worth this wait."""
+        driver: Any = connection.connection.driver_connection
+        if self._busy_ms != busy_ms:
+            driver.execute(f"PRAGMA busy_timeout={busy_ms}")
+            self._busy_ms = busy_ms
+        return driver
+
     def _tidy_up(self, *, small: bool = False) -> None:
         """Checkpoint a long log beside the writes that go on, since that waits for the disk; many
         `small` writes make it long, never one.
@@ -219,10 +244,8 @@ class Store:
     def _attempt(self, work: Callable[[Connection], T], busy_ms: int = _BUSY_MS) -> T:
         if self._connection is None:
             self._connection, self._busy_ms = self._engine.connect(), _BUSY_MS
-        if self._is_local and self._busy_ms != busy_ms:
-            driver: Any = self._connection.connection.driver_connection
-            driver.execute(f"PRAGMA busy_timeout={busy_ms}")
-            self._busy_ms = busy_ms
+        if self._is_local:
+            self._driver(self._connection, busy_ms)
         is_committing = False
         try:
             with self._connection.begin():

@@ -20,6 +20,7 @@ from slackwater.model.ids import RequestId, SamplingSessionId, SessionId
 from slackwater.model.operation import OpStatus
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.runtime.store.op_payloads import FORMAT
 from slackwater.runtime.store.operation_log import digest_of
 from slackwater.runtime.store.schema import samples, sampling_sessions
 from slackwater.runtime.store.write_ahead import Row
@@ -30,8 +31,14 @@ _NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
     samples.c.sampling_session == sa.bindparam("in_session"),
     samples.c.seq == sa.bindparam("number"),
 )
-ADD_SAMPLE = samples.insert()
-_FINISH = samples.update().where(samples.c.request == sa.bindparam("finished"))
+_NEW = ("request", "sampling_session", "tenant", "seq", "digest", "payload", "status")
+_ADD = str(samples.insert().compile(column_keys=(*_NEW, "created_s", "format")))
+_ENDED = ("payload", "status", "finished_s", "result", "error", "owner")
+_FINISH = str(
+    samples.update()
+    .where(samples.c.request == sa.bindparam("finished"))
+    .compile(column_keys=_ENDED)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +194,9 @@ def new_sample(
         "payload": payload,
         "status": OpStatus.WAITING.value,
         "created_s": now_s,
+        "format": FORMAT,
     }
-    return Row(ADD_SAMPLE, row, len(payload))
+    return Row(_ADD, row, len(payload))
 
 
 def finished_sample(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:

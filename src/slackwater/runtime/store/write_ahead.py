@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from sqlalchemy import Executable
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -20,13 +20,14 @@ from slackwater.runtime.store.database import Store
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one row, and the statement that writes it; neighbours are written at once.
+    """The values of one row, and the SQL that writes it, with names (`:name`) for them; neighbours
+    are written at once.
 
     Where that clashes with a row of the database, all is written once more, this one as `if_known`
     says.
     """
 
-    statement: Executable
+    sql: str
     values: Mapping[str, Any]
     size_bytes: int = 0
     if_known: Callable[[Connection], None] | None = None
@@ -61,8 +62,7 @@ class WriteAhead:
         """Most often the store has nothing else to do, and all of it is done here."""
         batch, self._line = self._line, []
         try:
-            large = sum(row.size_bytes for row, _ in batch if isinstance(row, Row)) > _SMALL_BYTES
-            if not large and self._store.at_once(lambda connection: _write_all(connection, batch)):
+            if self._written_here(batch):
                 self._told(batch)
             else:
                 self._background.spawn(self._wait(batch))
@@ -70,6 +70,15 @@ class WriteAhead:
             self._background.spawn(self._wait(batch))
         except Exception as error:  # noqa: BLE001  (it takes the service down, as that of a task does)
             self._background.spawn(_raised(error))
+
+    def _written_here(self, batch: Sequence[tuple[Write | None, Tell]]) -> bool:
+        writes = [write for write, _ in batch if write is not None]
+        rows = [write for write in writes if isinstance(write, Row)]
+        if sum(row.size_bytes for row in rows) > _SMALL_BYTES:
+            return False
+        if len(rows) == len(writes):
+            return self._store.rows_at_once([(row.sql, row.values) for row in rows])
+        return self._store.at_once(lambda connection: _write_all(connection, batch))
 
     async def _wait(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
         try:
@@ -88,21 +97,21 @@ class WriteAhead:
 
 
 def _write_all(connection: Connection, batch: Sequence[tuple[Write | None, Tell]]) -> None:
-    for statement, rows in groupby((write for write, _ in batch if write), _statement):
-        if statement is None:
-            for write in rows:
+    for sql, writes in groupby((write for write, _ in batch if write), _sql):
+        if sql is None:
+            for write in writes:
                 assert not isinstance(write, Row)
                 write(connection)
         else:
-            connection.execute(statement, [row.values for row in rows if isinstance(row, Row)])
+            connection.execute(sa.text(sql), [row.values for row in writes if isinstance(row, Row)])
 
 
 def _checked(write: Write | None) -> Write | None:
     return (write.if_known or write) if isinstance(write, Row) else write
 
 
-def _statement(write: Write) -> Executable | None:
-    return write.statement if isinstance(write, Row) else None
+def _sql(write: Write) -> str | None:
+    return write.sql if isinstance(write, Row) else None
 
 
 async def _raised(error: Exception) -> None:
