@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from harness.ports import free_port
@@ -53,10 +54,10 @@ def fill(connection: Connection) -> None:
     sample_log.add_sampling_session(connection, session, 0, 1.0)
     for name, seq in (("sm-1", 2**60), ("sm-2", 1)):
         row = sample_log.new_sample(RequestId(name), session, seq, b"ask", 1.0)
-        connection.execute(row.statement, row.values)
+        connection.execute(sa.text(row.sql), row.values)
     answer = RequestOutcome("sample", b"tokens")
     row = sample_log.finished_sample(RequestId("sm-2"), answer, 3.0)
-    connection.execute(row.statement, row.values)
+    connection.execute(sa.text(row.sql), row.values)
     for name in ("a", "b", "a"):
         path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
         held = shelf.Checkpoint(

@@ -1,5 +1,6 @@
 """How many live turns ask for which version: told to the weight director when it changes much."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from slackwater.control.rollout.commands import RolloutCommand
@@ -17,11 +18,11 @@ class Demand:
     """Counts turns by version; reports the first, the last, and every doubling and halving."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, _Asked] = {}
+        self._asked: defaultdict[str, _Asked] = defaultdict(_Asked)
 
     def opened(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
         """One more turn asks for its version."""
-        asked = self._asked.setdefault(turn.spec.version, _Asked())
+        asked = self._asked[turn.spec.version]
         asked.turns += 1
         if asked.turns >= 2 * asked.told:
             self._tell(turn, asked, now_s, out)

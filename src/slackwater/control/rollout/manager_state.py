@@ -79,7 +79,10 @@ class ManagerState:
 
     def work_of(self, job: JobId) -> JobWork:
         """The job's totals."""
-        return self.work.setdefault(job, JobWork())
+        work = self.work.get(job)
+        if work is None:
+            work = self.work[job] = JobWork()
+        return work
 
     def forget_work(self, job: JobId) -> None:
         """Unless it is still of use."""

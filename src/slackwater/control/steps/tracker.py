@@ -295,7 +295,10 @@ class StepTracker:
 
     # ---- steps ----
     def _step(self, job: JobId) -> RolloutStep:
-        return self._steps.setdefault(job, RolloutStep(job))
+        step = self._steps.get(job)
+        if step is None:
+            step = self._steps[job] = RolloutStep(job)
+        return step
 
     def _look_at_all(self, now_s: float, out: Out) -> None:
         for step in list(self._steps.values()):

@@ -43,8 +43,8 @@ class ContextGrowth:
 
     def __init__(self, longest_tokens: int, *, keep: int = 512) -> None:
         self._width = max(longest_tokens / BINS, 1.0)
-        self._passed = np.zeros(BINS)
-        self._ended = np.zeros(BINS)
+        self._passed = [0] * BINS
+        self._ended = [0] * BINS
         self._turn_tokens = 0.0
         self._turns = 0
         self._keep = keep
@@ -58,7 +58,8 @@ class ContextGrowth:
     def grew(self, before_tokens: int, after_tokens: int) -> None:
         """A turn ended: a context got so far."""
         first, last = self._bin(before_tokens), self._bin(after_tokens)
-        self._passed[first:last] += 1
+        for place in range(first, last):
+            self._passed[place] += 1
         self._turns += 1
         grown = max(after_tokens - before_tokens, 0)
         self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, self._keep)
@@ -112,8 +113,9 @@ class ContextGrowth:
         bins, with those that will have ended by then counted as nothing; and their variance.
         """
         if self._stays is None:
-            at_risk = self._passed + self._ended
-            self._stays = np.where(at_risk > 0, self._passed / np.maximum(at_risk, 1.0), 1.0)
+            passed = np.array(self._passed, np.float64)
+            at_risk = passed + self._ended
+            self._stays = np.where(at_risk > 0, passed / np.maximum(at_risk, 1.0), 1.0)
         first = self._bin(context_tokens)
         lives = np.zeros(BINS)
         lives[0] = alive

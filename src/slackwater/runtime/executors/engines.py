@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -443,13 +444,13 @@ def _message(
             return messages.Generate(
                 command.attempt,
                 command.version,
-                np.asarray(command.prompt, "<u4").tobytes(),
-                np.asarray(command.generated, "<u4").tobytes(),
+                array("I", command.prompt).tobytes(),
+                array("I", command.generated).tobytes(),
                 command.sampling,
                 command.score_prompt,
                 command.owner,
                 command.turn,
-                np.asarray(command.logprobs, "<f4").tobytes(),
+                array("f", command.logprobs).tobytes(),
                 command.stream,
             )
         case do.AbortOn(_, attempt):

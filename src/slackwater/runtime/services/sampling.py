@@ -74,7 +74,6 @@ class SamplingService:
     ) -> None:
         self._queues, self._fair_work = fair
         self._ahead = WriteAhead(store, background)
-        self._highest: dict[SamplingSessionId, int] = {}
         self._job_of = job_of
         self._store = store
         self._board = board
@@ -98,7 +97,6 @@ class SamplingService:
         sessions = await self._store.call(sessions_of)
         done = await self._store.call(log.finished_samples)
         waiting = await self._store.call(log.waiting_samples)
-        self._highest = await self._store.call(log.highest_numbers)
         for session in sessions:
             self.add_session(session)
         for name, finished in done:
@@ -124,7 +122,6 @@ class SamplingService:
         """Nobody samples from these any more; what is under way there ends."""
         for name in names:
             self._sessions.pop(name, None)
-            self._highest.pop(name, None)
             self.finished.drop(name)
         gone = set(names)
         for request, run in list(self._under_way.items()):
@@ -176,10 +173,7 @@ class SamplingService:
                 self._shares.give_back(tenant, turns)
                 told(found, False)
 
-        is_new = seq > self._highest.get(session.sampling_session, -1)
-        if is_new:
-            self._highest[session.sampling_session] = seq
-        self._ahead.then(written, replace(row, if_known=write) if is_new else write)
+        self._ahead.then(written, replace(row, if_known=write))
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has these results: they need not be kept."""

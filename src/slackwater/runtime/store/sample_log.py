@@ -170,17 +170,6 @@ def numbered_sample(
     return RequestId(found.request)
 
 
-def highest_numbers(connection: Connection) -> dict[SamplingSessionId, int]:
-    """The highest number of each sampling session; a higher one is new."""
-    columns = samples.c
-    rows = connection.execute(
-        sa.select(columns.sampling_session, sa.func.max(columns.seq)).group_by(
-            columns.sampling_session
-        )
-    )
-    return {SamplingSessionId(name): seq for name, seq in rows}
-
-
 def new_sample(
     request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
 ) -> Row:
