@@ -152,7 +152,9 @@ class Instances:
         return self._longest[key]
 
     def eligible(self, need: NeedKey) -> list[InstanceLoad]:
-        """Accepting instances that hold a version the need allows and may serve its job, by id."""
+        """Accepting instances that hold a version the need allows and may serve its job: our own
+        first, then by id.
+        """
         found = self._eligible.get(need)
         if found is None:
             job, base_model, version, also = need
@@ -166,7 +168,7 @@ class Instances:
                     and self.gates.admits(job, record.spec)
                     and not wanted.isdisjoint(record.versions)
                 ),
-                key=lambda load: load.instance,
+                key=lambda load: (not load.owned, load.instance),
             )
             self._eligible[need] = found
         return found

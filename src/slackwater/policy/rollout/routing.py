@@ -50,7 +50,8 @@ WAIT = Destination()
 
 
 class RoutingPolicy(Protocol):
-    """Chooses an instance for a turn among those that hold its weights and may serve its job.
+    """Chooses an instance for a turn among those that hold its weights and may serve its job, of
+    which our own come first.
 
     `started_first`: waiting turns of started trajectories go before those of new ones.
     """

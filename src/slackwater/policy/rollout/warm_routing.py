@@ -44,17 +44,16 @@ class KeepWarm:
         return home.slowness > self.slow_home * load.slowness
 
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        for owned in (True, False):
-            best, least = None, inf
-            for load in eligible:  # by id; with many instances this loop is what a decision costs
-                if load.owned is not owned:
-                    continue
-                share = load.in_flight * load.slowness
-                if share < least and self.takes(need, load):
-                    best, least = load, share
-            if best is not None:
-                return Destination(best.instance)
-        return WAIT
+        best, least, owned = None, inf, True
+        for load in eligible:  # with many instances this loop is what a decision costs
+            if load.owned is not owned:
+                if best is not None:
+                    break  # our own are in front
+                owned = False
+            share = load.in_flight * load.slowness
+            if share < least and self.takes(need, load):
+                best, least = load, share
+        return WAIT if best is None else Destination(best.instance)
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
         if not load.runs_now(need.context_tokens):
