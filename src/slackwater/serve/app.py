@@ -1,10 +1,8 @@
 """The control plane's own HTTP application; front ends (`front/app.py`) pass requests on to it."""
 
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.runtime.plane import ControlPlane
@@ -17,8 +15,9 @@ from slackwater.serve.actions.api import (
 from slackwater.serve.actions.run_code import run_code_routes
 from slackwater.serve.dashboard.live import LiveSource
 from slackwater.serve.dashboard.routes import dashboard_routes
+from slackwater.serve.http.application import App
 from slackwater.serve.http.auth import find_tenant
-from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.http.errors import add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
 from slackwater.serve.http.whole_bodies import WholeBodies
 from slackwater.serve.openai.extras import health_routes, refused_routes
@@ -36,28 +35,9 @@ from slackwater.serve.tinker.tokenizers import tokenizer_routes
 from slackwater.serve.tinker.training import TrainingFace, training_routes
 
 
-class App(FastAPI):
-    """Runs `front` (middleware) before FastAPI, because not every request reaches FastAPI."""
-
-    front: ASGIApp
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.front(scope, receive, send)
-
-    async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The routes."""
-        await super().__call__(scope, receive, send)
-
-
 def create_app(plane: ControlPlane) -> FastAPI:
     """Every route parses, calls the control plane, and answers; errors are mapped once."""
-    app = App(
-        title="Slackwater",
-        version=version("slackwater"),
-        responses=ERROR_RESPONSES,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = App()
     app.state.plane = plane
     training = TrainingFace(plane)
 

@@ -16,7 +16,8 @@ from slackwater.control.steps import events as of_step
 from slackwater.model.ids import JobId, TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks, TurnResult
+from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
+from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder

@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from slackwater.model.ids import TenantId, TurnId
 from slackwater.model.turn import FinishReason
-from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.serve.front.gateway import ChoiceRequest
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice, Generation

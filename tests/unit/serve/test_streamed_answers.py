@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slackwater.model.ids import TurnId
 from slackwater.model.turn import FinishReason
-from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice

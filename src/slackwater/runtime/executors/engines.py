@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.executors.recent_trajectories import RecentTrajectories
 from slackwater.runtime.executors.serving import ServingExecutor
 from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
+from slackwater.runtime.executors.turn_results import TurnListener
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.meters import Meters
@@ -35,19 +36,6 @@ from slackwater.wire.tokens import decode_tokens
 logger = logging.getLogger(__name__)
 
 _MAX_HELD_BYTES = 8 * messages.MAX_HELD_TOKENS + 1024 * messages.MAX_HELD_TURNS  # of an engine
-
-TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
-TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
-
-
-class TurnListener(Protocol):
-    """Who is told how a turn goes."""
-
-    def appended(self, more: do.AppendTokens) -> None: ...
-    def streamed(self, token: int, logprob: float) -> None: ...
-    def completed(self, result: TurnResult) -> None: ...
-    def failed(self, error: str) -> None: ...
-
 
 EngineCommand: TypeAlias = (
     do.AppendTokens

@@ -1,36 +1,29 @@
 """A front end's HTTP application: what is asked often it answers itself, the rest it passes on."""
 
 import json
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from slackwater.serve.app import App
 from slackwater.serve.front.gateway import Gateway
+from slackwater.serve.http.application import App
 from slackwater.serve.http.auth import find_tenant
-from slackwater.serve.http.errors import ERROR_RESPONSES, add_error_handlers
+from slackwater.serve.http.errors import add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
 from slackwater.serve.http.host_check import HostCheck
 from slackwater.serve.http.limits import BODY_STALL_S, BodyLimits, max_json_bytes
 from slackwater.serve.openai.api import OpenAiFace, openai_routes
 from slackwater.serve.openai.extras import token_routes
+from slackwater.serve.tinker.pass_reader import MAX_JSON_PASS_BYTES, PASS_PATHS
 from slackwater.serve.tinker.samples import sample_routes
-from slackwater.serve.tinker.training import MAX_JSON_PASS_BYTES, PASS_PATHS
 
 _DOCUMENT = "/openapi.json"
 
 
 def create_front_app(gateway: Gateway, plane: ASGIApp) -> FastAPI:
     """`plane` gets every request that is not answered here."""
-    app = App(
-        title="Slackwater",
-        version=version("slackwater"),
-        responses=ERROR_RESPONSES,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = App()
     app.state.plane = gateway
     add_error_handlers(app)
     face = OpenAiFace(gateway)

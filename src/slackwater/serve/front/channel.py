@@ -16,7 +16,7 @@ import msgspec
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.ids import JobId, RequestId, TenantId, TrajectoryId, TurnId
 from slackwater.model.turn import TurnSpec
-from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.future_board import RequestOutcome

@@ -19,7 +19,7 @@ from slackwater.model.ids import RequestId, TenantId, TurnId
 from slackwater.model.operation import FaultOwner
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
-from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.loop_shares import LoopShares

@@ -3,15 +3,17 @@
 import base64
 import contextlib
 from collections.abc import Mapping
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
-from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.serve.http.errors import UnauthorizedError
+
+if TYPE_CHECKING:
+    from slackwater.runtime.plane import ControlPlane
 
 
 def find_tenant(tenants: Tenants, headers: Mapping[str, str]) -> TenantId | None:
@@ -58,7 +60,7 @@ async def read_tenant(request: Request) -> TenantId:
 Caller = Annotated[TenantId, Depends(read_tenant)]
 
 
-def require_operator(plane: ControlPlane, tenant: TenantId, what: str) -> None:
+def require_operator(plane: "ControlPlane", tenant: TenantId, what: str) -> None:
     """Refuse every tenant but the operator; `what` is the operator's."""
     if not plane.is_operator(tenant):
         operator = plane.settings.tenants[0]

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -11,8 +11,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from slackwater.model.ids import TenantId
-from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.body_reader import InvalidBody, ParsedBody
+
+if TYPE_CHECKING:
+    from slackwater.runtime.plane import ControlPlane
 
 LARGE_JSON_BYTES = 16 << 10
 BODY = "slackwater.body"  # where a request's scope holds its body, which was read by then

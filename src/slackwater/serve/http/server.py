@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
-from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.throttled_acceptor import (
     AT_ONCE,
@@ -25,6 +24,9 @@ from slackwater.serve.http.throttled_acceptor import (
     LoopThrottle,
     ThrottledAcceptor,
 )
+
+if TYPE_CHECKING:
+    from slackwater.runtime.plane import ControlPlane
 
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
@@ -183,7 +185,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-async def until_signalled(plane: ControlPlane) -> int | None:
+async def until_signalled(plane: "ControlPlane") -> int | None:
     """Wait for SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[int] = loop.create_future()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from slackwater.model.turn import FinishReason
-from slackwater.runtime.executors.engines import TurnResult
+from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec, TextStream, TokenOffsets

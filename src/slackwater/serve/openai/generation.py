@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from starlette.types import Receive
 
 from slackwater.model.ids import TenantId
-from slackwater.runtime.executors.engines import TurnResult, TurnTokens
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.serve.front.gateway import ChoiceRequest, Gateway
 from slackwater.serve.http.errors import FailedTurnError
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.runtime.executors.engines import TurnResult
+from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.serve.openai.answers import ChatAnswers
 from slackwater.serve.openai.bodies import ChatBody, ReasoningEffort, StrictBody
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice

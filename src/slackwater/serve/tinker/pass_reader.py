@@ -9,6 +9,8 @@ from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.wire.batches import encode_batch
 
 PROTOBUF, JSON, JSON_FORWARD = "protobuf", "json", "json-forward"
+PASS_PATHS = ("/api/v1/forward_backward", "/api/v1/forward")
+MAX_JSON_PASS_BYTES = 16 << 20  # SDKs that send JSON split batches at about 5 MB
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,8 +41,6 @@ _KIND_BY_PATH = {
     "/api/v1/save_weights_external": OpKind.PUBLISH,
 }
 _LARGE_PASS_BYTES = 64 << 10
-PASS_PATHS = ("/api/v1/forward_backward", "/api/v1/forward")
-MAX_JSON_PASS_BYTES = 16 << 20  # SDKs that send JSON split batches at about 5 MB
 _JSON_CONTENT = {json_pass.MEDIA_TYPE: {"schema": {"type": "object"}}}
 _PROTO_CONTENT = {tinker_proto.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _JSON_BODY = {"requestBody": {"required": True, "content": _JSON_CONTENT}}

@@ -1,0 +1,17 @@
+"""What the service is given of turns; apart from the engines, for processes that have none."""
+
+from typing import Protocol, TypeAlias
+
+from slackwater.control.rollout import commands as do
+
+TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
+TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
+
+
+class TurnListener(Protocol):
+    """Who is told how a turn goes."""
+
+    def appended(self, more: do.AppendTokens) -> None: ...
+    def streamed(self, token: int, logprob: float) -> None: ...
+    def completed(self, result: TurnResult) -> None: ...
+    def failed(self, error: str) -> None: ...
