@@ -1,5 +1,6 @@
 """`slackwater up`: start the service, in the foreground or behind."""
 
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -81,6 +82,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
         check_models(settings.models)
     if options.background:
         return start_behind(root)
+    gc.disable()  # until the service has been built up (`collect_when_idle`)
     from slackwater.cli.service_process import run_service  # late: 1 s
 
     devices = assigned_devices(settings)

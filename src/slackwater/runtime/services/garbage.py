@@ -22,6 +22,7 @@ async def collect_when_idle(idle: Callable[[], bool]) -> None:
     """For as long as the service lives, from when it has been built up."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(*_YOUNG, _NEVER)
     last_s = time.monotonic()
     while True:
