@@ -131,7 +131,7 @@ def test_a_second_full_of_prompts_ends_no_loan_and_a_minute_of_them_does() -> No
     for second in range(2, 2 + window_s):
         stage.now_s = float(second)
         assert stage.report(0, 0.1, 1.0 if second % 2 else 0.5) == []
-    full = []
+    full: list[do.LendingCommand] = []
     for second in range(2 + window_s, 2 + 2 * window_s):
         stage.now_s = float(second)
         full += stage.report(0, 0.1, 1.0)
