@@ -6,7 +6,7 @@ after the commands of the one before. Clock and scheduler are given: an event lo
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from slackwater.control.controller import Controller, Timed
@@ -31,7 +31,7 @@ class Driver(Generic[E, C]):
         schedule: Schedule,
         record: Callable[[bytes], None] | None = None,
         failed: Callable[[E], None] | None = None,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        around: Callable[[], AbstractContextManager[object]] | None = None,
         deliver: Callable[[TimerFired], None] | None = None,
         handled: Callable[[], None] | None = None,
     ) -> None:
@@ -63,8 +63,12 @@ class Driver(Generic[E, C]):
         self._handling = True
         try:
             while self._inbox:
-                with self._around():
-                    self._handle(self._inbox.popleft())
+                event = self._inbox.popleft()
+                if self._around is None:
+                    self._handle(event)
+                else:
+                    with self._around():
+                        self._handle(event)
         finally:
             self._handling = False
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 
 from slackwater.control.controller import Controller, Timed
@@ -43,7 +43,7 @@ def _call(at_s: float, due: Callable[[], None]) -> None:
 def live_driver(
     controller: Controller[E, C],
     *,
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    around: Callable[[], AbstractContextManager[object]] | None = None,
     record: Callable[[bytes], None] | None = None,
     died: Callable[[], None] = lambda: None,
 ) -> Driver[E, C]:

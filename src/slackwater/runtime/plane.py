@@ -1,7 +1,6 @@
 """The control plane of one service: its parts put together, started, watched and stopped."""
 
 import asyncio
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -113,7 +112,7 @@ class ControlPlane:
         clock = DecisionClock()
         self.runtime = live_driver(
             self.controller,
-            around=nullcontext if settings.coschedule is None else clock,
+            around=None if settings.coschedule is None else clock,
             record=self._recording.of("fleet"),
             died=self.failed.set,
         )

@@ -7,8 +7,8 @@ and a length above the limit raise `FrameError` at the header, before any of the
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,8 +40,7 @@ class FrameKind(IntEnum):
 _KINDS = {kind.value: kind for kind in FrameKind}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One message's bytes."""
 
     kind: FrameKind
@@ -55,9 +54,11 @@ def encode_frame(kind: FrameKind, body: bytes) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, kind, len(body)) + body
 
 
-def decode_header(header: bytes, max_bytes: int = MAX_FRAME_BYTES) -> tuple[FrameKind, int]:
+def decode_header(
+    data: bytes | bytearray, start: int = 0, max_bytes: int = MAX_FRAME_BYTES
+) -> tuple[FrameKind, int]:
     """The kind and the length of the body that follows."""
-    magic, version, kind, length = _HEADER.unpack(header)
+    magic, version, kind, length = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
         raise FrameError(f"frame begins with {magic!r}, not {MAGIC!r}: the peer is no worker")
     if version != VERSION:
@@ -96,20 +97,21 @@ class FrameDecoder:
         frames: list[Frame] = []
         start, size = 0, len(data)
         while size - start >= HEADER_BYTES:
-            kind, length = decode_header(data[start : start + HEADER_BYTES], self._max_bytes)
+            kind, length = decode_header(data, start, self._max_bytes)
             end = start + HEADER_BYTES + length
             if size < end:
                 break
             frames.append(Frame(kind, data[start + HEADER_BYTES : end]))
             start = end
-        self._buffer[:] = data[start:]
+        if start < size or self._buffer:
+            self._buffer[:] = data[start:]
         return frames
 
     def _whole(self) -> bool:
         """Whether the frame that the buffer begins with is all there."""
         if len(self._buffer) < HEADER_BYTES:
             return False
-        _, length = decode_header(bytes(self._buffer[:HEADER_BYTES]), self._max_bytes)
+        _, length = decode_header(self._buffer, 0, self._max_bytes)
         return len(self._buffer) >= HEADER_BYTES + length
 
     def finish(self) -> None:
