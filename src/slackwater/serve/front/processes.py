@@ -58,7 +58,7 @@ class FrontEnds:
         await asyncio.gather(*self._keeping, return_exceptions=True)
         self._channel.close()
         self._server.close()
-        self._http.should_exit = True
+        self._http.stop()
         await self._serving
         await asyncio.to_thread(drop_socket_folder, self._link)
 

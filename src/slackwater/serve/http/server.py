@@ -142,7 +142,18 @@ class PrivateServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, path: Path) -> None:
         trusted: dict[str, Any] = {"uds": str(path), "forwarded_allow_ips": "*"}
+        trusted["date_header"] = False  # front ends write it
         super().__init__(uvicorn.Config(app, http="httptools", **_OPTIONS, **trusted))
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """Without uvicorn's ten looks a second, each of which wakes the control plane."""
+        await self.on_tick(0)
+        await self._stopping.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
