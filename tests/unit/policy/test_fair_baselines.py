@@ -1,5 +1,5 @@
-"""Baselines as strong as their papers leave them: grouping that may co-locate, and a horizon over
-lengths that were seen.
+"""Baselines as strong as their papers leave them: grouping that may co-locate, a horizon over
+lengths that were seen, and regrouping and co-location that keep every SLO.
 """
 
 from placement_cases import fleet, job
@@ -11,7 +11,7 @@ from slackwater.policy.placement.horizon import HorizonPlacement
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
-from slackwater.sim.cluster.workload import ProductionWorkload
+from slackwater.sim.cluster.workload import ProductionWorkload, ProfileWorkload
 
 
 def test_a_job_that_no_group_takes_has_train_nodes_alone_where_that_costs_less() -> None:
@@ -52,3 +52,24 @@ def test_regrouping_swaps_jobs_on_a_fleet_without_spare_nodes() -> None:
     assert report.finished == 16
     assert report.moves > 0
     assert report.train.peak_nodes == 4
+
+
+def test_a_job_is_co_located_where_its_slo_bears_that() -> None:
+    for slo, strategy in ((2.0, Strategy.COLOCATE), (1.05, Strategy.ISOLATE)):
+        policy = make_policy("colocated", fleet(), {"keep_slos": 1})
+        placed = policy.place(job("a", 100, 100, slo), now_s=0.0)
+        assert isinstance(placed, Placement)
+        assert placed.strategy is strategy
+
+
+def test_regrouping_that_keeps_slos_moves_only_jobs_that_can_pay_for_the_restart() -> None:
+    # Jobs of an hour: a restart takes much of what their SLO leaves.
+    workload = ProfileWorkload(jobs=60, span_s=86_400.0, mean_duration_s=3_600.0, mix="balanced")
+    kept = {}
+    for keep_slos in (0, 1):
+        options = {"keep_slos": keep_slos}
+        policy = PolicyConfig(name="regrouping", regroup_every_s=3600.0, options=options)
+        report = simulate(ClusterScenario(workload=workload, policy=policy))
+        kept[keep_slos] = report.slo_attainment
+        assert report.moves > 0
+    assert kept[0] < kept[1] == 1.0

@@ -58,8 +58,8 @@ def _solo(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
 
 
 def _colocated(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    del options, seed
-    return CoLocated(fleet)
+    del seed
+    return CoLocated(fleet, keep_slos=bool(options.whole("keep_slos", 0)))
 
 
 def _group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
@@ -76,7 +76,8 @@ def _interleaving(fleet: FleetView, options: Options, seed: int) -> GroupedPlace
 def _regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     size = options.whole("max_group_size", MAX_MEMBERS)
     every_s = options.number("every_s", 3600.0)
-    return Regrouping(fleet, size, every_s, options.whole("orders", 24), seed)
+    orders, keep_slos = options.whole("orders", 24), bool(options.whole("keep_slos", 0))
+    return Regrouping(fleet, size, every_s, orders, seed, keep_slos=keep_slos)
 
 
 def _gavel(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:

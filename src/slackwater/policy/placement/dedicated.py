@@ -5,6 +5,7 @@ train nodes of its own.
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import GroupChoice, isolated_choice
 
@@ -21,17 +22,24 @@ class SoloDisaggregated(GroupedPlacement):
 
 class CoLocated(GroupedPlacement):
     """All phases on the job's own train nodes, one after the other, without a sync (WEAVE 6.1,
-    veRL).
+    veRL). With `keep_slos` a job whose bound its rollouts there would break has rollout nodes too.
     """
 
     name = "colocated"
+
+    def __init__(self, fleet: FleetView, *, keep_slos: bool = False) -> None:
+        super().__init__(fleet)
+        self._keep_slos = keep_slos
 
     def _why_never(self, profile: JobProfile) -> str | None:
         return self.fleet.why_never_local(profile)
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        nodes = job.profile.train_nodes
+        profile, nodes = job.profile, job.profile.train_nodes
+        local_s = self.fleet.local_rollout_s(profile, nodes) + profile.train_s
+        if self._keep_slos and local_s > job.slo * profile.solo_s:
+            return isolated_choice(self.book, profile, "its bound leaves no time to co-locate")
         if self.book.ledger.free(Role.TRAIN) < nodes:
             return None
         return GroupChoice(

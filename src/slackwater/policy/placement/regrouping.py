@@ -4,6 +4,10 @@
 The paper searches by brute force, which no one can do for a running fleet's twenty jobs; here the
 best of many orders of admission is taken, without charging the time of the search. A new grouping
 is taken up if it saves more than its restarts cost.
+
+A grouping bounds iterations, so a restart breaks a job's SLO unless what its iterations took less
+than their bound pays for it. With `keep_slos` only groupings are looked at in which all that move
+can pay.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +22,7 @@ from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_packing import GroupPlacement
 from slackwater.policy.placement.groups import GroupChoice, bits
+from slackwater.policy.placement.interface import JobProgress
 
 # What a cheaper grouping is expected to last.
 _LASTS_H = 4.0
@@ -30,13 +35,27 @@ class Regrouping(GroupPlacement):
     name = "regrouping"
 
     def __init__(
-        self, fleet: FleetView, max_group_size: int, every_s: float, orders: int, seed: int
+        self,
+        fleet: FleetView,
+        max_group_size: int,
+        every_s: float,
+        orders: int,
+        seed: int,
+        *,
+        keep_slos: bool = False,
     ) -> None:
         super().__init__(fleet, max_group_size)
         self._every_s = every_s
         self._orders = orders
         self._generator = np.random.default_rng([seed, 3])
         self._next_s = every_s
+        self._keep_slos = keep_slos
+        self._budgets_s: dict[JobId, float] = {}
+
+    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+        """Note what the jobs' SLOs leave."""
+        super().observe(standings, waiting)
+        self._budgets_s = {told.job: told.budget_s for told in standings}
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """The best grouping found, if the hour has come and it pays."""
@@ -45,16 +64,23 @@ class Regrouping(GroupPlacement):
             return ()
         self._next_s = now_s + self._every_s
         specs = [member.spec for member in self.book.members.values()]
-        best: GroupPlacement | None = None
-        for order in self._candidate_orders(specs):
-            scratch = self._grouped(order)
-            if scratch is not None and (
-                best is None or scratch.hourly_cost() < best.hourly_cost() - 1e-9
-            ):
-                best = scratch
-        if best is None or best.hourly_cost() >= self.hourly_cost() - 1e-9:
-            return ()
-        return self._take_up(best)
+        found = [self._grouped(order) for order in self._candidate_orders(specs)]
+        cheaper = sorted(
+            (one for one in found if one and one.hourly_cost() < self.hourly_cost() - 1e-9),
+            key=lambda one: round(one.hourly_cost(), 6),
+        )
+        for target in cheaper:
+            hosts = self._hosts(target)
+            moving = self._moving(hosts)
+            if not self._keep_slos or all(self._can_pay(job) for job in moving):
+                return self._take_up(target, hosts, moving)
+        return ()
+
+    def _can_pay(self, job: JobId) -> bool:
+        """Whether it keeps its SLO after a restart even if all its iterations take their bound."""
+        member = self.book.members[job]
+        bound_s = member.left * member.spec.slo * member.spec.profile.solo_s
+        return self._budgets_s.get(job, bound_s) - self._restart_s(member.spec.profile) >= bound_s
 
     def _candidate_orders(self, specs: list[JobSpec]) -> list[list[JobSpec]]:
         keys: tuple[Callable[[JobSpec], tuple[float, ...]], ...] = (
@@ -80,10 +106,13 @@ class Regrouping(GroupPlacement):
         fits = all(found.count(role) <= mine.count(role) + mine.free(role) for role in _ROLES)
         return scratch if fits else None
 
-    def _take_up(self, target: GroupPlacement) -> Sequence[Placement]:
-        hosts = self._hosts(target)
+    def _moving(self, hosts: dict[int, "_Host"]) -> list[JobId]:
         staying = {job for host in hosts.values() for job in host.stay}
-        moving = [job for job in self.book.members if job not in staying]
+        return [job for job in self.book.members if job not in staying]
+
+    def _take_up(
+        self, target: GroupPlacement, hosts: dict[int, "_Host"], moving: list[JobId]
+    ) -> Sequence[Placement]:
         lost = sum(self._restart_cost(job) for job in moving)
         if (self.hourly_cost() - target.hourly_cost()) * _LASTS_H <= lost:
             return ()
@@ -98,7 +127,11 @@ class Regrouping(GroupPlacement):
     def _restart_cost(self, job: JobId) -> float:
         profile = self.book.members[job].spec.profile
         price = self.fleet.price_per_h(profile.rollout_nodes, profile.train_nodes)
-        return price * (self.fleet.move.of(profile) + profile.solo_s) / 3600
+        return price * self._restart_s(profile) / 3600
+
+    def _restart_s(self, profile: JobProfile) -> float:
+        """What it takes, and the iteration that is done again."""
+        return self.fleet.move.of(profile) + profile.solo_s
 
     def _hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
         """For every target group the one that it grows out of, those with most to keep first; no
