@@ -127,3 +127,15 @@ def test_an_isolated_job_leaves_the_others_their_plan() -> None:
     (other,) = [group for group in policy.book.groups.values() if "b" in group.jobs]
     assert other.plan is not None and {slot.job for slot in other.plan.slots} == {"b"}
     policy.check_integrity()
+
+
+def test_an_isolated_job_is_not_moved_back_in_the_same_instant() -> None:
+    policy, now_s = Interleaving(fleet()), 5000.0
+    jobs = [job(name, 100, 100, 1.8) for name in ("a", "b")]
+    for spec in jobs:
+        policy.place(spec, 0.0)
+    standings = [JobProgress(spec.job, 250, 1e6, 100.0, 100.0) for spec in jobs]
+    policy.observe(standings)
+    policy.isolate(JobId("a"), now_s)
+    policy.observe(standings)
+    assert [move.job for move in policy.rebalance(now_s)] == ["b"]

@@ -10,6 +10,7 @@ until the group is drained is taken, and jobs of thin groups move when that save
 restart costs.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -240,7 +241,8 @@ class Interleaving(GroupedPlacement):
         if moves:
             self._changed.add(left)
             self._plan(self.book.members[job].row)
-            self.book.members[job].moved_s = now_s
+            # Carried out at once, not with the other answers of this instant: it rests from now on.
+            self.book.members[job].moved_s = math.nextafter(now_s, math.inf)
         return [self.book.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
