@@ -8,7 +8,7 @@ nodes after the phase before it (interval fitting, PlexRL 4.3 and 5.2).
 
 import numpy as np
 
-from slackwater.policy.columns import CAP_S, ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
+from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
 from slackwater.policy.compiled import compiled, copy_row
 from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S
 
@@ -115,26 +115,20 @@ def chain_s(
     starts: Floats,
 ) -> float:
     """Fit `rounds` iterations from `from_s` on into `starts`; how long they take, infinite if more
-    than a period, or if one of them takes longer than its cap.
+    than a period.
     """
     ready = from_s
-    first = longest = 0.0
     alone_s = work[ROLL_S, job] + work[TRAIN_S, job] + work[SYNC_S, job]
     for i in range(rounds):
         roll = first_fit_s(pins, at, length, count, period_s, ready, work[ROLL_S, job])
         train = first_fit_s(
             0, at, length, count, period_s, roll + work[ROLL_S, job], work[TRAIN_S, job]
         )
-        before, ready = ready, train + work[TRAIN_S, job] + work[SYNC_S, job]
+        ready = train + work[TRAIN_S, job] + work[SYNC_S, job]
         starts[0, i], starts[1, i] = roll, train
-        if i == 0:
-            first = ready
-        else:
-            longest = max(longest, ready - before)
         if not ready + (rounds - 1 - i) * alone_s <= starts[0, 0] + period_s + TOLERANCE_S:
             return np.inf
-    longest = max(longest, first + period_s - ready)
-    return float(ready - starts[0, 0]) if longest <= work[CAP_S, job] + TOLERANCE_S else np.inf
+    return float(ready - starts[0, 0])
 
 
 @compiled
