@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from placement_cases import fleet, job
 
 from slackwater.policy.columns import (
     BUDGET_S,
@@ -14,6 +15,8 @@ from slackwater.policy.columns import (
     WORK_ROWS,
 )
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
+from slackwater.policy.placement.interface import JobProgress
+from slackwater.policy.placement.interleaving import Interleaving
 from slackwater.policy.placement.iteration_caps import keeps_caps
 
 
@@ -44,3 +47,31 @@ def test_a_short_job_runs_more_often_where_it_would_wait_too_long_for_a_long_one
     period_s = fit_cycle(work, pins, 2, starts, np.zeros(1, np.int64))
     assert list(work[ROUNDS]) == [1, 4]
     assert period_s > 0 and keeps_caps(work, pins, 2, period_s, starts)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_credit_makes_iterations_longer_than_their_bound_only_where_lengths_are_short(
+    share: float,
+) -> None:
+    # The first job has won so much time that its SLO would bear every other turn of the second.
+    policy = Interleaving(fleet())
+    first, second = job("first", 100, 100, 1.4), job("second", 260, 250, 1.02)
+    policy.place(first, 0.0)
+    policy.observe([JobProgress(first.job, 290, 1e6, 100 * share, 100 * share)])
+    policy.place(second, 0.0)
+    members = policy.book.members
+    shared = members[first.job].row == members[second.job].row
+    assert shared == (share == 0.5)
+
+
+def test_a_job_of_which_nothing_was_seen_is_taken_to_be_like_the_others() -> None:
+    known, new = job("known", 100, 100, 1.5), job("new", 100, 100, 1.5)
+    policy = Interleaving(fleet())
+    policy.place(known, 0.0)
+    for rollout_s, train_s, cap_s in (
+        (None, None, np.inf),
+        (80.0, 80.0, 375.0),
+        (50.0, 50.0, np.inf),
+    ):
+        policy.observe([JobProgress(known.job, 290, 1e6, rollout_s, train_s)])
+        assert policy.book.cap_s(new) == pytest.approx(cap_s)

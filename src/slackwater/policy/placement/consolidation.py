@@ -18,7 +18,7 @@ import numpy as np
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
-from slackwater.policy.columns import MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
+from slackwater.policy.columns import CAP_S, MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
 from slackwater.policy.placement.cycle_plan import FittedCycle
 from slackwater.policy.placement.groups import GroupBook
@@ -170,7 +170,7 @@ class Consolidation:
             here=float(here),
             restart_s=math.inf if self._rests(job, now_s) else restart_s(self._book, job, now_s),
             pins=pins,
-            cap_s=member.spec.iteration_bound_s,
+            cap_s=float(self._book.table.work[member.row, CAP_S, member.index]),
         )
 
     def merge(
@@ -240,7 +240,7 @@ class Consolidation:
         return None if layout is None else replace(layout, cost=layout.cost - before)
 
 
-def newcomer(job: JobSpec, budget_s: float) -> ConsolidationCandidate:
+def newcomer(job: JobSpec, budget_s: float, cap_s: float) -> ConsolidationCandidate:
     """An arriving job: it takes any nodes without a restart."""
     return ConsolidationCandidate(
         profile=job.profile,
@@ -248,7 +248,7 @@ def newcomer(job: JobSpec, budget_s: float) -> ConsolidationCandidate:
         budget_s=budget_s,
         here=0.0,
         restart_s=0.0,
-        cap_s=job.iteration_bound_s,
+        cap_s=cap_s,
     )
 
 

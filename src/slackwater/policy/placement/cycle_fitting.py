@@ -87,11 +87,14 @@ def busiest_s(work: Floats, pins: Ints, members: int) -> float:
 
 @compiled
 def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
-    """The round-robin order, if every member makes one iteration and it is within the period."""
+    """The round-robin order, if every member makes one iteration and it is within the period and
+    the caps.
+    """
     for j in range(members):
         if work[ROUNDS, j] != 1 or pins[j] == 0:
             return False
-    if round_robin_period_s(work, pins, members) > period_s + TOLERANCE_S:
+    longest_s = min(period_s, work[CAP_S, :members].min())
+    if round_robin_period_s(work, pins, members) > longest_s + TOLERANCE_S:
         return False
     at = round_robin_starts_s(work, pins, members, period_s)
     for j in range(members):

@@ -5,6 +5,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
@@ -31,7 +32,11 @@ from slackwater.policy.placement.cycle_fitting import busiest_s
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_table import GroupTable
 from slackwater.policy.placement.interface import JobProgress
+from slackwater.policy.placement.iteration_caps import planned_cap_s
 from slackwater.policy.placement.rented_nodes import RentedNodes
+
+# A cycle counts as lost when a plan is taken up, and a phase before it: credit may pay for those.
+_LOST_CYCLES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Member:
     reason: str
     moved_s: float = -math.inf  # when it was last placed or moved
     may_move: bool = True
+    share: float | None = None  # of its worst case that its iterations lately took
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class GroupBook:
         self.groups: dict[int, Group] = {}
         self.members: dict[JobId, Member] = {}
         self.name = "group"  # of groups, before their number
+        self._usual_share = 0.0  # of their worst case that iterations take, once some were seen
         self._opened = 0
 
     def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
@@ -125,6 +132,12 @@ class GroupBook:
         member = Member(spec, -1, -1, 0, spec.iterations, budget_s, choice.strategy, choice.reason)
         self._enter(member, choice)
         return member
+
+    def cap_s(self, spec: JobSpec, share: float | None = None) -> float:
+        """The longest iteration that a plan may give a job. As long as none was seen it is taken to
+        be like the others.
+        """
+        return planned_cap_s(spec, self._usual_share if share is None else share)
 
     def move(self, job: JobId, choice: GroupChoice) -> Member:
         """Put a job elsewhere. Its progress and budget stay."""
@@ -181,7 +194,7 @@ class GroupBook:
         work[SYNC_S] = profile.sync_s if member.pins else 0.0
         work[BOUND_S] = member.spec.slo * profile.solo_s
         work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1
-        work[CAP_S] = member.spec.iteration_bound_s
+        work[CAP_S] = self.cap_s(member.spec, member.share)
         return work
 
     def _leave(self, member: Member, *, keep_group: bool = False) -> None:
@@ -221,18 +234,34 @@ class GroupBook:
 
     def observe(self, standings: Sequence[JobProgress]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
-        rows, indices, budgets_s, left = [], [], [], []
+        rows, indices, budgets_s, left, caps_s = [], [], [], [], []
+        self._note_shares(standings)
         for standing in standings:
             member = self.members.get(standing.job)
             if member is not None:
-                member.left, member.budget_s = standing.iterations_left, standing.budget_s
+                cap_s = self.cap_s(member.spec, member.share)
+                member.left = standing.iterations_left
+                member.budget_s = min(standing.budget_s, (member.left + _LOST_CYCLES) * cap_s)
                 member.may_move = standing.may_move
                 rows.append(member.row)
                 indices.append(member.index)
-                budgets_s.append(standing.budget_s)
+                budgets_s.append(member.budget_s)
                 left.append(standing.iterations_left)
+                caps_s.append(cap_s)
         self.table.work[rows, BUDGET_S, indices] = budgets_s
         self.table.work[rows, LEFT, indices] = left
+        self.table.work[rows, CAP_S, indices] = caps_s
+
+    def _note_shares(self, standings: Sequence[JobProgress]) -> None:
+        shares = []
+        for told in standings:
+            member = self.members.get(told.job)
+            if member is not None and told.rollout_s is not None and told.train_s is not None:
+                profile = member.spec.profile
+                lately_s = told.rollout_s + told.train_s + profile.sync_s
+                member.share = min(lately_s / profile.solo_s, 1.0)
+                shares.append(member.share)
+        self._usual_share = fmean(shares) if shares else self._usual_share
 
     def cap_budgets(self, budget_s: float) -> None:
         """No job may take longer than this, whatever its SLO leaves."""

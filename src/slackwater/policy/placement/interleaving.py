@@ -132,7 +132,7 @@ class Interleaving(GroupedPlacement):
         shared, shared_cost = self._cheapest_shared(job, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
         if self._may_open(profile):
-            candidate = newcomer(job, budget_s)
+            candidate = newcomer(job, budget_s, self.book.cap_s(job))
             for row in self._thin_rows(most_members=1)[:_MAY_FOLLOW]:
                 layout = self._consolidation.with_newcomer(candidate, row, now_s, best_cost)
                 if layout is not None:
@@ -168,7 +168,7 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            arriving(job.profile, fleet, job.iterations, budget_s, job.iteration_bound_s),
+            arriving(job.profile, fleet, job.iterations, budget_s, self.book.cap_s(job)),
             self.book.room(self.max_group_size, to_beat, _ARRIVAL_WORK),
         )
         if row < 0:

@@ -1,16 +1,33 @@
-"""Whether a cycle keeps every iteration within its cap when its order is run.
+"""How long one iteration may be planned to take, and whether a cycle keeps that when its order is
+run.
 
 A group follows the order of its plan and not the times: each phase begins as soon as its job and
 its nodes are free. So an iteration may end before its time in the cycle, and the next one, which
 begins then, takes longer than between their times.
 """
 
+import math
+
 import numpy as np
 
+from slackwater.model.job import JobSpec
 from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats, Ints
 from slackwater.policy.compiled import compiled
 
+# Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
+NEAR_WORST = 0.7
 _TOLERANCE = 1e-9
+
+
+def planned_cap_s(spec: JobSpec, share: float) -> float:
+    """The longest iteration, at worst-case lengths, that a plan may give a job whose iterations
+    lately took this share of them: its bound, or where that is of the whole job, so much that an
+    iteration like the last ones is within it. Infinite where those are far from their worst.
+    """
+    bound_s = spec.slo * spec.profile.solo_s
+    if spec.slo_scope == "iteration":
+        return bound_s
+    return bound_s / share if share >= NEAR_WORST else math.inf
 
 
 @compiled
