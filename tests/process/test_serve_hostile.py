@@ -236,6 +236,7 @@ def test_no_request_that_the_document_allows_or_forbids_is_a_server_error(
     }
     real |= {"model_id": client.model_id, "run_id": client.model_id, "sampler_id": sampler}
     real |= {"sampling_session_id": sampler, "model_path": None}
+    assert service.get("/openapi.json").status_code == 200  # made once; it waits 10 s for that
     report = tmp_path / "report.json"
     attack = subprocess.run(
         [
