@@ -76,9 +76,9 @@ class Member:
     reason: str
     moved_s: float = -math.inf  # when it was last placed or moved
     may_move: bool = True
-    lately_s: tuple[float, float] | None = None  # what its phases took
     share: float | None = None  # of its worst case that its iterations lately took
-    cap_s: float = math.inf  # by that share, once it is known
+    cap_s: float = math.inf  # for `cap_share`
+    cap_share: float = -1.0
 
 
 @dataclass(slots=True)
@@ -238,35 +238,30 @@ class GroupBook:
         """Note how jobs stand; those that are not placed are passed over."""
         members = self.members
         placed = [(members[told.job], told) for told in standings if told.job in members]
-        self._note_shares(placed)
-        rows, indices, budgets_s, left, caps_s = [], [], [], [], []
+        usual = self._usual_share = self._noted_share(placed)
         for member, told in placed:
-            cap_s = self.cap_s(member.spec) if member.share is None else member.cap_s
-            most_s = (told.iterations_left + _LOST_CYCLES) * cap_s
+            share = usual if member.share is None else member.share
+            if share != member.cap_share:
+                member.cap_s, member.cap_share = planned_cap_s(member.spec, share), share
             member.left, member.may_move = told.iterations_left, told.may_move
+            most_s = (told.iterations_left + _LOST_CYCLES) * member.cap_s
             member.budget_s = told.budget_s if told.budget_s < most_s else most_s
-            rows.append(member.row)
-            indices.append(member.index)
-            budgets_s.append(member.budget_s)
-            left.append(told.iterations_left)
-            caps_s.append(cap_s)
-        self.table.work[rows, BUDGET_S, indices] = budgets_s
-        self.table.work[rows, LEFT, indices] = left
-        self.table.work[rows, CAP_S, indices] = caps_s
+        rows = np.array([member.row for member, _ in placed], np.int64)
+        indices = np.array([member.index for member, _ in placed], np.int64)
+        self.table.work[rows, BUDGET_S, indices] = [member.budget_s for member, _ in placed]
+        self.table.work[rows, LEFT, indices] = [member.left for member, _ in placed]
+        self.table.work[rows, CAP_S, indices] = [member.cap_s for member, _ in placed]
 
-    def _note_shares(self, placed: Sequence[tuple[Member, JobProgress]]) -> None:
-        """Most lengths are those of the last look."""
+    def _noted_share(self, placed: Sequence[tuple[Member, JobProgress]]) -> float:
+        """What their iterations took lately of their worst case, each one's and on average."""
+        shares = []
         for member, told in placed:
-            lately_s = told.rollout_s, told.train_s
-            if lately_s == member.lately_s or lately_s[0] is None or lately_s[1] is None:
-                continue
-            profile = member.spec.profile
-            took_s = lately_s[0] + lately_s[1] + profile.sync_s
-            member.lately_s = lately_s[0], lately_s[1]
-            member.share = min(took_s / profile.solo_s, 1.0)
-            member.cap_s = planned_cap_s(member.spec, member.share)
-        shares = [member.share for member, _ in placed if member.share is not None]
-        self._usual_share = fmean(shares) if shares else self._usual_share
+            if told.rollout_s is not None and told.train_s is not None:
+                profile = member.spec.profile
+                lately_s = told.rollout_s + told.train_s + profile.sync_s
+                member.share = min(lately_s / profile.solo_s, 1.0)
+                shares.append(member.share)
+        return fmean(shares) if shares else self._usual_share
 
     def cap_budgets(self, budget_s: float) -> None:
         """No job may take longer than this, whatever its SLO leaves."""
@@ -284,7 +279,7 @@ class GroupBook:
             self.table.train_gb[row] += rollout_gb
         for slot in bits(member.pins):
             self.table.node_gb[row, slot] += rollout_gb
-        member.spec, member.lately_s = replace(member.spec, profile=profile), None
+        member.spec, member.cap_share = replace(member.spec, profile=profile), -1.0
         rounds = self.table.work[row, ROUNDS, member.index]
         self.table.work[row, :, member.index] = self._work(member)
         self.table.work[row, ROUNDS, member.index] = rounds
