@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -389,10 +390,30 @@ def test_storms_of_several_tenants_keep_every_invariant_and_everything_ends(seed
     assert report.outcomes[OutcomeKind.DONE] > 20
 
 
-@pytest.mark.parametrize(("queued", "pauses"), [(0, False), (32, False), (33, True), (80, True)])
-def test_only_a_tenant_with_a_long_queue_pauses_between_requests(queued: int, pauses: bool) -> None:
+@pytest.mark.parametrize(
+    ("queued", "least_s", "most_s"), [(0, 0, 0), (8, 0, 0), (20, 0.25, 0.75), (80, 0.5, 1.5)]
+)
+def test_the_longer_a_tenants_queue_the_longer_it_pauses_between_requests(
+    queued: int, least_s: float, most_s: float
+) -> None:
     machine = Machine(1, BrokerSettings())
     machine.run([Piece(B, 0.0, run_s=9.0)] * 2 + [Piece(A, 0.0)] * queued, until_s=0.0)
     books = machine.broker.books
-    assert (books.tenant(A).pause_s > 0) == pauses
-    assert books.tenant(B).pause_s == 0
+    pauses_s = [books.tenant(A).pause_s() for _ in range(16)]
+    assert least_s <= min(pauses_s) <= max(pauses_s) <= most_s
+    assert books.tenant(B).pause_s() == 0
+    gaps_s = np.diff(sorted(pauses_s))
+    assert np.all(gaps_s >= (most_s - least_s) / 32)  # they do not come back at once
+
+
+def test_a_tenant_whose_environments_wait_for_room_pauses_too() -> None:
+    broker = ActionBroker(BrokerSettings())
+    for number in range(80):
+        spec = EnvironmentSpec(EnvironmentId(f"e{number}"), JobId("j"), 64, tenant=A)
+        broker.handle(on.EnvironmentAsked(0.0, spec))
+    owner = broker.books.tenant(A)
+    assert owner.waiting_environments == 80 and owner.pause_s() >= 0.5
+    for number in range(72):
+        broker.handle(on.EnvironmentClosed(0.0, EnvironmentId(f"e{number}")))
+    broker.check_integrity()
+    assert owner.waiting_environments == 8 and owner.pause_s() == 0

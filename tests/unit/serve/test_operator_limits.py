@@ -2,6 +2,7 @@
 told to the worker."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,24 @@ def test_jobs_invented_by_a_tenant_do_not_lengthen_its_queue(tmp_path: Path) -> 
         assert len(worker.runs()) == 2
 
     with_limits(tmp_path, work, tenants={"guest": {"waiting_actions": 3}})
+
+
+def test_who_is_refused_for_want_of_room_hears_it_after_a_pause(tmp_path: Path) -> None:
+    """Or it asks again at once, for as long as it likes, and others pay for it."""
+
+    async def work(worker: PaperWorker, team: Caller, guest: Caller) -> None:
+        assert (await guest.post("environments", memory_mib=8)).status_code == 201
+        began_s = time.perf_counter()
+        many = [
+            asyncio.create_task(guest.post("environments", memory_mib=8, job=f"j{n}"))
+            for n in range(8)
+        ]
+        assert (await team.post("environments", memory_mib=8)).status_code == 201
+        assert not any(one.done() for one in many)
+        assert {one.status_code for one in await asyncio.gather(*many)} == {429}
+        assert time.perf_counter() - began_s > 0.5
+
+    with_limits(tmp_path, work, tenants={"guest": {"environments": 1}})
 
 
 def test_a_table_of_limits_has_defaults_overrides_and_shares() -> None:

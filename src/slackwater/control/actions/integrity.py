@@ -101,9 +101,15 @@ def _check_tenants(books: BrokerState) -> None:
     for attempt in books.attempts.values():
         held[attempt.action.spec.tenant] += attempt.grant.amount(MEMORY_MIB)
     owned = Counter(environment.spec.tenant for environment in books.environments.values())
+    lined = Counter(
+        environment.spec.tenant
+        for environment in books.environments.values()
+        if environment.state is EnvironmentState.WAITING
+    )
     for name, tenant in books.tenants.items():
         assert tenant.held_mib == held[name], f"{name}: memory of a tenant"
         assert tenant.environments == owned[name], f"{name}: environments of a tenant"
+        assert tenant.waiting_environments == lined[name], f"{name}: environments that wait"
     for node in books.nodes.values():
         here = (books.environments[name] for name in node.environments)
         opening = (e.spec.tenant for e in here if e.state is EnvironmentState.OPENING)

@@ -175,6 +175,7 @@ class SandboxRegistry:
             books.alarm(now_s + books.settings.return_s, f"away:{spec.environment}")
             return
         insort(self._lines.setdefault(spec.tenant, []), (rank, environment.number, environment))
+        owner.waiting_environments += 1
         self.place_waiting()
 
     def place_waiting(self) -> None:
@@ -205,6 +206,7 @@ class SandboxRegistry:
         index = bisect_left(line, place, key=lambda entry: entry[:2])
         if index < len(line) and line[index][2] is environment:
             del line[index]
+            environment.owner.waiting_environments -= 1
             if not line:
                 del self._lines[environment.owner.tenant]
 

@@ -144,7 +144,19 @@ class ActionService:
 
     def pause_s(self, tenant: TenantId) -> float:
         """How long the tenant should wait before it asks for more, where others may ask too."""
-        return self._broker.books.tenant(tenant).pause_s if self._is_shared else 0.0
+        return self._broker.books.tenant(tenant).pause_s() if self._is_shared else 0.0
+
+    @contextlib.asynccontextmanager
+    async def _refused_slowly(self, tenant: TenantId) -> AsyncIterator[None]:
+        """Whoever hears at once that there is no room asks again at once."""
+        try:
+            yield
+        except UnavailableError:
+            if self._is_shared:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._broker.books.tenant(tenant).long_pause_s()):
+                        await self._stopping.wait()
+            raise
 
     def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
         """The MiB that an environment of the tenant's holds, which its actions have to
@@ -159,7 +171,8 @@ class ActionService:
         """Take an action; the same one again is the same. A full queue: UnavailableError."""
         name = request.spec.action
         if name not in self._live:
-            self._check_room(tenant)
+            async with self._refused_slowly(tenant):
+                self._check_room(tenant)
         environment = request.spec.environment
         if environment is not None:
             self._place(tenant, environment)
@@ -289,7 +302,8 @@ class ActionService:
         """Ask for an environment; actions in it may be submitted at once."""
         name = request.spec.environment
         if name not in self._places:
-            self._broker.check_environment(request.spec)
+            async with self._refused_slowly(tenant):
+                self._broker.check_environment(request.spec)
         if request.snapshot is not None:
             self._snapshots.kept_as(tenant, request.snapshot)
         added = await self._store.call_small(
