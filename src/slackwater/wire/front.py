@@ -6,10 +6,11 @@ front end numbers what it asks; answers name the number.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
-from slackwater.model.sampling import Sampling
+from slackwater.model.sampling import Sampling, sample_seed
 from slackwater.model.session import SamplingSession
 from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 
@@ -18,17 +19,11 @@ class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of the channel's messages."""
 
 
-class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence to generate: its prompt's tokens as u32, and how to draw."""
-
-    prompt: bytes
-    sampling: Sampling
-
-
 # ---- from a front end ----
 class GenerateChoices(Record, frozen=True):
-    """Generate every choice; they are numbered from `number` on. `arrived_s` is on the monotonic
-    clock, which processes of a machine share.
+    """Generate `n` choices for each prompt; they are numbered from `number` on, and each has a seed
+    of its own. `max_tokens` are those of each prompt. `arrived_s` is on the monotonic clock, which
+    processes of a machine share.
     """
 
     number: int
@@ -38,7 +33,17 @@ class GenerateChoices(Record, frozen=True):
     version: str
     stream: bool
     arrived_s: float | None
-    choices: list[Choice]
+    sampling: Sampling
+    n: int
+    prompts: list[bytes]
+    max_tokens: list[int]
+
+    def sampling_of(self, place: int) -> Sampling:
+        """How to draw the choice at that place."""
+        seed, most = sample_seed(self.sampling.seed, place), self.max_tokens[place // self.n]
+        if (seed, most) == (self.sampling.seed, self.sampling.max_tokens):
+            return self.sampling
+        return replace(self.sampling, seed=seed, max_tokens=most)
 
 
 class Abandon(Record, frozen=True):

@@ -9,17 +9,18 @@ from typing import Any
 from starlette.types import Message
 
 from slackwater.model.ids import TenantId, TurnId
+from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.front.gateway import ChoiceRequest
+from slackwater.serve.front.gateway import GenerationRequest
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice, Generation
 
 
 def generation(choices: int) -> Generation:
     gateway: Any = SimpleNamespace(loop_shares=LoopShares(1))
-    asked: Any = ChoiceRequest([1], None, "m", "v", "job")  # type: ignore[arg-type]  # nothing is submitted
-    return Generation(gateway, TenantId("t"), [asked] * choices, stream=True)
+    asked = GenerationRequest([b"\1\0\0\0"], [4], choices, Sampling(4), "m", "v", "job")
+    return Generation(gateway, TenantId("t"), asked, stream=True)
 
 
 def piece(choice: int, *tokens: int) -> ChoiceDelta:

@@ -1,10 +1,12 @@
 """Records of the channel to front ends: what goes in comes out, and nothing else is believed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.model.sampling import Sampling
+from slackwater.model.sampling import Sampling, sample_seed
 from slackwater.wire import front
 from slackwater.wire.frames import FrameDecoder, FrameError
 
@@ -16,7 +18,10 @@ GENERATE = front.GenerateChoices(
     "base:tiny",
     True,
     1.5,
-    [front.Choice(b"\x01\0\0\0", Sampling(4, stop_token_ids=[1], logit_bias=[(3, 0.5)]))],
+    Sampling(4, stop_token_ids=[1], logit_bias=[(3, 0.5)]),
+    2,
+    [b"\x01\0\0\0", b"\x02\0\0\0"],
+    [4, 3],
 )
 RECORDS: list[front.FromFront] = [
     GENERATE,
@@ -38,9 +43,16 @@ def test_a_frame_holds_its_records_in_order() -> None:
     assert [type(record) for record in found] == [type(record) for record in RECORDS]
     assert found[1:] == RECORDS[1:]
     assert isinstance(found[0], front.GenerateChoices)
-    (choice,) = found[0].choices
-    assert choice.prompt == b"\x01\0\0\0"
-    assert choice.sampling.stop_token_ids == [1]
+    assert found[0].prompts == [b"\x01\0\0\0", b"\x02\0\0\0"]
+    assert found[0].sampling.stop_token_ids == [1]
+
+
+def test_choices_of_a_request_differ_in_seed_and_length_alone() -> None:
+    first, *others = [GENERATE.sampling_of(place) for place in range(4)]
+    assert first is GENERATE.sampling
+    assert [one.max_tokens for one in others] == [4, 3, 3]
+    assert [one.seed for one in others] == [sample_seed(0, place) for place in (1, 2, 3)]
+    assert all(replace(one, seed=0, max_tokens=4) == first for one in others)
 
 
 @settings(max_examples=300, deadline=None)

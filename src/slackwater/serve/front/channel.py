@@ -125,6 +125,8 @@ class _Front:
         for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
+            if isinstance(record, wire.Abandon):
+                self._forget(record.numbers)
             self._plane.queues.put(TenantId(record.tenant), self._steps(record))
 
     def lost(self) -> None:
@@ -162,44 +164,47 @@ class _Front:
             self.refuse(record.number, error)
 
     def _generate(self, asked: wire.GenerateChoices) -> Iterator[None]:
-        plane, tenant, count = self._plane, TenantId(asked.tenant), len(asked.choices)
-        if any(len(choice.prompt) % 4 or not choice.prompt for choice in asked.choices):
+        plane, tenant, count = self._plane, TenantId(asked.tenant), len(asked.prompts) * asked.n
+        if any(len(prompt) % 4 or not prompt for prompt in asked.prompts):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
-        places = range(asked.number, asked.number + count)
-        if any(number in self.turns for number in places):
+        if count < 1 or len(asked.max_tokens) != len(asked.prompts):
+            raise ConfigError.of("n", asked.n, "must be positive, and max_tokens of each prompt")
+        plane.shares.check(tenant, count, "prompts x n")
+        numbers = range(asked.number, asked.number + count)
+        if any(number in self.turns for number in numbers):
             raise ConfigError.of("number", asked.number, "must be a new one")
         if not self._is_open:
             return
         if (why := self._broken(asked.base_model, tenant)) is not None:
             raise FailedTurnError(why)
-        plane.shares.check(tenant, count, "prompts x n")
         plane.shares.take(tenant, count)
         plane.jobs.seen(JobId(asked.job), tenant)
         self._channel.watch()
-        for number in places:
+        for number in numbers:
             name = TurnId(f"{self._name}/{number}")
             self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
         # An answer that is not streamed comes with its end.
         self.send(wire.Accepted(asked.number), later=not asked.stream)
-        for number, choice in zip(places, asked.choices, strict=True):
+        for place, number in enumerate(numbers):
             if (turn := self.turns.get(number)) is not None:
-                self._submit(asked, turn, choice)
+                self._submit(asked, turn, place)
                 yield
 
     def _broken(self, base_model: str, tenant: TenantId) -> str | None:
         self._plane.bases.get(base_model)
         return self._plane.broken_engine(base_model, tenant)
 
-    def _submit(self, asked: wire.GenerateChoices, turn: "_Choice", choice: wire.Choice) -> None:
+    def _submit(self, asked: wire.GenerateChoices, turn: "_Choice", place: int) -> None:
+        turn.is_submitted = True
         prompt = array("I")
-        prompt.frombytes(choice.prompt)
+        prompt.frombytes(asked.prompts[place // asked.n])
         spec = TurnSpec(
             turn=turn.name,
             trajectory=TrajectoryId(turn.name),
             job=JobId(asked.job),
             base_model=asked.base_model,
             prompt=prompt,
-            sampling=choice.sampling,
+            sampling=asked.sampling_of(place),
             version=asked.version,
             stream=asked.stream,
             owner=turn.tenant,
@@ -212,6 +217,12 @@ class _Front:
                 self._plane.rollout.cancel(turn.name)
                 self.ended(turn)
                 yield
+
+    def _forget(self, numbers: list[int]) -> None:
+        """Those that were not begun yet need not be, nor be stopped in their tenant's turn."""
+        for number in numbers:
+            if (turn := self.turns.get(number)) is not None and not turn.is_submitted:
+                self.ended(turn)
 
     def ended(self, turn: "_Choice") -> None:
         """Return the turn's share, whoever ended it."""
@@ -297,13 +308,13 @@ class _Told(ChannelConnection):
 class _Choice:
     """The listener of one turn of a front end."""
 
-    __slots__ = ("base_model", "front", "name", "number", "tenant")
+    __slots__ = ("base_model", "front", "is_submitted", "name", "number", "tenant")
 
     def __init__(
         self, front: _Front, number: int, name: TurnId, tenant: TenantId, base_model: str
     ) -> None:
         self.front, self.number, self.name = front, number, name
-        self.tenant, self.base_model = tenant, base_model
+        self.tenant, self.base_model, self.is_submitted = tenant, base_model, False
 
     def appended(self, more: TurnTokens) -> None:
         self.front.said(self, more)

@@ -48,14 +48,20 @@ class ChoiceListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceRequest:
-    """One choice: its prompt, how to sample, and with which weights."""
+class GenerationRequest:
+    """`n` choices for each prompt, a u32 per token: how to sample, and with which weights."""
 
-    prompt: Sequence[int]
+    prompts: list[bytes]
+    max_tokens: list[int]
+    n: int
     sampling: Sampling
     base_model: str
     version: str
     job: str
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
 
 
 class Gateway:
@@ -114,25 +120,27 @@ class Gateway:
     async def generate(
         self,
         tenant: TenantId,
-        choices: Sequence[ChoiceRequest],
+        asked: GenerationRequest,
         listeners: Sequence[ChoiceListener],
         *,
         stream: bool,
         arrived_s: float | None,
     ) -> list[int]:
-        """The choices' numbers, once they are accepted; all have the same weights and job."""
-        numbers = [next(self._numbers) for _ in choices]
+        """The choices' numbers, once they are accepted."""
+        numbers = [next(self._numbers) for _ in listeners]
         self._choices.update(zip(numbers, listeners, strict=True))
-        first = choices[0]
         record = wire.GenerateChoices(
             numbers[0],
             tenant,
-            first.job,
-            first.base_model,
-            first.version,
+            asked.job,
+            asked.base_model,
+            asked.version,
             stream,
             arrived_s,
-            [wire.Choice(np.asarray(one.prompt, "<u4").tobytes(), one.sampling) for one in choices],
+            asked.sampling,
+            asked.n,
+            asked.prompts,
+            asked.max_tokens,
         )
         try:
             await self._ask(numbers[0], record)

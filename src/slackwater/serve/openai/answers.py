@@ -4,6 +4,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,11 +41,12 @@ class ResponseWriter(ABC):
             "model": body.model,
         }
         keep, special = bool(body.include_stop_str_in_output), body.skip_special_tokens is False
-        self._streams = [
-            TextStream(codec, body.stop_strings, keep_stop=keep, special=special) for _ in prompts
-        ]
+        # By choice, made when it says something: a request may ask for thousands.
+        self._streams = defaultdict[int, TextStream](
+            lambda: TextStream(codec, body.stop_strings, keep_stop=keep, special=special)
+        )
         self._streamed = [0] * len(prompts)
-        self._spellings = [TokenOffsets(codec.bytes) for _ in prompts]
+        self._spellings = defaultdict[int, TokenOffsets](lambda: TokenOffsets(codec.bytes))
         self._forms: dict[int, tuple[bytes, bytes]] = {}
 
     # ---- how a choice looks ----

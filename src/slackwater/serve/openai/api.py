@@ -3,7 +3,6 @@
 import asyncio
 import secrets
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,10 +13,9 @@ from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
-from slackwater.model.sampling import sample_seed
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.front.gateway import ChoiceRequest, Gateway
+from slackwater.serve.front.gateway import Gateway, GenerationRequest
 from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
@@ -32,7 +30,6 @@ from slackwater.serve.openai.text import TextCodec, TextCodecs, check_length
 from slackwater.serve.openai.token_history import ConversationRecord, TokenHistory
 from slackwater.serve.openai.tools import ToolPlan
 
-_MANY_CHOICES = 16
 # What takes less time than going to another thread and back, and waiting there for Python's lock.
 _SHORT_CHARS = 256
 _FEW_TOKENS = 64
@@ -78,7 +75,7 @@ class OpenAiFace:
         body: CompletionBody | ChatBody,
         job: JobId,
         response: ResponsesBody | None = None,
-    ) -> tuple[list[ChoiceRequest], ResponseWriter]:
+    ) -> tuple[GenerationRequest, ResponseWriter]:
         """The choices to generate, and how to write the answers; `response` has its own form."""
         body.refuse_unsupported()
         base, version = await self.gateway.weights(tenant, body.model)
@@ -106,28 +103,16 @@ class OpenAiFace:
         if body.bad_words:
             words = await self.gateway.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
-
-        def choices() -> list[ChoiceRequest]:
-            asked: list[ChoiceRequest] = []
-            for prompt in prompts:
-                limited = replace(common, max_tokens=most_tokens(body, base, prompt))
-                packed = array("I", prompt)  # as engines are sent it
-                for _ in range(body.n):
-                    sampling = replace(limited, seed=sample_seed(seed, len(asked)))
-                    asked.append(ChoiceRequest(packed, sampling, base.name, version, job))
-            return asked
-
-        many = len(prompts) * body.n > _MANY_CHOICES
-        asked = await self.gateway.fair_work.run(tenant, choices) if many else choices()
+        most = [most_tokens(body, base, prompt) for prompt in prompts]
+        common = replace(common, max_tokens=min(most))  # which all prompts' limits allow
+        packed = [array("I", prompt).tobytes() for prompt in prompts]
+        asked = GenerationRequest(packed, most, body.n, common, base.name, version, job)
         shown = [prompt for prompt in prompts for _ in range(body.n)]
-        make: Callable[[], ResponseWriter]
         if response is not None and isinstance(body, ChatBody):
-            make = partial(ResponseAnswers, response, body, codec, shown, plan)
-        elif isinstance(body, ChatBody):
-            make = partial(ChatAnswers, body, codec, shown, plan, remembered)
-        else:
-            make = partial(CompletionAnswers, body, codec, shown)
-        return asked, await self.gateway.fair_work.run(tenant, make) if many else make()
+            return asked, ResponseAnswers(response, body, codec, shown, plan)
+        if isinstance(body, ChatBody):
+            return asked, ChatAnswers(body, codec, shown, plan, remembered)
+        return asked, CompletionAnswers(body, codec, shown)
 
     async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec

@@ -3,14 +3,14 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from starlette.types import Receive
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
-from slackwater.serve.front.gateway import ChoiceRequest, Gateway
+from slackwater.serve.front.gateway import Gateway, GenerationRequest
 from slackwater.serve.http.errors import FailedTurnError
 
 _MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
@@ -39,7 +39,7 @@ class Generation:
         self,
         gateway: Gateway,
         tenant: TenantId,
-        choices: Sequence[ChoiceRequest],
+        asked: GenerationRequest,
         *,
         stream: bool,
         arrived_s: float | None = None,
@@ -47,19 +47,19 @@ class Generation:
         self._arrived_s = arrived_s
         self._gateway = gateway
         self._tenant = tenant
-        self._choices = choices
+        self._asked = asked
         self._stream = stream
         self._heard: deque[ChoiceDelta | FinishedChoice | str] = deque()
         self._waiting: asyncio.Future[None] | None = None
-        self._open = set(range(len(choices)))
+        self._open = set(range(asked.choices))
         self._numbers: list[int] = []
 
     async def begin(self) -> None:
         """Have every choice generated; returns when the control plane has accepted them."""
-        listeners = [_Choice(place, self) for place in range(len(self._choices))]
+        listeners = [_Choice(place, self) for place in range(self._asked.choices)]
         self._numbers = await self._gateway.generate(
             self._tenant,
-            self._choices,
+            self._asked,
             listeners,
             stream=self._stream,
             arrived_s=self._arrived_s,
@@ -141,7 +141,7 @@ class Generation:
             async for event in self.events()
             if isinstance(event, FinishedChoice)
         }
-        complete = len(found) == len(self._choices)
+        complete = len(found) == self._asked.choices
         return [found[place] for place in sorted(found)] if complete else None
 
 

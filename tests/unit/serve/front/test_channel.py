@@ -57,11 +57,10 @@ class Visitor:
 
 
 def generate(
-    number: int, prompt: bytes = PROMPT, stream: bool = False, **changed: str
+    number: int, prompt: bytes = PROMPT, stream: bool = False, n: int = 1, **changed: str
 ) -> front.GenerateChoices:
     said = {"tenant": "mine", "job": "mine/j", "base_model": "tiny", "version": "base:tiny"}
     said |= changed
-    choices = [front.Choice(prompt, Sampling(4))]
     return front.GenerateChoices(
         number,
         said["tenant"],
@@ -70,7 +69,10 @@ def generate(
         said["version"],
         stream,
         None,
-        choices,
+        Sampling(4),
+        n,
+        [prompt],
+        [4],
     )
 
 
@@ -110,6 +112,8 @@ def test_what_is_no_record_closes_the_connection_and_nothing_else(
     [
         (generate(1, prompt=b"\x01\0"), 422, "whole tokens"),
         (generate(1, prompt=b""), 422, "whole tokens"),
+        (generate(1, n=0), 422, "must be positive"),
+        (generate(1, n=1 << 60), 422, "prompts x n"),
         (generate(1, base_model="other"), 404, "not served here"),
         (front.Sample(1, "mine", "ss-no", 0, b"x"), 404, "not one of yours"),
         (front.AskSession(1, "mine", "ss-no"), 404, "not one of yours"),
