@@ -11,6 +11,7 @@ import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from slackwater.runtime.services.garbage import collect_when_idle
 from slackwater.serve.front.app import create_front_app
 from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.front.pass_through import PassThrough
@@ -32,7 +33,9 @@ async def serve(folder: Path, listening: socket.socket) -> None:
     server = HttpServer(app, several_tenants=gateway.loop_shares.several)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(gateway.stopping.wait())
+    collecting = asyncio.create_task(collect_when_idle(lambda: gateway.is_idle))
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    collecting.cancel()
     server.close_doors()
     listening.close()  # whoever comes next may bind the port
     server.should_exit = True

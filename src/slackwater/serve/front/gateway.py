@@ -111,6 +111,11 @@ class Gateway:
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.ready.set_result(True)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was asked of the control plane that has not ended."""
+        return not self._asked and not self._choices
+
     def close(self) -> None:
         self.connection.close()
         self.fair_work.close()

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,7 @@ from slackwater.serve.openai.tools import ToolPlan
 
 # What takes less time than going to another thread and back, and waiting there for Python's lock.
 _SHORT_CHARS = 256
+_GROUP_CHARS = 1 << 14
 _FEW_TOKENS = 64
 
 
@@ -44,15 +46,23 @@ class OpenAiFace:
         self._history = TokenHistory()
 
     async def encode(
-        self, tenant: TenantId, base: BaseModel, codec: TextCodec, text: str, special: bool = True
-    ) -> list[int]:
-        """Text as tokens; what cannot fit is refused before any time is spent on it."""
-        check_length(text, base.max_text_chars)
-        if len(text) <= _SHORT_CHARS:
-            return codec.encode(text, special=special)
-        return await self.gateway.fair_work.run(
-            tenant, partial(codec.encode, text, special=special)
-        )
+        self,
+        tenant: TenantId,
+        base: BaseModel,
+        codec: TextCodec,
+        texts: Sequence[str],
+        special: bool = True,
+    ) -> list[list[int]]:
+        """Texts as tokens; what cannot fit is refused before any time is spent on it."""
+        for text in texts:
+            check_length(text, base.max_text_chars)
+        if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+            return codec.encode_all(texts, special=special)
+        found: list[list[int]] = []
+        for some in _groups(texts):
+            encode = partial(codec.encode_all, some, special=special)
+            found += await self.gateway.fair_work.run(tenant, encode)
+        return found
 
     async def chat_tokens(
         self,
@@ -122,18 +132,25 @@ class OpenAiFace:
         if not given:
             raise ConfigError.of("prompt", "[]", "must hold at least one prompt")
         self.gateway.shares.check(tenant, len(given) * body.n, "prompts x n")
-        for prompt in given:
-            if isinstance(prompt, str):
-                check_length(prompt, base.max_text_chars)
-            else:
-                base.check_length(prompt)
         special = body.add_special_tokens is not False
-        return [
-            await self.encode(tenant, base, codec, item, special)
-            if isinstance(item, str)
-            else list(item)
-            for item in given
-        ]
+        texts = [prompt for prompt in given if isinstance(prompt, str)]
+        for prompt in given:
+            if not isinstance(prompt, str):
+                base.check_length(prompt)
+        encoded = iter(await self.encode(tenant, base, codec, texts, special))
+        return [next(encoded) if isinstance(item, str) else list(item) for item in given]
+
+
+def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """In order, each so small that other tenants' need not wait for long."""
+    first, chars = 0, 0
+    for place, text in enumerate(texts):
+        chars += len(text)
+        if chars > _GROUP_CHARS and place > first:
+            yield texts[first:place]
+            first, chars = place, len(text)
+    if texts:
+        yield texts[first:]
 
 
 def _conversation(body: ChatBody) -> Conversation:

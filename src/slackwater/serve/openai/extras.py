@@ -95,7 +95,7 @@ def token_routes(face: OpenAiFace) -> APIRouter:
             raise ConfigError.of("prompt", body.prompt, "must be given, or messages")
         if body.messages is None:
             special = body.add_special_tokens is not False
-            tokens = await face.encode(tenant, base, codec, body.prompt or "", special)
+            (tokens,) = await face.encode(tenant, base, codec, [body.prompt or ""], special)
         else:
             chat = Conversation(
                 [message.plain() for message in body.messages],

@@ -148,6 +148,8 @@ class Generation:
 class _Choice:
     """The listener of one turn."""
 
+    __slots__ = ("_generation", "_place")
+
     def __init__(self, place: int, generation: Generation) -> None:
         self._place = place
         self._generation = generation

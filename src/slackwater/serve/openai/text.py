@@ -108,10 +108,13 @@ class TextCodec:
         self._template = self._chat_template(directory)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Tokenize; the batch call releases the GIL, the plain one does not."""
-        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
-        ids: list[int] = encoded.ids
-        return ids
+        (tokens,) = self.encode_all([text], special=special)
+        return tokens
+
+    def encode_all(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Tokenize; this call releases the GIL, the one for a single text does not."""
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+        return [encoded.ids for encoded in found]
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
