@@ -23,7 +23,7 @@ import httpx
 
 from benchmarks.actions.coding_step import coding_step
 from benchmarks.options import BenchOptions
-from slackwater.cli.own_service import own_actions
+from harness.own_actions import own_actions
 from slackwater.rl.actions import ActionClient, ActionOutcome
 from slackwater.sandbox.backends.bubblewrap import find_bubblewrap
 

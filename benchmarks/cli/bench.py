@@ -166,7 +166,7 @@ def bench(
 
 
 def _measure(name: str, options: BenchOptions) -> dict[str, object]:
-    from slackwater.cli.progress import stage_bar
+    from benchmarks.cli.stage_bar import stage_bar
 
     module = importlib.import_module(f"benchmarks.{BENCHES[name]}")
     parts: tuple[str, ...] = getattr(module, "PARTS", ())

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from slackwater.cli.own_service import own_actions
+from harness.own_actions import own_actions
 from slackwater.sandbox import process_tree
 
 OPERATOR, INTRUDER, VICTIM = "operator", "team", "team.ml"

@@ -22,21 +22,14 @@ STOP_S = 30.0
 def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
-    """`slackwater up` on its own state folder; yields the URL and the key."""
-    with _started(state, "--model", f"{model}={directory}", *options) as found:
+    """A service of one model; yields the URL and the key."""
+    with started(state, "--model", f"{model}={directory}", *options) as found:
         yield found
 
 
 @contextlib.contextmanager
-def own_actions(state: Path, *options: str) -> Iterator[tuple[str, str]]:
-    """The same with one sandbox and nothing else."""
-    bare = ("--engines", "0", "--trainers", "0", "--sandboxes", "1")
-    with _started(state, *bare, *options) as found:
-        yield found
-
-
-@contextlib.contextmanager
-def _started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
+def started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """`slackwater up` with these options; yields the URL and the key."""
     folder = StateDirectory(state)
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
     log = folder.root / "service.log"
