@@ -14,8 +14,6 @@ _NO_TOOL = -32602  # JSON-RPC: invalid parameters
 
 
 def tool_server(tools: Tools) -> Server[dict[str, object]]:
-    """A server that has these tools."""
-
     async def listed(
         context: ServerRequestContext[dict[str, object]],
         params: types.PaginatedRequestParams | None,

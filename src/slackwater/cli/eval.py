@@ -92,7 +92,6 @@ def find_program(harness: str, given: str | None) -> list[str]:
 
 
 def only_model(client: Any) -> str:
-    """The name of the service's only base model."""
     names = [str(item["id"]) for item in client.ask("GET", "/v1/models")["data"]]
     bases = [name for name in names if ":" not in name]
     if len(bases) != 1:

@@ -18,7 +18,6 @@ _STYLES = {
 
 
 def stage_text(stage: str) -> Text:
-    """A stage in its colour."""
     return Text(stage, style=_STYLES.get(stage, ""))
 
 
@@ -44,7 +43,6 @@ def mean_wait(row: dict[str, Any]) -> str:
 
 
 def job_list(rows: list[dict[str, Any]]) -> Table:
-    """One line a job."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("job", "stage", "iteration", "reward", "slo"):
         table.add_column(name, no_wrap=name != "job", overflow="fold")

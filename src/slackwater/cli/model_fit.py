@@ -53,7 +53,6 @@ def fit_table(models: Sequence[StoredModel], memory: MachineMemory) -> list[dict
 
 
 def fit_lines(table: Sequence[dict[str, Any]], memory: MachineMemory) -> Iterator[str]:
-    """The table as text."""
     yield f"one device here: {memory.device} with {memory.size / _GIB:.1f} GiB"
     if not table:
         yield "no models; get one: `slackwater model get ORG/NAME`, `slackwater model make tiny`"

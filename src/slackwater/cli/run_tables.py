@@ -120,7 +120,6 @@ def share(value: float) -> str:
 
 
 def times(value: float | None) -> str:
-    """A ratio, if there is one."""
     return "-" if value is None else f"{value:.2f}x"
 
 

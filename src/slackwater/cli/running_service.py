@@ -114,7 +114,6 @@ class ServiceClient:
         return found
 
     def text(self, path: str) -> str:
-        """The response as it is."""
         return self._succeed("GET", path).text
 
     def _succeed(

@@ -75,7 +75,6 @@ def fleet_of(scenario: ClusterScenario) -> FleetView:
 
 
 def fleet_of_pools(pools: tuple[Pool, ...]) -> FleetView:
-    """One pool of each role."""
     by_role = {pool.role: pool for pool in pools}
     return FleetView(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
 

@@ -73,7 +73,6 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
 
 
 def _engines_of(model: str, instances: list[dict[str, Any]]) -> str:
-    """A model's engines by state."""
     states = [str(row["state"]) for row in instances if row.get("model") == model]
     if not states:
         return "no engine"

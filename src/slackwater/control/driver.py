@@ -77,7 +77,6 @@ class Driver(Generic[E, C]):
         self._executors |= dict.fromkeys(kinds, execute)
 
     def execute(self, command: C) -> None:
-        """Hand a command to the executor of its type."""
         self._executors.get(type(command), self._execute)(command)
 
     @property

@@ -89,7 +89,6 @@ class BlockPool:
             self._name_of[block] = name
 
     def drop(self, block: int) -> None:
-        """One user less."""
         self._users[block] -= 1
         assert self._users[block] >= 0, "a block was dropped twice"
         if self._users[block] == 0:

@@ -211,7 +211,6 @@ class Engine:
 
     @property
     def block_bytes(self) -> int:
-        """Memory of one block."""
         return self._executor.block_bytes
 
     @property

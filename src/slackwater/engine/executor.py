@@ -53,7 +53,6 @@ class SamplingColumns:
     uniform: NDArray[np.float32]
 
     def take(self, rows: NDArray[np.int64]) -> "SamplingColumns":
-        """These rows alone."""
         return SamplingColumns(
             self.temperature[rows], self.top_p[rows], self.top_k[rows], self.uniform[rows]
         )

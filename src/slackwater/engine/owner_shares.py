@@ -153,7 +153,6 @@ class OwnerShares:
         self.law.add(tokens, seconds)
 
     def served(self, slots: NDArray[np.int64]) -> None:
-        """These were in a step."""
         self._step += 1
         self._last_step[slots] = self._step
 

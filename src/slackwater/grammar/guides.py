@@ -56,7 +56,6 @@ def check(grammar: Grammar) -> None:
 
 
 def refused(grammar: Grammar, error: str) -> ConfigError:
-    """The error of an unsupported grammar."""
     line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
     return ConfigError(f"{grammar.kind}: is not supported: {line[:300]}")
 

@@ -73,7 +73,6 @@ class ActionSpec:
             raise ConfigError.of(f"{where}: needs", names, "must name cores or gpus, not both")
 
     def need(self, resource: ResourceName) -> Need | None:
-        """What it needs of one resource."""
         return next((need for need in self.needs if need.resource == resource), None)
 
 

@@ -39,7 +39,6 @@ class Amounts:
 
     @classmethod
     def one_of(cls, *choices: int) -> "Amounts":
-        """One of these."""
         return cls(tuple(sorted(set(choices))))
 
     @property
@@ -85,7 +84,6 @@ class Efficiency:
         return cls(tuple(points))
 
     def at(self, units: int) -> float:
-        """E(units)."""
         index = bisect_left(self.points, (units, 0.0))
         if index == len(self.points):
             return self.points[-1][1]

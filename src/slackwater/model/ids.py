@@ -38,7 +38,6 @@ NOBODY = TenantId("")  # the owner where there are no tenants
 
 
 def check_tenant(name: str, field: str) -> TenantId:
-    """The name of a tenant, if it can be one."""
     if not _TENANT.fullmatch(name):
         fix = "must be 1-64 letters, digits, . _ - and not dots alone"
         raise ConfigError.of(field, name, fix)

@@ -67,7 +67,6 @@ class InstanceSpec:
                 )
 
     def runs(self, base_model: str) -> bool:
-        """Whether it can run the base model."""
         return not self.base_model or self.base_model == base_model
 
     def serves(self, job: JobId, base_model: str) -> bool:
@@ -75,5 +74,4 @@ class InstanceSpec:
         return self.job in (None, job) and self.runs(base_model)
 
     def serves_any(self, job: JobId, base_models: Iterable[str]) -> bool:
-        """Whether it serves the job with one of the base models."""
         return any(self.serves(job, base_model) for base_model in base_models)

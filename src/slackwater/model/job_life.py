@@ -50,11 +50,9 @@ class JobAccount:
 
     @property
     def device_s(self) -> float:
-        """Of any device."""
         return self.engine_s + self.trainer_s
 
     def plus(self, **used: float) -> "JobAccount":
-        """With so much more of these."""
         return replace(self, **{name: getattr(self, name) + more for name, more in used.items()})
 
 
@@ -69,7 +67,6 @@ def job_of_key(tenant: TenantId, name: str | None) -> JobId:
 
 
 def named_job(tenant: TenantId, name: str) -> JobId:
-    """The tenant's job of that name."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError.of("job", name, "must be 1-64 letters, digits, . _ -")
     return JobId(f"{tenant}/{name}")

@@ -94,7 +94,6 @@ def place_devices(place: NodeId) -> range | None:
 
 
 def place_on(node: NodeId, first: int, devices: int) -> NodeId:
-    """The place of some devices of a node."""
     last = f"-{first + devices - 1}" if devices > 1 else ""
     return NodeId(f"{node}/{first}{last}")
 
@@ -110,7 +109,6 @@ def overlap(one: NodeId, other: NodeId) -> bool:
 
 @cache
 def is_within(place: NodeId, other: NodeId) -> bool:
-    """Whether all devices of a place are in the other."""
     if place == other or node_of(place) != node_of(other):
         return place == other
     mine, others = place_devices(place), place_devices(other)

@@ -46,7 +46,6 @@ class Uri:
 
 
 def version_file(version: str) -> str:
-    """The name of the file of a weight version."""
     name = quote(version, safe="-_:+=@").replace(".", "%2E")
     if not name or len(name.encode()) > _MAX_VERSION_BYTES:
         fix = f"must have 1 to {_MAX_VERSION_BYTES} characters"

@@ -140,7 +140,6 @@ class Ranks:
         return _exchange(data, self.layout.ranks)
 
     def largest(self, number: int) -> int:
-        """The largest of every rank's numbers."""
         found = torch.tensor([number])
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)

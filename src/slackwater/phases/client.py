@@ -107,12 +107,10 @@ class PermitClient:
         self._call("POST", f"{_of(job)}/alive", {})
 
     def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
-        """The phase is over."""
         body = {"work_s": max(work_s, 0.0)}
         self._call("DELETE", f"{_of(job)}/permits/{permit.number}", body)
 
     def end(self, job: str, outcome: str, reason: str) -> None:
-        """The job is over."""
         self._call("DELETE", _of(job), {"outcome": outcome, "reason": reason}, patient=False)
 
     def _call(

@@ -158,7 +158,6 @@ def load_recipe(name: str, assignments: Sequence[str] = ()) -> Recipe:
 
 
 def recipe_names() -> list[str]:
-    """The shipped recipes."""
     folder = files("slackwater.rl") / "recipes"
     return sorted(item.name[:-5] for item in folder.iterdir() if item.name.endswith(".toml"))
 

@@ -88,7 +88,6 @@ class TrajectoryGroup:
         return [trajectory.reward for trajectory in self.trajectories]
 
     def of(self, places: Sequence[int]) -> "TrajectoryGroup":
-        """Some of its trajectories."""
         return TrajectoryGroup(self.use, tuple(self.trajectories[place] for place in places))
 
 
@@ -167,7 +166,6 @@ class Rollout:
     def answered(
         self, member: GroupMember, sequence: Any
     ) -> "EnvironmentReply | Future[EnvironmentReply]":
-        """Hand an answer to its episode."""
         tokens = list(sequence.tokens)
         member.trajectory.act(tokens, list(sequence.logprobs))
         member.ended = bool(tokens) and tokens[-1] in self.text.stop

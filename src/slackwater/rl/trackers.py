@@ -51,7 +51,6 @@ class Trackers:
                 self._warn(name, error)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step's curves."""
         for name, tracker in list(self._open.items()):
             try:
                 tracker.record(step, metrics)

@@ -136,7 +136,6 @@ class CgroupFence:
         return set() if self._keeper is None else {self._keeper.pid}
 
     def is_on(self, cores: frozenset[int]) -> bool:
-        """Whether it has these cores already."""
         return self._turned.get(self._cores) == _written(cores)
 
     def _turn(self, file: Path, value: object) -> None:
@@ -268,7 +267,6 @@ class CgroupFences:
                 _write(cpuset / name, (cpuset.parent / name).read_text().strip())
 
     def _own_folders(self) -> set[Path]:
-        """Those that hold the fences'."""
         return {self._at[name] for name in self._at if name != "cpu" or self._knobs.one_folder}
 
     def _lane(self, controller: str, name: str) -> Path:

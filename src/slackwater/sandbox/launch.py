@@ -146,7 +146,6 @@ class LaunchedProcess:
             self.stdin = -1
 
     def close(self) -> None:
-        """Close its descriptors."""
         self.close_stdin()
         for descriptor in (self.pidfd, self.stdout, self.stderr):
             os.close(descriptor)

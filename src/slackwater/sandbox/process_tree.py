@@ -51,7 +51,6 @@ def variables(pid: int) -> dict[str, str]:
 
 
 def owned_by(users: range) -> Iterator[int]:
-    """Processes of any of these users."""
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid in users:

@@ -81,7 +81,6 @@ class Quarantine:
         return min(self._again_s.values(), default=None)
 
     def retry(self) -> None:
-        """Retry what is due."""
         now_s = time.monotonic()
         for name in [each for each, at_s in self._again_s.items() if at_s <= now_s]:
             del self._again_s[name]

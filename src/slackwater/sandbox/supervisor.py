@@ -415,7 +415,6 @@ class SandboxSupervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Reap orphans that have ended."""
         try:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 return

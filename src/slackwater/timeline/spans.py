@@ -103,7 +103,6 @@ class PermitSpans:
             held.since_s, held.tail = now_s, True
 
     def back(self, permit: int, now_s: float) -> None:
-        """It is over."""
         held = self._held.pop(permit, None)
         if held is not None:
             self._cut(held, now_s)

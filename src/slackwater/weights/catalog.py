@@ -40,7 +40,6 @@ class VersionCatalog:
         return tuple(map(self.path, parts)) or (path,)
 
     def versions(self) -> tuple[str, ...]:
-        """Every visible version, by name."""
         files = (path.name for path in self._root.glob(f"*{VERSION_SUFFIX}"))
         names = (unquote(name.removesuffix(VERSION_SUFFIX)) for name in files if name[0] != ".")
         return tuple(sorted(name for name in names if not _PART.search(name)))

@@ -156,7 +156,6 @@ class Connection:
         self._gauges = gauges
 
     def fileno(self) -> int:
-        """For select."""
         return self._socket.fileno()
 
     def send(self, *frames: bytes) -> None:

@@ -283,7 +283,6 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def new_engine(
     model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> Engine:
-    """A worker's engine."""
     net, config = _net_and_config(model, device, kv_mb, max_running, base_version)
     return Engine(net, config, text_decoder(model), guides=grammar_guides(model, net.config))
 

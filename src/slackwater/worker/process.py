@@ -25,7 +25,6 @@ PIN_VARIABLE = (
 
 
 def base_parser(description: str) -> argparse.ArgumentParser:
-    """The options that all workers have."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the control plane")
     parser.add_argument("--worker", required=True, help="this worker's name")

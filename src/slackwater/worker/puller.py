@@ -95,7 +95,6 @@ class VersionPuller:
         return None
 
     def pulling(self) -> tuple[str, ...]:
-        """What is on its way."""
         return tuple(self._pulling)
 
     def drop_later(self, version: str) -> bool:

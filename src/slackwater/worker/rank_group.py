@@ -16,7 +16,6 @@ from slackwater.worker.node_devices import VISIBLE_VARIABLE
 
 
 def _rank_devices(order: says.StartWorker) -> list[tuple[Device, ...]]:
-    """The devices of each process."""
     if order.one_process or not order.devices:
         return [order.devices]
     return [(device,) for device in order.devices]

@@ -186,7 +186,6 @@ class RewardWorker:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        """Run until stopped."""
         for line in self._lines:
             threading.Thread(target=self._work, args=(line,), daemon=True).start()
         while True:

@@ -47,7 +47,6 @@ class GgufModel:
             )
 
     def config(self) -> NetConfig:
-        """The shape of the net."""
         heads = int(self._value("llama.attention.head_count"))
         hidden = int(self._value("llama.embedding_length"))
         names = {tensor.name for tensor in self._reader.tensors}

@@ -129,7 +129,6 @@ def describe_model(name: str, directory: Path) -> StoredModel:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory."""
     index = directory / "model.safetensors.index.json"
     if not index.is_file():
         return [directory / "model.safetensors"]

@@ -66,7 +66,6 @@ def byte_text_side() -> TextSide:
 
 
 def make_model(size: str, directory: Path, seed: int = 0) -> None:
-    """Write a random model of that size."""
     from slackwater.nets.loading import load_net  # late: 2 s for PyTorch
 
     if size not in SIZES:

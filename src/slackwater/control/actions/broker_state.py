@@ -102,7 +102,6 @@ class BrokerState:
         action.owner.waiting += change
 
     def tenant(self, name: TenantId) -> TenantState:
-        """What a tenant has here."""
         found = self.tenants.get(name)
         if found is None:
             found = TenantState(name, self.settings.tenants.of(name))
@@ -111,7 +110,6 @@ class BrokerState:
 
     @property
     def memory_mib(self) -> int:
-        """Of all nodes."""
         return sum(lane.capacity.memory_mib for lane in self.nodes.values())
 
     def unline(self, action: LiveAction) -> None:

@@ -59,7 +59,6 @@ class FairLine:
         return FairOrder(self._lines, self._share)
 
     def first(self, count: int) -> list[LiveAction]:
-        """The first in line."""
         return list(islice(self.in_order(), count))
 
     # ---- what tenants had ----
@@ -108,7 +107,6 @@ class FairOrder:
             yield action
 
     def drop(self, tenant: TenantId) -> None:
-        """No more of this tenant."""
         self._dropped.add(tenant)
 
     def after(self, seen: int, count: int) -> list[LiveAction]:

@@ -41,11 +41,9 @@ class LimitBook:
         self.limit = limit
 
     def ever_fits(self, units: int) -> bool:
-        """Whether so many can be had at all."""
         return units <= (self.limit.concurrency or units) and units <= (self.limit.quota or units)
 
     def fits(self, units: int, now_s: float) -> bool:
-        """Whether so many can be had now."""
         self._forget(now_s)
         at_once, quota = self.limit.concurrency, self.limit.quota
         return (at_once is None or self.running + units <= at_once) and (

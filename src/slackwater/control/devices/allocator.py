@@ -82,7 +82,6 @@ class DeviceAllocator:
         return None
 
     def devices(self, node: NodeId) -> tuple[Device, ...]:
-        """Of a node that is here."""
         return tuple(self._devices.get(node, {}).values())
 
     def owners(self, device: DeviceId) -> list[DeploymentId]:

@@ -223,7 +223,6 @@ class FleetController:
         return [record.spec.instance for record in sorted(found, key=rank)]
 
     def gauges(self) -> dict[str, float]:
-        """For metrics."""
         return {
             **{f"rollout_{name}": value for name, value in self.rollout.gauges().items()},
             **{f"weights_{name}": value for name, value in self.weights.gauges().items()},

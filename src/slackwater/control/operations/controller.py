@@ -108,7 +108,6 @@ class OperationsController:
             raise UnavailableError(f"model {model}: {len(line.waiting)} operations are waiting")
 
     def waiting(self) -> dict[ModelId, int]:
-        """How many operations wait, by model."""
         return {model: len(line.waiting) for model, line in self._lines.items()}
 
     def gates(self) -> dict[JobId, tuple[NodeId, ...]]:

@@ -29,7 +29,6 @@ class OperationsState:
     out: list[do.Command] = field(default_factory=list)
 
     def ticket(self) -> int:
-        """A new one."""
         self.tickets += 1
         return self.tickets
 
@@ -80,7 +79,6 @@ class OperationsState:
 
     # ---- ends ----
     def fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
-        """The operation has no result."""
         self.out.append(do.FailOp(operation.request, error, owner))
         self._over(operation, done=False)
 

@@ -28,7 +28,6 @@ class Demand:
             self._tell(turn, asked, now_s, out)
 
     def closed(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
-        """One less."""
         asked = self._asked[turn.spec.version]
         asked.turns -= 1
         if 2 * asked.turns <= asked.told:

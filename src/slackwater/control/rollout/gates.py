@@ -45,7 +45,6 @@ class Gates:
         self._gates: dict[JobId, TurnGate] = {}
 
     def set(self, job: JobId, gate: TurnGate | None) -> None:
-        """From now on."""
         if gate is None:
             self._gates.pop(job, None)
         else:
@@ -57,7 +56,6 @@ class Gates:
         return gate is None or gate.admits(spec)
 
     def allows(self, turn: LiveTurn, spec: InstanceSpec) -> bool:
-        """Whether this turn may."""
         gate = self._gates.get(turn.spec.job)
         return gate is None or (gate.takes(turn) and gate.admits(spec))
 

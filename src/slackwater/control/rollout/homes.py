@@ -117,7 +117,6 @@ class CacheHomes:
         return home is not None and home.resident
 
     def opened(self, turn: LiveTurn, now_s: float) -> None:
-        """A turn was submitted."""
         trajectory = turn.spec.trajectory
         home = self._homes.get(trajectory)
         if home is None:

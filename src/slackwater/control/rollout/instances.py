@@ -125,12 +125,10 @@ class Instances:
         return len(self.records)
 
     def add(self, record: InstanceRecord) -> None:
-        """A new instance."""
         self.records[record.spec.instance] = record
         self.changed()
 
     def remove(self, instance: InstanceId) -> None:
-        """It is gone."""
         del self.records[instance]
         self.recalling.discard(instance)
         self.changed()

@@ -78,7 +78,6 @@ class ManagerState:
         self.dispatcher = Dispatcher(self.settings, self.instances)
 
     def work_of(self, job: JobId) -> JobWork:
-        """The job's totals."""
         work = self.work.get(job)
         if work is None:
             work = self.work[job] = JobWork()
@@ -91,7 +90,6 @@ class ManagerState:
             del self.work[job]
 
     def open(self, turn: LiveTurn, out: Out) -> None:
-        """A turn begins to live."""
         now_s = self.dispatcher.now_s
         out.append(TurnOpened(now_s, turn.spec.job, turn.spec.base_model, turn.sequence))
         work = self.work_of(turn.spec.job)

@@ -36,7 +36,6 @@ class Ownership:
         self._membership = membership
 
     def tokens_arrived(self, event: TokensArrived, out: Out) -> None:
-        """Append a frame."""
         record = self._books.instances.records.get(event.instance)
         if record is None:
             self._books.counters.late_tokens += len(event.tokens)

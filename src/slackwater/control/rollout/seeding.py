@@ -73,7 +73,6 @@ class Seeding:
         self._consider(JobId(name.removeprefix(SEEDING)), now_s, out)
 
     def watch(self, now_s: float, out: Out) -> None:
-        """Look at every running step."""
         for job, step in self._steps.items():
             if step.running:
                 self._look(job, step, now_s)
@@ -164,7 +163,6 @@ class Seeding:
             out += [resumed, ResumeSeeding(event.job, reason)]
 
     def ended(self, event: on.StepEnded, out: Out) -> None:
-        """Learn from the step."""
         step = self._steps.get(event.job)
         if step is None or not step.running:
             return

@@ -238,7 +238,6 @@ class WeightDirector:
 
     # ---- questions ----
     def pulling(self, instance: InstanceId) -> frozenset[str]:
-        """What is on its way to an instance."""
         holder = self._books.holders.get(instance)
         return frozenset() if holder is None else frozenset(holder.pulling)
 

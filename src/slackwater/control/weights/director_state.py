@@ -57,7 +57,6 @@ class DirectorState:
         line: str = "",
         adapter: bool = False,
     ) -> VersionRecord:
-        """A version that was not known."""
         self.numbers += 1
         record = VersionRecord(version, job, base_model, line, adapter, self.numbers)
         self.versions[version] = record

@@ -70,7 +70,6 @@ class Routes:
             self._feed(payload, out)
 
     def has(self, node: NodeId) -> bool:
-        """Whether the node has a relay."""
         return node in self._sites
 
     @property

@@ -65,7 +65,6 @@ def _all_stored(builder: Any) -> None:
 
 @generated(_FLOATS, types.uintp)
 def _floats_at(builder: Any, address: Any) -> Any:
-    """A pointer to floats."""
     return builder.inttoptr(address, FLOAT.as_pointer())
 
 
@@ -132,7 +131,6 @@ class PanelWriter:
         self._add(values, panels, rows, depth, first)
 
     def run(self) -> None:
-        """Write what was added."""
         if self._jobs:
             _write_all(np.array(self._jobs, np.int64))
         self._jobs.clear()

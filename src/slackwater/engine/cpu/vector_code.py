@@ -29,7 +29,6 @@ class VectorCode:
         self.builder = builder
 
     def floats(self, address: Value) -> Value:
-        """The address as a pointer to floats."""
         return self.builder.inttoptr(address, FLOAT.as_pointer())
 
     def load(self, floats: Value, place: Value) -> Value:

@@ -51,7 +51,6 @@ class RankPool:
         self._taken[first : first + count] = [False] * count
 
     def grow(self, units: int) -> None:
-        """Have at least `units` of them."""
         self._taken += [False] * (units - len(self._taken))
 
     def wanted(self, count: int) -> int:

@@ -32,9 +32,9 @@ class EngineKnowledge:
 class BalancingPolicy(Protocol):
     """Looks at the fleet now and then, and may move turns."""
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
-        """Decide on the loads of all instances."""
-        ...
+    def moves(
+        self, loads: Sequence[InstanceLoad], known: EngineKnowledge
+    ) -> Sequence[TurnMove]: ...
 
 
 @dataclass(frozen=True, slots=True)

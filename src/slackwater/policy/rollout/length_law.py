@@ -26,12 +26,10 @@ class LengthLaw:
 
     @property
     def longest(self) -> int:
-        """The longest seen."""
         return int(self._table()[-1]) if self._lengths else 0
 
     @property
     def mean(self) -> float:
-        """The mean length seen."""
         return float(self._table().mean()) if self._lengths else 0.0
 
     def sample_left(self, made: NDArray[np.float64]) -> NDArray[np.float64]:

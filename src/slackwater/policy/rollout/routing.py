@@ -59,9 +59,7 @@ class RoutingPolicy(Protocol):
     @property
     def started_first(self) -> bool: ...
 
-    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        """Decide for one turn."""
-        ...
+    def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination: ...
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
         """Whether this one instance may take the turn now (asked when it has room again)."""

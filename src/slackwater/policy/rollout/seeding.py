@@ -87,9 +87,7 @@ class SeedingPolicy(Protocol):
         """Why a waiting trainer should give its devices to local engines again, or None."""
         ...
 
-    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
-        """What the step taught."""
-        ...
+    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
         """How many remote instances are worth having for a step that begins like this; None: any

@@ -98,7 +98,6 @@ class _Copy:
 
 
 def drawn_digits(seed: list[int], number: int) -> str:
-    """Digits determined by a seed."""
     return "".join(str(digit) for digit in np.random.default_rng(seed).integers(0, 10, number))
 
 

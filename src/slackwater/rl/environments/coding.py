@@ -112,7 +112,6 @@ class _Programming:
         return self._actions.do(lambda client: self._tested(client, text))
 
     async def _tested(self, client: ActionClient, text: str) -> EnvironmentReply:
-        """Run the tests on a program."""
         command: tuple[str, ...] = ("sh", "-c", self._task.tests)
         if self._rules.own_environment:
             command = ("sh", "tests.sh")

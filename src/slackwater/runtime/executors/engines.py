@@ -85,7 +85,6 @@ class RelayExecutor:
             self._feed(of_weight.RelayJoined(loop_time(), node, facts.site))
 
     def lost(self, node: NodeId) -> None:
-        """It has gone."""
         if self._relays.pop(node, None) is not None:
             self._feed(of_weight.RelayLeft(loop_time(), node))
 
@@ -109,7 +108,6 @@ class RelayExecutor:
         )
 
     def _execute(self, command: weight_do.FetchPayload | weight_do.DropPayload) -> None:
-        """Tell the node's agent."""
         match command:
             case weight_do.FetchPayload(node, version, base, source):
                 address, certificate = self._relays[source]

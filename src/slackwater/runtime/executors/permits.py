@@ -55,7 +55,6 @@ class DecisionClock:
         return self._undisturbed
 
     def took(self) -> GrantTime:
-        """Since then."""
         own_s = time.thread_time() - self._event_own_s
         return GrantTime(time.perf_counter() - self._event_s, own_s)
 

@@ -94,7 +94,6 @@ class ServingExecutor:
         self._feed(on.LoanFailed(now_s, node, error))
 
     def heartbeat(self, worker: WorkerId, gauges: Mapping[str, float]) -> None:
-        """A serving worker's report."""
         now_s = loop_time()
         if "slo_requests" in gauges:
             minute = self._minutes.setdefault(worker, _Minute())

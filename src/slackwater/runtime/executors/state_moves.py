@@ -28,7 +28,6 @@ class StateMoves:
             self._places[NodeId(facts.node)] = facts.states
 
     def lost(self, node: NodeId) -> None:
-        """It has gone."""
         self._places.pop(node, None)
 
     @property

@@ -134,7 +134,6 @@ class TrainerExecutor:
             self._feed(structs.replace(event, now_s=loop_time(), records=records))
 
     def model(self, tenant: TenantId, model: ModelId) -> TrainedModel:
-        """One of the tenant's models."""
         found = self._models.get(model)
         if found is None or found.tenant != tenant:
             raise NotFoundError(f"model_id: {model!r} is not a model of yours, or has ended")

@@ -82,7 +82,6 @@ def add_rejection(connection: Connection, new: Submission, reason: str) -> bool:
 def finish_operation(
     connection: Connection, request: RequestId, outcome: RequestOutcome, now_s: float
 ) -> None:
-    """The operation is over."""
     connection.execute(_FINISH, {"finished": request, **outcome.columns(now_s)})
 
 

@@ -46,9 +46,7 @@ class Backend(Protocol):
     isolates: bool
     guarantees: frozenset[Guarantee]
 
-    def opened(self, environment: Environment) -> None:
-        """The environment's folders are there."""
-        ...
+    def opened(self, environment: Environment) -> None: ...
 
     def readiness(self, environment: Environment) -> int | None:
         """A descriptor that is readable once `launch` would not wait; None: it would not now."""

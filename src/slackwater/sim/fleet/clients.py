@@ -189,7 +189,6 @@ class SimulatedClients:
             self.ask(job, f"{job.job}.{job.iteration}.{number}", tokens)
 
     def ask(self, job: SimulatedJob, trajectory: str, tokens: int) -> None:
-        """One turn."""
         fleet = self._fleet
         job.asked_turns += 1
         turn = TurnId(f"{trajectory}.{job.asked_turns}")

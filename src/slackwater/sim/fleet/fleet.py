@@ -131,7 +131,6 @@ class SimulatedFleet:
         self.queue.push(self.now_s + max(seconds, 0.0), happen)
 
     def wait_s(self, mean_s: float) -> float:
-        """A random wait."""
         return float(self.rng.exponential(mean_s))
 
     def chance(self, share: float) -> bool:

@@ -52,7 +52,6 @@ class PoolEntry:
             raise ConfigError.of("node_type", self.node_type, f"must be {known}, or a table")
 
     def pool(self, role: Role) -> Pool:
-        """The pool in that role."""
         kind = self.node_type
         known = KNOWN_NODE_TYPES[kind] if isinstance(kind, str) else kind
         return Pool(role, known, self.max_nodes, self.owned)

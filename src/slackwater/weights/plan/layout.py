@@ -38,7 +38,6 @@ class Layout:
         return self.tp * self.dp
 
     def place(self, rank: int) -> RankPosition:
-        """Where a rank stands."""
         if not 0 <= rank < self.ranks:
             raise ConfigError.of("rank", rank, f"must be below {self.ranks}")
         return RankPosition(rank % self.tp, rank // self.tp)

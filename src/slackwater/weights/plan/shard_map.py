@@ -26,7 +26,6 @@ class Box:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Box":
-        """All of a tensor."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -150,7 +149,6 @@ class ShardMap:
         self._head_dim = head_dim
 
     def rank(self, rank: int) -> RankShards:
-        """What a rank holds."""
         place = self.layout.place(rank)
         shapes: dict[str, tuple[int, ...]] = {}
         pieces: list[ShardPiece] = []

@@ -29,7 +29,6 @@ class PublishedSlice:
 
     @classmethod
     def named(cls, name: str, rank: int) -> "PublishedSlice":
-        """The slice of that name."""
         tensor, _, ranges = name.removesuffix("]").rpartition("[")
         pairs = [part.partition(":") for part in ranges.split(",")]
         start, stop = (tuple(int(pair[i]) for pair in pairs) for i in (0, 2))

@@ -46,7 +46,6 @@ def tensor_memory(sizes: Iterable[int], memory_of: MemoryOf = anonymous) -> tupl
 
 
 def part_checksums(arrays: Sequence[Bytes], bucket: Bucket) -> list[int]:
-    """The checksum of every part of a bucket."""
     return [checksum(arrays[part.tensor][part.start : part.stop]) for part in bucket]
 
 
@@ -56,7 +55,6 @@ def whole_views(arrays: Sequence[Bytes], bucket: Bucket) -> list[memoryview]:
 
 
 def encode_changes(old: Sequence[Bytes], new: Sequence[Bytes], bucket: Bucket) -> bytes:
-    """The bucket of what changed from `old` to `new`."""
     pieces: list[bytes] = []
     for part in bucket:
         dtype = f"u{part.item_bytes}"

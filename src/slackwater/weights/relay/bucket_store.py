@@ -311,7 +311,6 @@ class BucketStore:
         return None
 
     def _publisher(self, version: str) -> object | None:
-        """The current publisher of a version."""
         found = self._publishers.get(version)
         return None if found is None else found()
 

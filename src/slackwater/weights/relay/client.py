@@ -91,7 +91,6 @@ class RelayClient:
         self._ask(say.SealVersion(manifest))
 
     def drop(self, payload: Payload) -> None:
-        """Have the relay forget a payload."""
         self._ask(say.DropRelayVersion(payload))
 
     def get(

@@ -100,7 +100,6 @@ class Manifest(msgspec.Struct, frozen=True):
         return _buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
-        """The size of one payload."""
         return sum(self.sizes[base])
 
     def check(self) -> None:

@@ -126,7 +126,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Send one message."""
     body = _encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
 

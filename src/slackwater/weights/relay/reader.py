@@ -54,7 +54,6 @@ class RelayReader:
         self.shelf.close_all()
 
     def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
-        """A version's manifest."""
         return self.ask(lambda client: client.manifest(version, wait_s))
 
     def bring(

@@ -197,7 +197,6 @@ async def _watch(server: EngineServer, instance: ServerInstance, inbox: Connecti
 
 
 def adapter_parser() -> argparse.ArgumentParser:
-    """The options of this process."""
     parser = base_parser("A vLLM or SGLang server as an instance.")
     parser.add_argument("--model", required=True, help="URI of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")

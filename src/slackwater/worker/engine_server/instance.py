@@ -48,7 +48,6 @@ class Outbox:
         self._due = False
 
     def add(self, request: int, sampled: ServerTokens) -> None:
-        """New tokens."""
         self._requests += [request] * len(sampled.tokens)
         self._tokens += sampled.tokens
         self._logprobs += sampled.logprobs

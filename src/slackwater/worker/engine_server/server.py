@@ -108,7 +108,6 @@ class EngineServer(ABC):
         """Take the devices again, with the weights and adapters that it had."""
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
         try:
             timeout = aiohttp.ClientTimeout(total=5)
             async with self._session.get(f"{self._url}/health", timeout=timeout) as response:
