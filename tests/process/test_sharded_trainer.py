@@ -74,13 +74,9 @@ def ranks_of(worker_pid: int) -> list[int]:
     own = Path(f"/proc/{worker_pid}")
     parent = own.joinpath("stat").read_text().rpartition(")")[2].split()[1]
     command = own.joinpath("cmdline").read_bytes()
-    found: dict[int, int] = {}
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        if Path(f"/proc/{child}/cmdline").read_bytes() == command:
-            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            (rank,) = (each for each in variables if each.startswith(b"SLACKWATER_RANK="))
-            found[int(rank.partition(b"=")[2])] = int(child)
-    return [found[rank] for rank in sorted(found)]
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()  # as started
+    commands = {each: Path(f"/proc/{each}/cmdline").read_bytes() for each in children}
+    return [int(each) for each in children if commands[each] == command]
 
 
 @pytest.fixture(scope="module")

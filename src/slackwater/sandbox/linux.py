@@ -79,9 +79,9 @@ def die_with_parent(number: int) -> None:
     _checked(_libc.prctl(_PR_SET_PDEATHSIG, number), "prctl")
 
 
-def adopt_orphans() -> None:
-    """Become a subreaper: adopt orphaned descendants."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1), "prctl")
+def adopt_orphans(*, adopt: bool = True) -> None:
+    """Become a subreaper, which adopts orphaned descendants, or cease to be one."""
+    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt)), "prctl")
 
 
 def gain_no_privileges() -> None:

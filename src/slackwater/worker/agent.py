@@ -44,6 +44,7 @@ from slackwater.worker.process import (
 )
 from slackwater.worker.rank_group import RankGroup
 from slackwater.worker.state_service import NodeStates, state_service
+from slackwater.worker.template import WorkerTemplate
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class NodeAgent:
         self._ended: list[says.WorkerEnded] = []  # while nobody was connected
         self.lost_s: float | None = None
         self._lock = threading.Lock()
+        self.template = WorkerTemplate()
         if relay is not None:
             relay.tell = self._report_fetch
 
@@ -155,7 +157,7 @@ class NodeAgent:
             running = self._groups.values()
             groups = [group for group in running if all_of_them or not group.order.grace_s]
         for group in groups:
-            group.signal_all(lambda process: process.send_signal(leave_signal()))
+            group.signal_all(leave_signal())
         left = [process for group in groups for process in group.processes]
         deadline_s = time.monotonic() + _LEAVE_S
         for process in left:
@@ -176,10 +178,7 @@ class NodeAgent:
         if self._relay is not None:
             host, port = self._relay.address
             arguments += ["--node", options.node, "--relay", f"{host}:{port}"]
-        # Threads that wait by spinning take the cores from each other: on a busy machine a pass
-        # took ten times the CPU time.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ | {"OMP_NUM_THREADS": "1"}
-        environment |= {**self._states.environment, says.PARENT: str(os.getpid())}
+        environment = {**os.environ, **self._states.environment, says.PARENT: str(os.getpid())}
         environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
         if order.grace_s:
             environment[says.GRACE] = f"{order.grace_s:g}"
@@ -187,7 +186,7 @@ class NodeAgent:
         try:
             logs = Path(options.logs)
             logs.mkdir(parents=True, exist_ok=True)
-            group = RankGroup(order, command, environment, logs)
+            group = RankGroup(order, command, environment, logs, self.template)
         except OSError as error:
             self._tell(says.WorkerNotStarted(order.worker, str(error)))
             return
@@ -240,7 +239,7 @@ class NodeAgent:
         if number == signal.SIGTERM:
             number = leave_signal()
         if group is not None:
-            group.signal_all(lambda process: process.send_signal(number))
+            group.signal_all(number)
 
     def _tell(self, message: messages.Message) -> None:
         """Unless the control plane is lost."""
@@ -391,6 +390,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, notice.receive)
     if options.notice_s:
         os.environ[says.NOTICED] = "1"
+    # Threads of workers that wait by spinning take the cores from each other: on a busy machine a
+    # pass took ten times the CPU time.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = "1"
     # The states outlive the connection to the control plane, and every worker.
     node_secret = secrets.token_urlsafe(32)
     with state_service(Path(options.logs), node_secret) as states:
@@ -412,6 +415,7 @@ def serve_until_told(
         taking = states.taking(partial(_own_host, address), encrypted=pin() is not None)
         place = open_here.enter_context(taking)
         agent = NodeAgent(options, node_secret, states, relay)
+        open_here.callback(agent.template.close)
         open_here.callback(agent.end_workers)
         pause_s, lost_s = _SHORTEST_PAUSE_S, agent.lost_s
         while True:

@@ -2,17 +2,17 @@
 They begin together, and all end when one does.
 """
 
-import contextlib
 import os
 import queue
+import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from slackwater.model.device import CUDA, Device
 from slackwater.wire import agent as says
 from slackwater.worker.node_devices import VISIBLE_VARIABLE
+from slackwater.worker.template import WorkerTemplate
 
 
 def _rank_devices(order: says.StartWorker) -> list[tuple[Device, ...]]:
@@ -43,9 +43,10 @@ class RankGroup:
     def __init__(
         self,
         order: says.StartWorker,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        command: list[str],
+        environment: dict[str, str],
         logs: Path,
+        template: WorkerTemplate,
     ) -> None:
         self.order = order
         self._meeting = (logs / f"{order.worker}.rendezvous").absolute()
@@ -56,34 +57,27 @@ class RankGroup:
             for rank, devices in enumerate(_rank_devices(order)):
                 own = _rank_environment(order, rank, self._meeting)
                 name = order.log if rank == 0 else f"{order.log}.rank{rank}"
-                self._start(command, {**environment, **own}, logs / f"{name}.log")
+                log = logs / f"{name}.log"
+                with log.open("ab") as output:
+                    self._logs.append((log, output.tell()))
+                    self.processes.append(
+                        template.start(command, environment | own, output.fileno())
+                    )
                 if cores := [core for device in devices for core in device.cores]:
                     os.sched_setaffinity(self.processes[rank].pid, cores)
         except OSError:
-            self.signal_all(subprocess.Popen.kill)
+            self.signal_all(signal.SIGKILL)
             raise
-
-    def _start(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as output:
-            self._logs.append((log, output.tell()))
-            # Hazard: workers are killed when the *thread* that started them ends, so only the
-            # main thread starts any.
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
-            )
-        self.processes.append(process)
 
     @property
     def pid(self) -> int:
         """Of rank 0."""
         return self.processes[0].pid
 
-    def signal_all(self, send: Callable[[subprocess.Popen[bytes]], None]) -> None:
+    def signal_all(self, number: int) -> None:
         """To every rank that lives."""
         for process in self.processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    send(process)
+            process.send_signal(number)
 
     def wait(self) -> tuple[int, Path, int]:
         """Until one has ended, whereupon all do: its status, its log, and where that began."""
@@ -92,7 +86,7 @@ class RankGroup:
             status = self.processes[0].wait()
         else:
             first, status = self._wait_for_any()
-            self.signal_all(subprocess.Popen.kill)
+            self.signal_all(signal.SIGKILL)
             for process in self.processes:
                 process.wait()
             self._meeting.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from slackwater.model.device import CUDA, Device
 from slackwater.model.ids import NodeId
 from slackwater.wire.agent import RANK, StartWorker
 from slackwater.worker.rank_group import RankGroup
+from slackwater.worker.template import WorkerTemplate
 
 SHOW = f"""
 import json, os
@@ -18,7 +19,7 @@ GPUS = tuple(Device(NodeId("n"), i, CUDA, visible=f"GPU-{i}") for i in (2, 3))
 
 def seen(order: StartWorker, logs: Path) -> list[list[str | None]]:
     """What each process of the worker has in its environment."""
-    group = RankGroup(order, [sys.executable, "-c", SHOW], {}, logs)
+    group = RankGroup(order, [sys.executable, "-c", SHOW], {}, logs, WorkerTemplate())
     for process in group.processes:
         process.wait(240)
     group.wait()
