@@ -18,8 +18,8 @@ import sys
 import numpy as np
 
 from slackwater.wire import messages
-from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
-from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.wire.frames import FrameDecoder
+from slackwater.wire.tokens import TokenColumns, TurnFinished, encode_tokens
 from slackwater.worker.connection import shake_hands
 
 LOGPROB = -1.5
@@ -71,18 +71,15 @@ class FrameEngine:
             np.full(count, token_at(position), np.uint32),
             np.full(count, LOGPROB, np.float32),
         )
-        return encode_frame(FrameKind.TOKENS, encode_tokens(columns))
+        return encode_tokens(columns)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
     def finish(self, tokens: int) -> None:
         """End every turn."""
-        ends = (
-            messages.encode(messages.TurnFinished(r.request, "length", tokens, r.version))
-            for r in self.requests
-        )
-        self._socket.sendall(b"".join(ends))
+        ends = [TurnFinished(r.request, "length", tokens, r.version) for r in self.requests]
+        self._socket.sendall(encode_tokens(TokenColumns([], [], [], finished=ends)))
 
     def leave(self) -> None:
         """Wait for the receiver to hang up."""

@@ -118,7 +118,7 @@ class _Answer:
     def __init__(self) -> None:
         self.future: asyncio.Future[CompleteTurn] = asyncio.get_running_loop().create_future()
 
-    def streamed(self, token: int, logprob: float) -> None:
+    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Nothing here streams."""
 
     def appended(self, more: AppendTokens) -> None:

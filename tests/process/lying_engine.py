@@ -11,7 +11,7 @@ import numpy as np
 
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
-from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.wire.tokens import TokenColumns, TurnFinished, encode_tokens
 from slackwater.worker.connection import shake_hands
 
 FACTS = messages.EngineFacts(
@@ -24,26 +24,28 @@ FACTS = messages.EngineFacts(
 )
 
 
-def tokens_frame(request: int, count: int) -> bytes:
+def tokens_frame(request: int, count: int, *finished: TurnFinished) -> bytes:
     columns = TokenColumns(
         np.full(count, request, np.uint32),
         np.full(count, 66, np.uint32),
         np.full(count, -1.0, np.float32),
+        finished=finished,
     )
-    return encode_frame(FrameKind.TOKENS, encode_tokens(columns))
+    return encode_tokens(columns)
 
 
 def lie(mode: str, turn: messages.Generate) -> bytes:
     """What this engine answers to its first turn."""
     request, limit = turn.request, turn.sampling.max_tokens
-    ended = messages.encode(messages.TurnFinished(request, "length", limit, turn.version))
+    ended = TurnFinished(request, "length", limit, turn.version)
     match mode:
         case "garbage":
             return b"\x00not a frame at all" * 50
         case "oversize":
             return struct.pack("<2sBBI", b"SW", 1, 2, 0xFFFFFFFF)
-        case "bad_rows":
-            return encode_frame(FrameKind.TOKENS, struct.pack("<II", 1000, 1000) + b"short")
+        case "bad_rows" | "bad_endings":
+            rows = 1000 if mode == "bad_rows" else 0
+            return encode_frame(FrameKind.TOKENS, struct.pack("<II", rows, rows) + b"short")
         case "bad_control":
             return encode_frame(FrameKind.CONTROL, b"\xc1\xc1\xc1")
         case "truncated":
@@ -53,10 +55,10 @@ def lie(mode: str, turn: messages.Generate) -> bytes:
         case "too_many":
             return tokens_frame(request, limit + 1)
         case "miscounts":
-            return tokens_frame(request, 1) + ended
+            return tokens_frame(request, 1, ended)
         case "other_version":
-            said = messages.TurnFinished(request, "length", limit, "some-other-version")
-            return tokens_frame(request, limit) + messages.encode(said)
+            said = TurnFinished(request, "length", limit, "some-other-version")
+            return tokens_frame(request, limit, said)
         case "unasked_version":
             return messages.encode(messages.VersionReady("never-asked-for"))
         case "wrong_scores":

@@ -39,6 +39,7 @@ DISCONNECTED = {
     "garbage": "the peer is no worker",
     "oversize": "above the limit",
     "bad_rows": "does not hold",
+    "bad_endings": "endings that cannot be read",
     "bad_control": "cannot be read",
     "truncated": "into a frame",
     "mute": "",

@@ -1,7 +1,7 @@
 """Messages between the control plane and its front ends, many to a frame.
 
 A frame's body is a msgpack list of tagged arrays. Tokens are columns: prompts and results as u32
-and f32 bytes (little-endian), and what streaming turns got of one engine step as one record. A
+and f32 bytes (little-endian), and what streaming turns got at a time as one record. A
 front end numbers what it asks; answers name the number.
 """
 
@@ -107,7 +107,7 @@ class StopServing(Record, frozen=True):
 
 
 class Accepted(Record, frozen=True):
-    """The choices numbered from here on are being generated; what else was asked is done."""
+    """The choices numbered from here on are being generated; of those that stream only."""
 
     number: int
 
@@ -121,9 +121,10 @@ class Refused(Record, frozen=True):
 
 
 class Tokens(Record, frozen=True):
-    """Columns: choice `numbers[i]` got `tokens[i]` with log-prob `logprobs[i]`."""
+    """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs."""
 
     numbers: bytes
+    counts: bytes
     tokens: bytes
     logprobs: bytes
 

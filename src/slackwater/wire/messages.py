@@ -23,7 +23,7 @@ from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 M = TypeVar("M")
 
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 # ---- connection ----
@@ -199,15 +199,6 @@ class SampledTopK(Message, frozen=True):
     """The best alternatives of every row of the next token frame; empty where not requested."""
 
     rows: list[list[tuple[int, float]]]
-
-
-class TurnFinished(Message, frozen=True):
-    """A request sampled its last token, which went out in the token frame before."""
-
-    request: int
-    reason: Literal["stop", "length"]
-    total_tokens: int
-    version: str
 
 
 # What an engine keeps of turns for a control plane that returns, and what that takes of it.
@@ -400,7 +391,6 @@ FromWorker: TypeAlias = (
     | Rested
     | PromptScores
     | SampledTopK
-    | TurnFinished
     | HeldTurns
     | GenerateRefused
     | PublishDetached

@@ -1,9 +1,10 @@
-"""Columnar token frames: what an engine sampled in one step or several, for all of its requests.
+"""Columnar token frames: what an engine sampled in one step or several, for all of its requests,
+and which of them ended with it.
 
 rows u32 | tokens u32 | requests u32[rows] | counts u32[rows] | tokens u32[] | log-probs f32[]
 
 Little-endian. Row i is for the next `counts[i]` tokens; where every row has one, there are no
-counts.
+counts. The rest, if any, is a msgpack list of `TurnFinished`.
 """
 
 import struct
@@ -11,13 +12,28 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.wire.frames import FrameError
+from slackwater.wire.frames import FrameError, FrameKind, encode_frame
 
 _SIZES = struct.Struct("<II")
+
+
+class TurnFinished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request sampled its last token, which is in the same frame or came before."""
+
+    request: int
+    reason: Literal["stop", "length"]
+    total_tokens: int
+    version: str
+
+
+_encode_finished = msgspec.msgpack.Encoder().encode
+_decode_finished = msgspec.msgpack.Decoder(list[TurnFinished]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +44,51 @@ class TokenColumns:
     tokens: Sequence[int] | NDArray[np.uint32]
     logprobs: Sequence[float] | NDArray[np.float32]
     counts: Sequence[int] = ()
+    finished: Sequence[TurnFinished] = ()
 
 
 def encode_tokens(columns: TokenColumns) -> bytes:
-    """The body of a TOKENS frame."""
+    """A whole TOKENS frame."""
     requests, tokens = (np.asarray(one, "<u4") for one in (columns.requests, columns.tokens))
     counts = columns.counts if len(tokens) > len(requests) else ()
-    return b"".join(
-        (
-            _SIZES.pack(len(requests), len(tokens)),
-            requests.tobytes(),
-            np.asarray(counts, "<u4").tobytes(),
-            tokens.tobytes(),
-            np.asarray(columns.logprobs, "<f4").tobytes(),
-        )
+    parts = (
+        _SIZES.pack(len(requests), len(tokens)),
+        requests.tobytes(),
+        np.asarray(counts, "<u4").tobytes(),
+        tokens.tobytes(),
+        np.asarray(columns.logprobs, "<f4").tobytes(),
+        _encode_finished(columns.finished) if columns.finished else b"",
     )
+    return encode_frame(FrameKind.TOKENS, b"".join(parts))
 
 
 def decode_tokens(
     body: bytes,
-) -> "tuple[array[int], array[int], array[float], Sequence[int]]":
-    """The columns of a TOKENS frame: requests, tokens, log-probs, counts; all of one: no counts."""
+) -> "tuple[array[int], array[int], array[float], Sequence[int], Sequence[TurnFinished]]":
+    """A TOKENS frame's requests, tokens, log-probs, counts (all of one: none) and endings."""
     if len(body) < _SIZES.size:
         raise FrameError(f"token frame of {len(body)} bytes has no sizes")
     rows, count = _SIZES.unpack_from(body)
     counts = _SIZES.size + 4 * rows
     tokens = counts + 4 * rows * (rows != count)
     logprobs = tokens + 4 * count
-    if len(body) != logprobs + 4 * count:
+    end = logprobs + 4 * count
+    if len(body) < end:
         raise FrameError(f"token frame of {len(body)} bytes does not hold {count} in {rows} rows")
+    try:
+        finished = _decode_finished(body[end:]) if len(body) > end else ()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FrameError(f"token frame with endings that cannot be read: {error}") from None
     return (
-        _ids(body[_SIZES.size : counts]),
-        _ids(body[tokens:logprobs]),
-        array("d", np.frombuffer(body, "<f4", count, logprobs).astype(np.float64).tobytes()),
-        _ids(body[counts:tokens]) if rows != count else (),
+        _native(array("I", body[_SIZES.size : counts])),
+        _native(array("I", body[tokens:logprobs])),
+        _native(array("f", body[logprobs:end])),
+        _native(array("I", body[counts:tokens])) if rows != count else (),
+        finished,
     )
 
 
-def _ids(column: bytes) -> "array[int]":
-    found = array("I", column)
+def _native(column: "array[Any]") -> "array[Any]":
     if sys.byteorder == "big":
-        found.byteswap()
-    return found
+        column.byteswap()
+    return column

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.ranked_executor import RankedExecutor, RankFollower
-from slackwater.engine.request import GenerationRequest, PromptScoreRows, StepOutput
+from slackwater.engine.request import Finished, GenerationRequest, PromptScoreRows, StepOutput
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
@@ -24,8 +25,7 @@ from slackwater.nets.loading import load_net
 from slackwater.nets.ranks import RankPlan, Ranks, fail_together
 from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
-from slackwater.wire.frames import FrameKind, encode_frame
-from slackwater.wire.tokens import encode_tokens
+from slackwater.wire.tokens import TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
@@ -169,8 +169,8 @@ class EngineWorker:
             logger.warning("version not dropped: %s", error)
 
     def tell(self, output: StepOutput) -> None:
-        """Send a step's results in one write: prompt scores, alternatives, tokens, endings; tokens
-        alone may wait for those of the next steps.
+        """Send a step's results in one write: prompt scores, alternatives, tokens with endings;
+        tokens alone may wait for those of the next steps.
         """
         frames = self._unsent() if output.top else []  # alternatives are of one step's tokens
         frames += [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
@@ -179,14 +179,6 @@ class EngineWorker:
         waited = frames or output.top or output.finished or output.failed
         if waited or self._made.is_due(time.monotonic()):
             frames += self._unsent(output)
-        for ended in output.finished:
-            request = self._requests.pop(ended.request_id)
-            total = self._made.end(ended.request_id)
-            frames.append(
-                messages.encode(
-                    messages.TurnFinished(ended.request_id, ended.reason, total, request.version)
-                )
-            )
         for failed in output.failed:
             self._requests.pop(failed.request_id)
             self._made.drop(failed.request_id)
@@ -202,13 +194,19 @@ class EngineWorker:
 
     def _unsent(self, output: StepOutput | None = None) -> list[bytes]:
         columns = self._made.unsent(time.monotonic())
-        if columns is None:
+        finished = [self._finished(one) for one in output.finished] if output else ()
+        if not (columns.requests or finished):
             return []
-        frame = encode_frame(FrameKind.TOKENS, encode_tokens(columns))
+        frame = encode_tokens(replace(columns, finished=finished))
         if output is None or not output.top:
             return [frame]
         rows = [_top(output, request) for request in columns.requests]
         return [messages.encode(messages.SampledTopK(rows)), frame]
+
+    def _finished(self, one: Finished) -> TurnFinished:
+        request = self._requests.pop(one.request_id)
+        total = self._made.end(one.request_id)
+        return TurnFinished(one.request_id, one.reason, total, request.version)
 
 
 def _request(message: messages.Generate) -> GenerationRequest:

@@ -71,7 +71,7 @@ class TurnHistory:
         """Whether tokens should not wait for those of another step."""
         return now_s - self._sent_s >= self._every_s
 
-    def unsent(self, now_s: float) -> TokenColumns | None:
+    def unsent(self, now_s: float) -> TokenColumns:
         """All that was appended since the last call."""
         requests, counts = list[int](), list[int]()
         tokens, logprobs = array("I"), array("f")
@@ -84,7 +84,7 @@ class TurnHistory:
                 turn.sent += count
                 turn.every_s = min(max(turn.every_s, STREAMED_EVERY_S), OTHERS_EVERY_S)
         self._sent_s, self._every_s = now_s, OTHERS_EVERY_S
-        return TokenColumns(requests, tokens, logprobs, counts) if requests else None
+        return TokenColumns(requests, tokens, logprobs, counts)
 
     def end(self, request: int) -> int:
         """The turn is whole; returns how many tokens it has."""

@@ -21,6 +21,7 @@ from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameDecoder
+from slackwater.wire.tokens import TokenColumns, TurnFinished, encode_tokens
 
 BASE, VERSION = "tiny", "base:tiny"
 JOBS = (JobId("one"), JobId("other"))  # of one base model
@@ -49,7 +50,10 @@ class Floor:
         self.rollout.engine_joined(WorkerId(name), facts)
 
     def say(self, worker: WorkerId, message: messages.Message) -> None:
-        (frame,) = FrameDecoder().feed(messages.encode(message))
+        self.send_frame(worker, messages.encode(message))
+
+    def send_frame(self, worker: WorkerId, data: bytes) -> None:
+        (frame,) = FrameDecoder().feed(data)
         assert isinstance(frame, Frame)
         self.rollout.engine_said(worker, frame)
 
@@ -60,7 +64,9 @@ class Floor:
             if isinstance(message, messages.PullVersion):
                 self.say(worker, messages.VersionReady(message.version))
             elif isinstance(message, messages.Generate):
-                self.say(worker, messages.TurnFinished(message.request, "stop", 0, VERSION))
+                ended = TurnFinished(message.request, "stop", 0, VERSION)
+                columns = TokenColumns([], [], [], finished=[ended])
+                self.send_frame(worker, encode_tokens(columns))
 
     def submit(self, number: int) -> None:
         name = f"t{number}"
@@ -73,7 +79,7 @@ class Floor:
 
     def appended(self, more: Any) -> None: ...
 
-    def streamed(self, token: int, logprob: float) -> None: ...
+    def streamed(self, tokens: Any, logprobs: Any) -> None: ...
 
     def completed(self, result: TurnResult) -> None:
         self.ended += 1

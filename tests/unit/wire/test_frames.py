@@ -22,7 +22,7 @@ from slackwater.wire.batches import (
     encode_result,
 )
 from slackwater.wire.frames import Frame, FrameDecoder, FrameError, FrameKind, encode_frame
-from slackwater.wire.tokens import TokenColumns, decode_tokens, encode_tokens
+from slackwater.wire.tokens import TokenColumns, TurnFinished, decode_tokens, encode_tokens
 
 kinds = st.sampled_from(FrameKind)
 
@@ -73,16 +73,25 @@ sampled = st.tuples(u32, st.floats(width=32, allow_nan=False))
 rows = st.lists(st.tuples(u32, st.lists(sampled, min_size=1, max_size=4)), max_size=50)
 
 
-@given(rows)
-def test_token_columns_survive_the_wire(sent: list[tuple[int, list[tuple[int, float]]]]) -> None:
+endings = st.builds(TurnFinished, u32, st.sampled_from(["stop", "length"]), u32, st.text())
+
+
+@given(rows, st.lists(endings, max_size=3))
+def test_token_columns_and_endings_survive_the_wire(
+    sent: list[tuple[int, list[tuple[int, float]]]], finished: list[TurnFinished]
+) -> None:
     made = [one for _, run in sent for one in run]
     columns = TokenColumns(
         np.array([row[0] for row in sent], np.uint32),
         np.array([one[0] for one in made], np.uint32),
         np.array([one[1] for one in made], np.float32),
         [len(run) for _, run in sent],
+        finished,
     )
-    requests, tokens, logprobs, counts = decode_tokens(encode_tokens(columns))
+    (frame,) = FrameDecoder().feed(encode_tokens(columns))
+    assert frame.kind is FrameKind.TOKENS
+    requests, tokens, logprobs, counts, ended = decode_tokens(frame.body)
+    assert list(ended) == finished
     assert requests.tolist() == [row[0] for row in sent]
     assert list(zip(tokens, logprobs, strict=True)) == made
     assert list(counts or [1] * len(sent)) == [len(run) for _, run in sent]
@@ -92,10 +101,23 @@ def test_token_columns_survive_the_wire(sent: list[tuple[int, list[tuple[int, fl
 def test_a_token_frame_of_the_wrong_size_is_refused(body: bytes) -> None:
     if len(body) >= 8:
         count, tokens = struct.unpack("<II", body[:8])
-        if len(body) == 8 + 4 * count * (1 + (count != tokens)) + 8 * tokens:
+        if len(body) >= 8 + 4 * count * (1 + (count != tokens)) + 8 * tokens:
             return
     with pytest.raises(FrameError, match="token frame"):
         decode_tokens(body)
+
+
+@given(rows, st.binary(min_size=1, max_size=40))
+def test_endings_that_are_none_are_refused(
+    sent: list[tuple[int, list[tuple[int, float]]]], rest: bytes
+) -> None:
+    singles = [row for row, _ in sent]
+    columns = TokenColumns(singles, [1] * len(sent), [0.0] * len(sent))
+    (frame,) = FrameDecoder().feed(encode_tokens(columns))
+    if rest == b"\x90":  # an empty list
+        return
+    with pytest.raises(FrameError, match="endings"):
+        decode_tokens(frame.body + rest)
 
 
 @given(st.binary(max_size=200))

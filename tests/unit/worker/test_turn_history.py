@@ -64,8 +64,7 @@ def test_of_many_turns_that_ended_the_last_are_kept() -> None:
 
 
 def columns_of(history: TurnHistory, now_s: float) -> dict[int, list[int]]:
-    if (columns := history.unsent(now_s)) is None:
-        return {}
+    columns = history.unsent(now_s)
     tokens = iter(list(columns.tokens))
     rows = zip(list(columns.requests), columns.counts, strict=True)
     return {request: [next(tokens) for _ in range(count)] for request, count in rows}

@@ -53,11 +53,14 @@ class AppendTokens:
 
 @dataclass(frozen=True, slots=True)
 class StreamTokens:
-    """New tokens of streamed turns, in columns, one row each; of no turn the first."""
+    """New tokens of streamed turns, in columns: the next `counts[i]` are of `turns[i]` (no counts:
+    one each); of no turn the first.
+    """
 
     turns: Sequence[TurnId]
     tokens: Sequence[int]
     logprobs: Sequence[float]
+    counts: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

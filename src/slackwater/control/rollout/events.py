@@ -59,7 +59,7 @@ class TokensArrived(TimedMessage, frozen=True):
     """One frame in columns: `counts[i]` tokens of `attempts[i]` in order (no counts: one each).
 
     `topk` has one entry per token if any turn of the frame requested it. Columns may be lists or,
-    to save time, `array("I")` and `array("d")`.
+    to save time, `array("I")` and `array("f")`.
     """
 
     instance: InstanceId

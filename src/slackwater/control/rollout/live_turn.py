@@ -52,7 +52,7 @@ class LiveTurn:
         self.sequence = sequence
         self.limit = spec.sampling.max_tokens
         self._tokens = array("I")
-        self._logprobs = array("d")
+        self._logprobs = array("f")
         self.settle: Callable[[], None] | None = None
         self.topk: list[Sequence[tuple[int, float]]] | None = (
             [] if spec.sampling.topk_logprobs else None

@@ -66,7 +66,7 @@ class Ownership:
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
         attempts, instance, start, accepted = self._books.dispatcher.attempts, event.instance, 0, 0
         tokens, logprobs = event.tokens, event.logprobs
-        streamed = list[TurnId](), list[int](), list[float]()
+        streamed = list[TurnId](), array("I"), array("f"), list[int]()
         for attempt, count in zip(event.attempts, event.counts or repeat(1), strict=False):
             end = start + count
             turn = attempts.get(attempt)
@@ -81,9 +81,10 @@ class Ownership:
             else:
                 if turn.spec.stream:
                     turn.streamed_tokens += count
-                    streamed[0].extend(repeat(turn.spec.turn, count))
+                    streamed[0].append(turn.spec.turn)
                     streamed[1].extend(tokens[start:end])
                     streamed[2].extend(logprobs[start:end])
+                    streamed[3].append(count)
                 turn.tokens.extend(tokens[start:end])
                 turn.logprobs.extend(logprobs[start:end])
                 turn.barren_losses = 0

@@ -73,7 +73,7 @@ class SteadyFrame:
         """Give every turn its tokens of the frames kept so far."""
         shape = len(self._tokens), len(self._turns)
         tokens = np.frombuffer(b"".join(self._tokens), np.uintc).reshape(shape).T.copy()
-        logprobs = np.frombuffer(b"".join(self._logprobs), np.float64).reshape(shape).T.copy()
+        logprobs = np.frombuffer(b"".join(self._logprobs), np.float32).reshape(shape).T.copy()
         self._tokens.clear()
         self._logprobs.clear()
         for turn, ids, scores in zip(self._turns, tokens, logprobs, strict=True):
@@ -89,4 +89,4 @@ def _ids(values: Sequence[int]) -> "array[int]":
 
 
 def _scores(values: Sequence[float]) -> "array[float]":
-    return values if isinstance(values, array) else array("d", values)
+    return values if isinstance(values, array) else array("f", values)

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
@@ -279,14 +280,17 @@ class EngineExecutor:
         """One frame; token frames go the short way."""
         now_s, instance = loop_time(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            columns = decode_tokens(frame.body)
-            others = self._topk.pop(worker, ())
-            self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
+            attempts, tokens, scores, counts, finished = decode_tokens(frame.body)
+            if attempts:
+                columns = attempts, tokens, scores, counts
+                others = self._topk.pop(worker, ())
+                self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
+            for one in finished:
+                attempt, why = AttemptId(one.request), FinishReason(one.reason)
+                ended = attempt, why, one.total_tokens, one.version
+                self.feed(on.TurnEnded(now_s, instance, *ended))
             return
         match messages.decode_from_worker(frame.body):
-            case messages.TurnFinished(request, reason, total_tokens, version):
-                attempt, why = AttemptId(request), FinishReason(reason)
-                self.feed(on.TurnEnded(now_s, instance, attempt, why, total_tokens, version))
             case messages.GenerateRefused(request, error, at_fault):
                 attempt = AttemptId(request)
                 self.feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
@@ -369,12 +373,13 @@ class EngineExecutor:
                 _log(command)
 
     def _stream(self, command: do.StreamTokens) -> None:
-        listeners = self._listeners
-        for turn, token, logprob in zip(
-            command.turns, command.tokens, command.logprobs, strict=True
-        ):
+        listeners, start = self._listeners, 0
+        tokens, logprobs = command.tokens, command.logprobs
+        for turn, count in zip(command.turns, command.counts or repeat(1), strict=False):
+            end = start + count
             if (listener := listeners.get(turn)) is not None:
-                listener.streamed(token, logprob)
+                listener.streamed(tokens[start:end], logprobs[start:end])
+            start = end
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
         if isinstance(command, do.AppendTokens):

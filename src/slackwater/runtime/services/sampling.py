@@ -411,7 +411,7 @@ class _SampleTurn:
     def appended(self, more: AppendTokens) -> None:
         """Sample requests are answered whole."""
 
-    def streamed(self, token: int, logprob: float) -> None:
+    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Sample requests are answered whole."""
 
     def completed(self, result: CompleteTurn) -> None:

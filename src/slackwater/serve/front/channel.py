@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -117,7 +117,7 @@ class _Front:
         self._tenants = frozenset(channel.plane.tenants.names())
         self._is_open = True
         self.turns: dict[int, _Choice] = {}
-        self._unsent = (array("I"), array("I"), array("f"))
+        self._unsent = _no_tokens()
         self.connection = _Told(self, channel.joined)
 
     def heard(self, body: bytes) -> None:
@@ -137,9 +137,9 @@ class _Front:
         for turn in self.turns.values():
             self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
 
-    def send(self, record: wire.Record, *, later: bool = False) -> None:
+    def send(self, record: wire.Record) -> None:
         self.gather()
-        self.connection.send(record, later=later)
+        self.connection.send(record)
 
     def refuse(self, number: int, error: SlackwaterError) -> None:
         self.send(wire.Refused(number, status_of(error), str(error)))
@@ -183,8 +183,8 @@ class _Front:
         for number in numbers:
             name = TurnId(f"{self._name}/{number}")
             self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
-        # An answer that is not streamed comes with its end.
-        self.send(wire.Accepted(asked.number), later=not asked.stream)
+        if asked.stream:  # another's tokens say it
+            self.send(wire.Accepted(asked.number))
         for place, number in enumerate(numbers):
             if (turn := self.turns.get(number)) is not None:
                 self._submit(asked, turn, place)
@@ -270,30 +270,34 @@ class _Front:
         if more.topk or more.prompt_logprobs is not None:
             self.send(wire.MoreTokens(turn.number, _encode(more)))
             return
-        for token, logprob in zip(more.tokens, more.logprobs, strict=True):
-            self.streamed(turn.number, token, logprob)
+        self.streamed(turn.number, more.tokens, more.logprobs)
 
-    def streamed(self, number: int, token: int, logprob: float) -> None:
+    def streamed(self, number: int, some: Sequence[int], scores: Sequence[float]) -> None:
         """Goes with all other tokens of a few milliseconds, as columns."""
-        numbers, tokens, logprobs = self._unsent
+        numbers, counts, tokens, logprobs = self._unsent
         if not numbers:
             self.connection.due_soon()
         numbers.append(number)
-        tokens.append(token)
-        logprobs.append(logprob)
+        counts.append(len(some))
+        tokens.extend(some)
+        logprobs.extend(scores)
 
     def gather(self) -> None:
         """Before all else: a choice's tokens come before its end."""
         if self._unsent[0]:
-            columns, self._unsent = self._unsent, (array("I"), array("I"), array("f"))
+            columns, self._unsent = self._unsent, _no_tokens()
             self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
+
+
+def _no_tokens() -> "tuple[array[int], array[int], array[int], array[float]]":
+    return array("I"), array("I"), array("I"), array("f")
 
 
 class _Told(ChannelConnection):
     """The connection of a front end, which is told first what it must know."""
 
     def __init__(self, front: _Front, joined: Callable[[_Front], None]) -> None:
-        super().__init__(front.heard, front.lost)
+        super().__init__(front.heard, front.lost, gather_s=0.0)
         self._front, self._joined = front, joined
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -319,8 +323,8 @@ class _Choice:
     def appended(self, more: TurnTokens) -> None:
         self.front.said(self, more)
 
-    def streamed(self, token: int, logprob: float) -> None:
-        self.front.streamed(self.number, token, logprob)
+    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        self.front.streamed(self.number, tokens, logprobs)
 
     def completed(self, result: TurnResult) -> None:
         self.front.ended(self)

@@ -1,8 +1,7 @@
-"""One end of a channel: records in, records out, gathered for a few milliseconds."""
+"""One end of a channel: records in, records out, gathered for a while."""
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from typing import cast
@@ -12,22 +11,28 @@ from slackwater.wire.front import Record, encode_records
 
 logger = logging.getLogger(__name__)
 
-# A write, and its reader's waking up, cost more than what is written.
 _GATHER_S = 0.004
-_LATER_S = 0.05
 _MOST_UNREAD_BYTES = 256 << 20  # a peer that lets so much wait is stuck
 
 
 class ChannelConnection(asyncio.Protocol):
-    """`heard` gets the body of each frame; `lost` is called once, whoever closed it."""
+    """`heard` gets the body of each frame; `lost` is called once, whoever closed it.
 
-    def __init__(self, heard: Callable[[bytes], None], lost: Callable[[], None]) -> None:
-        self._heard, self._lost = heard, lost
+    Records of `gather_s` go together: a write, and its reader's waking up, cost more than what is
+    written. With none, those of one round of the event loop do, and nobody wakes up to write.
+    """
+
+    def __init__(
+        self,
+        heard: Callable[[bytes], None],
+        lost: Callable[[], None],
+        gather_s: float = _GATHER_S,
+    ) -> None:
+        self._heard, self._lost, self._gather_s = heard, lost, gather_s
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._out: list[Record] = []
         self._timer: asyncio.Handle | None = None
-        self._due_s = math.inf
         self._flushed_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -45,15 +50,10 @@ class ChannelConnection(asyncio.Protocol):
         self._transport = None
         self._lost()
 
-    def send(self, record: Record, *, later: bool = False) -> None:
-        """Goes with all others of a few milliseconds, at once where nothing went lately; `later`
-        waits for another, or for longer. After the end it goes nowhere.
-        """
+    def send(self, record: Record) -> None:
+        """Goes with others, at once where nothing went lately. After the end it goes nowhere."""
         self._out.append(record)
-        if later:
-            self._due(_LATER_S)
-        else:
-            self.due_soon()
+        self.due_soon()
 
     def put(self, record: Record) -> None:
         """Goes with the next write, which somebody else has asked for."""
@@ -61,15 +61,10 @@ class ChannelConnection(asyncio.Protocol):
 
     def due_soon(self) -> None:
         """Have `flush` called soon."""
-        self._due(max(self._flushed_s + _GATHER_S - time.monotonic(), 0.0))
-
-    def _due(self, in_s: float) -> None:
-        loop, at_s = asyncio.get_running_loop(), time.monotonic() + in_s
-        if at_s >= self._due_s:
-            return
-        self._due_s = at_s
         if self._timer is not None:
-            self._timer.cancel()
+            return
+        loop = asyncio.get_running_loop()
+        in_s = self._flushed_s + self._gather_s - time.monotonic()
         if in_s > 0:
             self._timer = loop.call_later(in_s, self.flush)
         else:
@@ -78,7 +73,7 @@ class ChannelConnection(asyncio.Protocol):
     def flush(self) -> None:
         """Write what waits now."""
         out, self._out = self._out, []
-        self._timer, self._due_s = None, math.inf
+        self._timer = None
         if self._transport is None or not out:
             return
         self._flushed_s = time.monotonic()

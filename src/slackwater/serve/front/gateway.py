@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import RequestId, TenantId, TurnId
 from slackwater.model.operation import FaultOwner
 from slackwater.model.sampling import Sampling
@@ -44,7 +45,7 @@ class ChoiceListener(Protocol):
 
     def appended(self, more: TurnTokens) -> None: ...
     def completed(self, result: TurnResult) -> None: ...
-    def failed(self, error: str) -> None: ...
+    def failed(self, error: SlackwaterError) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Gateway:
         stream: bool,
         arrived_s: float | None,
     ) -> list[int]:
-        """The choices' numbers, once they are accepted."""
+        """The choices' numbers; those that stream are accepted then."""
         numbers = [next(self._numbers) for _ in listeners]
         self._choices.update(zip(numbers, listeners, strict=True))
         record = wire.GenerateChoices(
@@ -148,7 +149,10 @@ class Gateway:
             asked.max_tokens,
         )
         try:
-            await self._ask(numbers[0], record)
+            if stream:
+                await self._ask(numbers[0], record)
+            else:
+                self._send(record)
         except BaseException:
             self.abandon(tenant, numbers)
             raise
@@ -214,14 +218,17 @@ class Gateway:
 
     # ---- what the control plane says ----
     async def _ask(self, number: int, record: wire.Record) -> Any:
-        if self._is_lost:
-            raise FailedTurnError(_GONE)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        self.connection.send(record)
         try:
+            self._send(record)
             return await asked
         finally:
             self._asked.pop(number, None)
+
+    def _send(self, record: wire.Record) -> None:
+        if self._is_lost:
+            raise FailedTurnError(_GONE)
+        self.connection.send(record)
 
     def _heard(self, body: bytes) -> None:
         for record in wire.decode_to_front(body):
@@ -239,7 +246,7 @@ class Gateway:
             if not asked.done():
                 asked.set_exception(FailedTurnError(_GONE))
         for listener in tuple(self._choices.values()):
-            listener.failed(_GONE)
+            listener.failed(FailedTurnError(_GONE))
         self._choices.clear()
         self._end()
 
@@ -254,17 +261,24 @@ class Gateway:
             asked.set_result(record)
 
     def _refused(self, record: wire.Refused) -> None:
+        error = PlaneRefusedError(record.status, record.message)
         asked = self._asked.get(record.number)
-        if asked is not None and not asked.done():
-            asked.set_exception(PlaneRefusedError(record.status, record.message))
+        if asked is None:
+            self._ended(record.number, error)
+        elif not asked.done():
+            asked.set_exception(error)
 
     def _tokens(self, record: wire.Tokens) -> None:
-        numbers = np.frombuffer(record.numbers, "<u4").tolist()
-        tokens = np.frombuffer(record.tokens, "<u4").tolist()
-        logprobs = np.frombuffer(record.logprobs, "<f4").tolist()
-        for number, token, logprob in zip(numbers, tokens, logprobs, strict=True):
+        numbers, counts, tokens = (
+            np.frombuffer(column, "<u4").tolist()
+            for column in (record.numbers, record.counts, record.tokens)
+        )
+        logprobs, start = np.frombuffer(record.logprobs, "<f4").tolist(), 0
+        for number, count in zip(numbers, counts, strict=True):
+            end = start + count
             if (listener := self._choices.get(number)) is not None:
-                listener.appended(TurnTokens(_NO_TURN, [token], [logprob]))
+                listener.appended(TurnTokens(_NO_TURN, tokens[start:end], logprobs[start:end]))
+            start = end
 
     def _more_tokens(self, more: wire.MoreTokens) -> None:
         if (listener := self._choices.get(more.number)) is not None:
@@ -275,8 +289,11 @@ class Gateway:
             listener.completed(_result_of(done.result))
 
     def _failed(self, record: wire.Failed) -> None:
-        if (listener := self._choices.pop(record.number, None)) is not None:
-            listener.failed(record.error)
+        self._ended(record.number, FailedTurnError(record.error))
+
+    def _ended(self, number: int, error: SlackwaterError) -> None:
+        if (listener := self._choices.pop(number, None)) is not None:
+            listener.failed(error)
 
     def _sampled(self, record: wire.Sampled) -> None:
         tenant = self._samplers.get(record.number)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from starlette.types import Receive
 
+from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.serve.front.gateway import Gateway, GenerationRequest
-from slackwater.serve.http.errors import FailedTurnError
 
 _MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
 
@@ -49,13 +49,13 @@ class Generation:
         self._tenant = tenant
         self._asked = asked
         self._stream = stream
-        self._heard: deque[ChoiceDelta | FinishedChoice | str] = deque()
+        self._heard: deque[ChoiceDelta | FinishedChoice | SlackwaterError] = deque()
         self._waiting: asyncio.Future[None] | None = None
         self._open = set(range(asked.choices))
         self._numbers: list[int] = []
 
     async def begin(self) -> None:
-        """Have every choice generated; returns when the control plane has accepted them."""
+        """Have every choice generated; of those that stream it returns when they are accepted."""
         listeners = [_Choice(place, self) for place in range(self._asked.choices)]
         self._numbers = await self._gateway.generate(
             self._tenant,
@@ -69,7 +69,7 @@ class Generation:
         """Give up what still runs."""
         self._gateway.abandon(self._tenant, self._numbers)
 
-    def say(self, event: ChoiceDelta | FinishedChoice | str) -> None:
+    def say(self, event: ChoiceDelta | FinishedChoice | SlackwaterError) -> None:
         """Record an event of one choice."""
         self._heard.append(event)
         self._wake()
@@ -98,8 +98,8 @@ class Generation:
                 continue
             began_s = time.perf_counter()
             event = self._next()
-            if isinstance(event, str):
-                raise FailedTurnError(event)
+            if isinstance(event, SlackwaterError):
+                raise event
             if isinstance(event, FinishedChoice):
                 self._open.discard(event.choice)
             yield event
@@ -114,7 +114,7 @@ class Generation:
         finally:
             self._waiting = None
 
-    def _next(self) -> ChoiceDelta | FinishedChoice | str:
+    def _next(self) -> ChoiceDelta | FinishedChoice | SlackwaterError:
         """The next event, merged with queued tokens of the same choice."""
         heard = self._heard
         event = heard.popleft()
@@ -160,5 +160,5 @@ class _Choice:
     def completed(self, result: TurnResult) -> None:
         self._generation.say(FinishedChoice(self._place, result))
 
-    def failed(self, error: str) -> None:
+    def failed(self, error: SlackwaterError) -> None:
         self._generation.say(error)

@@ -386,6 +386,6 @@ class SimulatedBody:
                 counts.append(fresh)
         if attempts:
             total = sum(counts)
-            tokens, logprobs = array("I", bytes(4 * total)), array("d", bytes(8 * total))
+            tokens, logprobs = array("I", bytes(4 * total)), array("f", bytes(4 * total))
             instance = place.spec.instance
             self.tell(TokensArrived(self.now_s, instance, attempts, tokens, logprobs, counts))

@@ -22,8 +22,7 @@ import numpy as np
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.wire import messages
-from slackwater.wire.frames import FrameKind, encode_frame
-from slackwater.wire.tokens import TokenColumns, encode_tokens
+from slackwater.wire.tokens import TokenColumns, TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.engine_server.server import EngineServer, ServerTokens
 from slackwater.worker.engine_server.versions import VersionDirectories
@@ -44,7 +43,7 @@ class Outbox:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
-        self._endings: list[messages.TurnFinished] = []
+        self._finished: list[TurnFinished] = []
         self._due = False
 
     def add(self, request: int, sampled: ServerTokens) -> None:
@@ -57,8 +56,8 @@ class Outbox:
     def end(
         self, request: int, reason: Literal["stop", "length"], total_tokens: int, version: str
     ) -> None:
-        """A request is whole; its ending follows its tokens."""
-        self._endings.append(messages.TurnFinished(request, reason, total_tokens, version))
+        """A request is whole; its ending goes with its last tokens."""
+        self._finished.append(TurnFinished(request, reason, total_tokens, version))
         self._wake()
 
     def _wake(self) -> None:
@@ -67,17 +66,18 @@ class Outbox:
             asyncio.get_running_loop().call_later(self._every_s, self.flush)
 
     def flush(self) -> None:
-        """One write: alternatives, tokens, endings."""
+        """One write: alternatives, then tokens and endings."""
         self._due = False
         frames: list[bytes] = []
         if any(self._top):
             frames.append(messages.encode(messages.SampledTopK(self._top)))
-        if self._tokens:
-            columns = TokenColumns(self._requests, self._tokens, self._logprobs)
-            frames.append(encode_frame(FrameKind.TOKENS, encode_tokens(columns)))
-        frames += [messages.encode(ending) for ending in self._endings]
+        if self._tokens or self._finished:
+            columns = TokenColumns(
+                self._requests, self._tokens, self._logprobs, finished=self._finished
+            )
+            frames.append(encode_tokens(columns))
         self._requests, self._tokens, self._logprobs = [], [], []
-        self._top, self._endings = [], []
+        self._top, self._finished = [], []
         if frames:
             self._send(*frames)
 

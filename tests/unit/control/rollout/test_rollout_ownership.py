@@ -210,8 +210,11 @@ def streamed(shown: dict[str, list[int]], commands: Sequence[FleetCommand]) -> N
         if isinstance(command, AppendTokens):
             shown[command.turn] += command.tokens
         elif isinstance(command, StreamTokens):
-            for turn, token in zip(command.turns, command.tokens, strict=True):
-                shown[turn].append(token)
+            tokens = iter(command.tokens)
+            counts = command.counts or [1] * len(command.turns)
+            for turn, count in zip(command.turns, counts, strict=True):
+                shown[turn] += [next(tokens) for _ in range(count)]
+            assert not list(tokens)
 
 
 def test_streams_of_one_frame_come_as_columns_each_position_once(driver: FleetDriver) -> None:

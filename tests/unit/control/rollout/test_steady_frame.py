@@ -48,7 +48,7 @@ def test_no_token_is_lost_or_moved_however_many_frames_wait_to_be_dealt_out() ->
         attempts = running(driver, 3, limit=1000)
         for position in range(frames):
             tokens = array("I", (3 * position + number for number in range(3)))
-            scores = array("d", (-float(token) for token in tokens))
+            scores = array("f", (-float(token) for token in tokens))
             columns = (array("I", attempts), tokens, scores)
             driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
         for number in range(3):
