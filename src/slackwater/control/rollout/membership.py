@@ -13,13 +13,17 @@ class Membership:
 
     def __init__(self, books: ManagerState) -> None:
         self._books = books
+        self._lent_slowness = 1.0  # of the lent engine that was measured last
 
     def joined(self, event: on.InstanceJoined, out: Out) -> None:
         """Take it in; it works once it is offered with a version."""
         books, spec = self._books, event.spec
         if spec.instance in books.instances.records:
             self.gone(books.instances.records[spec.instance], "joined again", event.now_s, out)
-        books.instances.add(InstanceRecord(spec, event.now_s))
+        record = InstanceRecord(spec, event.now_s)
+        if spec.kind is InstanceKind.BORROWED:
+            record.load.slowness = self._lent_slowness
+        books.instances.add(record)
 
     def offered(self, event: on.VersionOffered, out: Out) -> None:
         """Turns may run with the version there from now on."""
@@ -109,8 +113,12 @@ class Membership:
             if law is not None:
                 record.slowness.observe(step_s, law.step_s(batch, context, beside))
                 record.load.slowness = record.slowness.factor
-            alike_s = step_s / record.load.slowness
-            self._books.step_time.observe(batch, context, alike_s, beside)
+            slowness = record.load.slowness
+            # Steps of a lent engine wait for its service's: they say little of the others'.
+            if record.spec.kind is InstanceKind.BORROWED and law is not None:
+                self._lent_slowness = slowness
+            else:
+                self._books.step_time.observe(batch, context, step_s, beside, slowness)
 
     def notice(self, event: on.InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""

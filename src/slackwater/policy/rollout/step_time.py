@@ -48,15 +48,26 @@ class StepTimeFit:
         self._moment = np.zeros(4)
         self._fitted: StepTime | None = None
         self._stale = True
+        self._typical_log = 0.0  # of the slowness of the engines that were measured lately
 
     def observe(
-        self, batch: float, context_tokens: float, step_s: float, prefilled_tokens: float = 0.0
+        self,
+        batch: float,
+        context_tokens: float,
+        step_s: float,
+        prefilled_tokens: float = 0.0,
+        slowness: float = 1.0,
     ) -> None:
         """One measurement: what a step of about this batch took, with so much prefilled beside each
-        step.
+        step, on an engine that takes `slowness` times as long as the present law says.
+
+        Only what sets it apart from the others is taken out. If all of it were, nothing would hold
+        the law's scale, and uneven steps would make every engine look slower and slower.
         """
         if batch <= 0 or step_s <= 0:
             return
+        self._typical_log += 0.05 * (math.log(slowness) - self._typical_log)
+        step_s *= math.exp(self._typical_log) / slowness
         row = np.array([1.0, batch / 100, context_tokens / 1e5, prefilled_tokens / 100])  # near 1
         weight = 1.0 / step_s**2  # relative errors count alike
         self._gram = self._fade * self._gram + weight * np.outer(row, row)

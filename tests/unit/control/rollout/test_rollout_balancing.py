@@ -72,3 +72,37 @@ def test_a_turn_that_an_inexact_engine_began_may_go_on_anywhere() -> None:
     driver.join("vllm2", exact_continuation=False)
     (again,) = dispatches(driver.happen(InstanceLost(driver.now_s, InstanceId("vllm"), "killed")))
     assert again.instance == "vllm2"
+
+
+def beat_for(driver: FleetDriver, seconds: int, rates: dict[str, tuple[int, int]]) -> None:
+    """Each instance makes so many tokens in even and in odd seconds."""
+    made = dict.fromkeys(rates, 0)
+    for second in range(seconds):
+        for name, rate in rates.items():
+            made[name] += rate[second % 2]
+            heartbeat(driver, name, 4, 0, made[name])
+        driver.now_s += 1.0
+
+
+def slowness(driver: FleetDriver, name: str) -> float:
+    return driver.manager.books.instances.records[InstanceId(name)].load.slowness
+
+
+def test_a_loan_with_uneven_steps_makes_no_own_engine_look_slow() -> None:
+    driver = FleetDriver()
+    driver.join("own", kind=InstanceKind.DEDICATED)
+    driver.join("loan", kind=InstanceKind.BORROWED, job="job")
+    beat_for(driver, 600, {"own": (400, 400), "loan": (40, 400)})
+    assert slowness(driver, "own") == 1.0
+    assert 2.0 < slowness(driver, "loan") < 5.0
+    driver.join("next loan", kind=InstanceKind.BORROWED, job="job")
+    assert slowness(driver, "next loan") == slowness(driver, "loan")
+
+
+def test_engines_with_uneven_steps_do_not_look_slower_and_slower() -> None:
+    driver = FleetDriver()
+    driver.join("even", kind=InstanceKind.DEDICATED)
+    driver.join("uneven", kind=InstanceKind.SPOT)
+    beat_for(driver, 2000, {"even": (400, 400), "uneven": (100, 400)})
+    assert 0.4 < slowness(driver, "even") < 2.0
+    assert 1.5 < slowness(driver, "uneven") / slowness(driver, "even") < 3.0
