@@ -49,6 +49,15 @@ def test_a_short_job_runs_more_often_where_it_would_wait_too_long_for_a_long_one
     assert period_s > 0 and keeps_caps(work, pins, 2, period_s, starts)
 
 
+def test_more_periods_are_tried_where_caps_refuse_those_with_the_most_room() -> None:
+    work = np.zeros((WORK_ROWS, 2))
+    work[[ROLL_S, TRAIN_S, BUDGET_S, LEFT, CAP_S], 0] = 130.0, 40.0, 20400.0, 100.0, 204.0
+    work[[ROLL_S, TRAIN_S, BUDGET_S, LEFT, CAP_S], 1] = 120.0, 110.0, 36800.0, 100.0, 368.0
+    pins, starts = np.array([1, 2]), np.zeros((2, 2, MAX_ROUNDS))
+    period_s = fit_cycle(work, pins, 2, starts, np.zeros(1, np.int64))
+    assert period_s > 0 and keeps_caps(work, pins, 2, period_s, starts)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_credit_makes_iterations_longer_than_their_bound_only_where_lengths_are_short(
     share: float,

@@ -32,6 +32,7 @@ from slackwater.policy.placement.ring import insert
 
 MAX_ROUNDS = 8
 _PERIODS_TRIED = 6
+_CAPPED_PERIODS_TRIED = 16  # caps refuse many that have room
 _SLACKS = (1.0, 1.05, 1.12, 1.25, 1.4, 1.6)
 
 
@@ -258,7 +259,7 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
                     count += 1
     order = np.argsort(shares[:count], kind="mergesort")
     capped = (work[CAP_S, :members] < np.inf).any()
-    for i in order[:_PERIODS_TRIED]:
+    for i in order[: _CAPPED_PERIODS_TRIED if capped else _PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
         # In a long period iterations are apart, which caps may not bear.
         if not (capped or interleave(work, pins, members, periods[i], starts, spent)):
