@@ -43,6 +43,7 @@ _BOUNDED = ("ours", "regrouping", "profiled_horizon")
 _BASELINES = ("group", "group_colocating", "regrouping", "horizon", "profiled_horizon")
 _STRATEGIES = ("pack", "scale", "isolate", "colocate")
 _SHARE_OF_PEAK = 0.7
+DRAWN, WORST = LengthConfig(kind="long_tail"), LengthConfig(kind="worst")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,21 @@ class Trace:
     jobs: int = 200
     multi_turn_share: float = 0.5
     slo_scope: SloScope = "job"
-    worst_lengths: bool = False
+    lengths: LengthConfig = DRAWN
+
+
+def _near(share: float) -> LengthConfig:
+    """All phases at about this share of their worst case."""
+    return LengthConfig(kind="quantiles", quantiles=(share - 0.05, share + 0.05))
 
 
 TRACES = {
     "two_weeks": Trace(seeds=6),
     "single_turn": Trace(multi_turn_share=0.0),
-    "worst_lengths": Trace(worst_lengths=True),
+    "worst_lengths": Trace(lengths=WORST),
+    **{f"lengths_{tenths}_10": Trace(lengths=_near(tenths / 10)) for tenths in (7, 8, 9)},
     "iteration_scope": Trace(slo_scope="iteration"),
-    "iteration_scope_worst_lengths": Trace(slo_scope="iteration", worst_lengths=True),
+    "iteration_scope_worst_lengths": Trace(slo_scope="iteration", lengths=WORST),
     "jobs_600": Trace(jobs=600),
     "jobs_2000": Trace(seeds=1, jobs=2000),
 }
@@ -95,7 +102,7 @@ def production(seed: int, quick: bool, trace: Trace = TRACES["two_weeks"]) -> Cl
             multi_turn_share=trace.multi_turn_share,
             slo_scope=trace.slo_scope,
         ),
-        lengths=LengthConfig(kind="worst" if trace.worst_lengths else "long_tail"),
+        lengths=trace.lengths,
         seed=seed,
     )
 

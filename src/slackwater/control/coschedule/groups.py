@@ -193,10 +193,10 @@ class Groups:
 
     def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
         """Groups that have a stake in one of the nodes, or in another part of one."""
-        if len(nodes) == 1:
-            return list(self._users.get(node_of(nodes[0]), ()))
-        users = (self._users.get(node_of(node), {}) for node in nodes)
-        return list(dict.fromkeys(group for groups in users for group in groups))
+        users: dict[GroupId, int] = {}
+        for node in nodes:
+            users |= self._users.get(node_of(node), {})
+        return list(users)
 
     def shares(self, state: JobState) -> bool:
         """Whether its group has other members."""

@@ -90,11 +90,18 @@ class CoScheduler:
         commands.extend(self._handlers[type(event)](event))
         if self._groups.misfits and not self._admission.is_unsettled():
             commands.extend(self._isolate_misfits(event.now_s))
-        bears = partial(self._bears_step, event.now_s)
-        commands.extend(self._guests.grant(self._groups.is_wanted, bears, event.now_s))
+        if kept or self._guests:
+            commands.extend(self._serve_guests(kept, event.now_s))
+        return commands
+
+    def _serve_guests(self, kept: tuple[NodeId, ...], now_s: float) -> list[Command]:
+        """Permits for unprofiled jobs, and for members on nodes that are kept for none any more."""
+        bears = partial(self._bears_step, now_s)
+        commands: list[Command] = []
+        commands.extend(self._guests.grant(self._groups.is_wanted, bears, now_s))
         released = tuple(node for node in kept if node not in self._permits.kept)
-        commands.extend(self._places.grant(released, event.now_s))
-        self._guests.keep_nodes(partial(self._bears_guest, event.now_s))
+        commands.extend(self._places.grant(released, now_s))
+        self._guests.keep_nodes(partial(self._bears_guest, now_s))
         return commands
 
     def _bears_guest(self, now_s: float, node: NodeId, phase: Phase, since_s: float) -> bool:

@@ -40,6 +40,9 @@ class UnprofiledJobs:
         self._permits = permits
         self._guests: dict[JobId, _Guest] = {}
 
+    def __len__(self) -> int:
+        return len(self._guests)
+
     def __contains__(self, job: JobId | None) -> bool:
         return job in self._guests
 
