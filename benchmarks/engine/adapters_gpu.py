@@ -80,8 +80,8 @@ def measure(shape: str, batches: list[int], steps: int, bandwidth: float) -> dic
     spec = LoraSpec(RANK)
     for count in (0, 1, 16):
         for name in names[:count]:
-            if name not in engine.versions():
-                engine.put_version(name, adapter_tensors(config, count), lora=spec)
+            if name not in engine.versions.names():
+                engine.versions.put(name, adapter_tensors(config, count), lora=spec)
         for batch in batches:
             key = f"{shape}.batch_{batch}"
             versions = names[:count] or ["base"]
@@ -99,7 +99,7 @@ def measure(shape: str, batches: list[int], steps: int, bandwidth: float) -> dic
     step_ms(engine, batches[0], names[:1], 4)
     before = executor.captures
     begin = time.perf_counter()
-    engine.put_version(names[0], adapter_tensors(config, 99), lora=spec)
+    engine.versions.put(names[0], adapter_tensors(config, 99), lora=spec)
     torch.cuda.synchronize()
     figures[f"{shape}.rewrite_ms"] = 1e3 * (time.perf_counter() - begin)
     step_ms(engine, batches[0], names[:1], 4)

@@ -81,7 +81,7 @@ def engine_alone(model: Path, work: StepWork, rank: int) -> dict[str, float]:
     if rank:
         spec = LoraSpec(rank)
         version = "adapter"
-        engine.put_version(version, LoraAdapter.create(spec, config).tensors, lora=spec)
+        engine.versions.put(version, LoraAdapter.create(spec, config).tensors, lora=spec)
     # Other prompts each time, as after a new version: none of them is in the prefix cache.
     took_s = min(_rollout_s(engine, work, config, version, seed) for seed in range(3))
     return {"tokens_per_s": work.turns * work.new_tokens / took_s}

@@ -123,7 +123,7 @@ def generate(model: Path, ranks: Ranks | None, where: dict[str, str]) -> Any:
             return None
         executor = RankedExecutor(default_executor(net, config), ranks)
         engine = Engine(net, config, executor=executor)
-    engine.put_version("adapter", adapter_slices(shape, ranks), lora=LORA)
+    engine.versions.put("adapter", adapter_slices(shape, ranks), lora=LORA)
     scores: dict[int, Floats] = {}
     for number in range(_PROMPTS):
         prompt = tuple(draw_tokens(shape, number, _PROMPT_TOKENS).tolist())

@@ -89,7 +89,7 @@ class GrpoStep:
 
     def _sample(self) -> tuple[np.ndarray, Floats, list[tuple[int, ...]]]:
         shape, engine = self._shape, self._engine
-        engine.put_version("now", self._trainer.weights())
+        engine.versions.put("now", self._trainer.weights())
         rows = shape.prompts * shape.group
         prompts = []
         for prompt in range(shape.prompts):

@@ -114,7 +114,7 @@ def _measured(
         after = stepping.steps(steps)
         pairs.append((before + after, during))
         if pull:
-            engine.drop_version(f"v{pull - 1}")
+            engine.versions.drop(f"v{pull - 1}")
         for each in manifest.sizes:
             relay.drop(Payload(name, each))
     pairs = pairs[

@@ -35,8 +35,8 @@ def publish(folder: Path) -> None:
 
 def generate(engine: Engine, versions: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
     """Turns on three versions, two of them with a prefix that the cache has; greedy."""
-    engine.put_version("new", versions["new"])
-    engine.put_version("adapter", versions["adapter"], lora=LORA)
+    engine.versions.put("new", versions["new"])
+    engine.versions.put("adapter", versions["adapter"], lora=LORA)
     found: dict[str, list[list[float]]] = {}
     for wave in range(2):
         for number, version in enumerate(("base", "new", "adapter")):

@@ -1,12 +1,10 @@
 """The engine: add requests, step, take tokens. One step is plan, run, settle."""
 
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
@@ -29,10 +27,9 @@ from slackwater.engine.runner import Runner, SampledTokens
 from slackwater.engine.scheduler import EngineLoad, Scheduler, StepPlan
 from slackwater.engine.sequence import PromptScoring, Sequence
 from slackwater.engine.slots import SlotTable
-from slackwater.engine.versions import VersionStore, WeightSlot
+from slackwater.engine.versions import VersionStore
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.lora import LoraSpec
 
 
 def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
@@ -66,7 +63,7 @@ class Engine:
         # What else a machine does with its processors says nothing about a step.
         self.on_gpu = net.device.type == "cuda"
         self._clock = time.monotonic if self.on_gpu else time.thread_time
-        self._versions = VersionStore(net, config, self._executor)
+        self.versions = VersionStore(net, config, self._executor)
         block_tokens = self._executor.block_tokens
         self._slots = SlotTable(config.max_running, self.max_context, block_tokens)
         self._blocks = BlockPool(
@@ -95,7 +92,7 @@ class Engine:
 
     def add(self, request: GenerationRequest) -> None:
         """Queue a request. Raises if it can never run, and keeps nothing of it then."""
-        version = self._versions.get(request.version)
+        version = self.versions.get(request.version)
         self._check(request)
         params = request.params
         eos = frozenset() if params.ignore_eos else self._eos
@@ -158,39 +155,6 @@ class Engine:
             {int(self._slots.request_id[slot]): top for slot, top in sampled.top.items()},
         )
 
-    def put_version(
-        self, version: str, tensors: Mapping[str, Tensor], *, lora: LoraSpec | None = None
-    ) -> None:
-        """Hold full weights, or an adapter over the base, under a name; call it between steps.
-
-        A name that is held already is rewritten in place: requests on it go on with the new
-        weights, and no prefix cached under the old ones is used by requests that come later.
-        """
-        self._versions.put(version, tensors, lora)
-
-    def begin_version(self) -> WeightSlot:
-        """A place for full weights, to be filled beside the steps and shown between two of them."""
-        return self._versions.begin()
-
-    def fill_version(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights to a place; another thread may do so while this engine steps."""
-        self._versions.fill(room, tensors)
-
-    def finish_version(self, version: str, room: WeightSlot) -> None:
-        """Show a filled place under a name; call it between steps."""
-        self._versions.finish(version, room)
-
-    def give_up_version(self, room: WeightSlot) -> None:
-        """Take back a place that will not be shown."""
-        self._versions.give_up(room)
-
-    def drop_version(self, version: str) -> None:
-        """Forget a version that no request uses."""
-        self._versions.drop(version)
-
-    def versions(self) -> tuple[str, ...]:
-        return self._versions.names()
-
     def reclaim_pages(self, pages: int) -> int:
         """Give idle cache pages back to the shared pool, forgetting unused prefixes if need be."""
         arena = self._executor.arena
@@ -201,7 +165,7 @@ class Engine:
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
         """Prepare decode steps of so many requests over so long contexts; none waits later."""
-        net = self._versions.get(self.config.base_version).net
+        net = self.versions.get(self.config.base_version).net
         self._runner.warm_decode(net, rows, contexts)
 
     @property
@@ -257,7 +221,7 @@ class Engine:
             "kv_blocks_total": float(self._blocks.num_blocks - 1),
             "kv_pages_mapped": float(self._executor.arena.mapped_pages),
             "preemptions": float(self._scheduler.preemptions),
-            "versions": float(len(self._versions)),
+            "versions": float(len(self.versions)),
             "steps": float(self._steps),
             "tokens_sampled": float(self._tokens_sampled),
             "tokens_computed": float(self._tokens_computed),

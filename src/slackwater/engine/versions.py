@@ -34,7 +34,10 @@ class WeightSlot:
 
 
 class VersionStore:
-    """Versions by name. Adapters stand on the weights that the engine began with."""
+    """Versions by name. Adapters stand on the weights that the engine began with.
+
+    Another thread may call `fill`; everything else happens between the engine's steps.
+    """
 
     def __init__(self, net: CausalLM, config: EngineConfig, executor: Executor) -> None:
         self._base, self._config, self._executor = net, config, executor
@@ -61,8 +64,12 @@ class VersionStore:
             raise NotFoundError(f"version: {version!r} is not held; held are: {held}")
         return found
 
-    def put(self, version: str, tensors: Mapping[str, Tensor], lora: LoraSpec | None) -> None:
-        """Add a version, or rewrite one in place (requests on it go on with the new weights)."""
+    def put(
+        self, version: str, tensors: Mapping[str, Tensor], *, lora: LoraSpec | None = None
+    ) -> None:
+        """Add full weights, or an adapter over the base, or rewrite a version in place: requests
+        on it go on with the new weights, and later ones use no prefix cached under the old.
+        """
         self._generations += 1
         held = self._versions.get(version)
         if lora is not None:
@@ -85,7 +92,7 @@ class VersionStore:
         return room
 
     def fill(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights where no request sees them; another thread may make only this call."""
+        """Write full weights where no request sees them."""
         self._check_full(tensors)
         self._executor.write(room.net, tensors)
 

@@ -112,7 +112,7 @@ class EngineWorker:
             self._abort(request)
         self._requests.clear()
         self._connection.send(messages.encode(self._made.report()))
-        self._inherited = {*self._engine.versions(), *self.puller.pulling()}
+        self._inherited = {*self._engine.versions.names(), *self.puller.pulling()}
 
     def _drop_inherited(self) -> None:
         """Another version needs the room of those that were not asked for again."""
@@ -132,7 +132,7 @@ class EngineWorker:
             case messages.PullVersion(version, way, keep):
                 payloads = [Payload(*each) for each in way]
                 self._inherited.discard(version)
-                if version not in self._engine.versions():
+                if version not in self._engine.versions.names():
                     self._drop_inherited()
                 if (ready := self.puller.ask(version, payloads, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
@@ -164,7 +164,7 @@ class EngineWorker:
         if version == self._engine.config.base_version or self.puller.drop_later(version):
             return
         try:
-            self._engine.drop_version(version)
+            self._engine.versions.drop(version)
         except SlackwaterError as error:
             logger.warning("version not dropped: %s", error)
 

@@ -88,7 +88,7 @@ class VersionPuller:
         if version in self._pulling:
             self._pulling[version] = False
             return None
-        if version in self._engine.versions():
+        if version in self._engine.versions.names():
             return messages.VersionReady(version)
         self._pulling[version] = False
         self._to_do.put(_Wanted(version, tuple(way), keep))
@@ -112,24 +112,24 @@ class VersionPuller:
             match self._done.get():
                 case _Arrived(version, tensors, None, kept):
                     try:
-                        room = self._engine.begin_version()
+                        room = self._engine.versions.begin()
                     except SlackwaterError as error:
                         said.append(self._failed(version, error))
                     else:
                         self._to_do.put(_Filling(version, tensors, room, kept))
                 case _Arrived(version, tensors, lora, kept):
                     try:
-                        self._engine.put_version(version, tensors, lora=lora)
+                        self._engine.versions.put(version, tensors, lora=lora)
                     except SlackwaterError as error:
                         said.append(self._failed(version, error))
                     else:
                         said.append(self._ready(version, kept))
                 case _Filled(version, room, kept):
-                    self._engine.finish_version(version, room)
+                    self._engine.versions.finish(version, room)
                     said.append(self._ready(version, kept))
                 case _Failed(version, error, failed_room):
                     if failed_room is not None:
-                        self._engine.give_up_version(failed_room)
+                        self._engine.versions.give_up(failed_room)
                     if not isinstance(error, SlackwaterError | OSError):
                         raise error
                     said.append(self._failed(version, error))
@@ -144,7 +144,7 @@ class VersionPuller:
 
     def _ready(self, version: str, kept: bool) -> messages.VersionReady:
         if self._pulling.pop(version):
-            self._engine.drop_version(version)
+            self._engine.versions.drop(version)
         return messages.VersionReady(version, kept)
 
     def _failed(self, version: str, error: Exception) -> messages.VersionFailed:
@@ -162,7 +162,7 @@ class VersionPuller:
         room = what.room if isinstance(what, _Filling) else None
         try:
             if isinstance(what, _Filling):
-                self._engine.fill_version(what.room, what.tensors)
+                self._engine.versions.fill(what.room, what.tensors)
                 return _Filled(what.version, what.room, what.kept)
             taken = self._lane.take(what.version, what.way, keep=what.keep)
             return _Arrived(what.version, taken.tensors, lora_of(taken.meta), taken.kept)

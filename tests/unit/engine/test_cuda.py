@@ -153,9 +153,9 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
     for name, tensor in adapter.tensors.items():
         if "lora_B" in name:
             tensor.normal_(0, 0.02)
-    engine.put_version("tuned", adapter.tensors, lora=spec)
+    engine.versions.put("tuned", adapter.tensors, lora=spec)
     other = load_net(CONFIG, dtype=torch.bfloat16, device="cuda", seed=9)
-    engine.put_version("other", net_tensors(other))
+    engine.versions.put("other", net_tensors(other))
     params = Sampling(max_tokens=20, seed=3)
     names = ("base", "tuned", "other")
     found = run(

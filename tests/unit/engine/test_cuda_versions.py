@@ -86,8 +86,8 @@ def test_a_version_that_another_thread_fills_beside_the_steps_is_whole_when_it_i
     others = [load_net(CONFIG, dtype=torch.bfloat16, device="cuda", seed=seed) for seed in (5, 6)]
     for number, other in enumerate(others):
         tensors = {name: tensor.cpu().pin_memory() for name, tensor in net_tensors(other).items()}
-        room = engine.begin_version()
-        filling = threading.Thread(target=engine.fill_version, args=(room, tensors))
+        room = engine.versions.begin()
+        filling = threading.Thread(target=engine.versions.fill, args=(room, tensors))
         engine.add(
             GenerationRequest(7, prompt(7, 90), Sampling(max_tokens=60, ignore_eos=True), "base")
         )
@@ -95,7 +95,7 @@ def test_a_version_that_another_thread_fills_beside_the_steps_is_whole_when_it_i
         while engine.busy:
             engine.step()
         filling.join(60)
-        engine.finish_version(f"v{number}", room)
+        engine.versions.finish(f"v{number}", room)
         asked = GenerationRequest(1, prompt(1, 90), Sampling(max_tokens=20, seed=3), f"v{number}")
         found = run(engine, asked)
         ids = [*prompt(1, 90), *found.tokens[1]]

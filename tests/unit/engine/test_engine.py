@@ -220,15 +220,15 @@ def trained(spec: LoraSpec, seed: int) -> LoraAdapter:
 
 def engine_with(version: str, seed: int) -> Engine:
     source = engine()
-    source.put_version(version, trained(LoraSpec(4), seed).tensors, lora=LoraSpec(4))
+    source.versions.put(version, trained(LoraSpec(4), seed).tensors, lora=LoraSpec(4))
     return source
 
 
 def test_weights_of_another_type_are_taken_as_what_they_say() -> None:
     halves = {name: tensor.bfloat16() for name, tensor in net_tensors(net(5)).items()}
     source = engine()
-    source.put_version("halves", halves)
-    source.put_version("wide", {name: tensor.float() for name, tensor in halves.items()})
+    source.versions.put("halves", halves)
+    source.versions.put("wide", {name: tensor.float() for name, tensor in halves.items()})
     found = run(
         source,
         request(1, prompt(1, 20), version="halves"),
@@ -241,9 +241,9 @@ def test_versions_are_read_side_by_side_each_with_its_own_weights() -> None:
     """Full weights and adapters in one batch give what each gives alone, to the bit."""
     specs = {"small": LoraSpec(2), "large": LoraSpec(8, mlp=False)}
     source = engine()
-    source.put_version("full", net_tensors(net(5)))
+    source.versions.put("full", net_tensors(net(5)))
     for number, (name, spec) in enumerate(specs.items()):
-        source.put_version(name, trained(spec, number).tensors, lora=spec)
+        source.versions.put(name, trained(spec, number).tensors, lora=spec)
     names = ("base", "full", "small", "large")
     requests = [
         request(i, prompt(i % 3, 40), max_tokens=15, seed=i, version=names[i % 4])
@@ -260,13 +260,13 @@ def test_versions_are_read_side_by_side_each_with_its_own_weights() -> None:
 
 def test_weights_rewritten_in_place_serve_running_requests_and_hide_old_prefixes() -> None:
     source = engine()
-    source.put_version("live", net_tensors(net(5)))
+    source.versions.put("live", net_tensors(net(5)))
     before = run(source, request(1, prompt(1, 40), version="live")).tokens[1]
     source.add(request(2, prompt(2, 10), max_tokens=30, version="live"))
     collected = Collected()
     for _ in range(10):
         collected.take(source)
-    source.put_version("live", net_tensors(net(6)))
+    source.versions.put("live", net_tensors(net(6)))
     while source.busy:
         collected.take(source)
     assert len(collected.tokens[2]) == 30
@@ -280,42 +280,42 @@ def test_weights_rewritten_in_place_serve_running_requests_and_hide_old_prefixes
 def test_an_adapter_rewritten_in_place_serves_running_requests() -> None:
     spec = LoraSpec(4)
     source = engine()
-    source.put_version("live", trained(spec, 1).tensors, lora=spec)
+    source.versions.put("live", trained(spec, 1).tensors, lora=spec)
     source.add(request(1, prompt(1, 10), max_tokens=20, temperature=0.0, version="live"))
     collected = Collected()
     for _ in range(5):
         collected.take(source)
-    source.put_version("live", trained(spec, 2).tensors, lora=spec)
+    source.versions.put("live", trained(spec, 2).tensors, lora=spec)
     collected.take(source)
     before, after = collected.logprobs[1][4], collected.logprobs[1][5]
     same = run(engine_with("live", 1), request(1, prompt(1, 10), temperature=0.0, version="live"))
     assert same.logprobs[1][4] == before
     assert same.logprobs[1][5] != after, "the sixth token came from the new adapter"
     with pytest.raises(ConfigError, match="another rank"):
-        source.put_version("live", trained(LoraSpec(8), 2).tensors, lora=LoraSpec(8))
+        source.versions.put("live", trained(LoraSpec(8), 2).tensors, lora=LoraSpec(8))
 
 
 def test_versions_are_bounded_dropped_and_their_memory_reused() -> None:
     source = engine(max_full_versions=2, max_adapters=1)
-    source.put_version("one", net_tensors(net(5)))
+    source.versions.put("one", net_tensors(net(5)))
     with pytest.raises(RefusedError, match="drop a version first"):
-        source.put_version("two", net_tensors(net(6)))
+        source.versions.put("two", net_tensors(net(6)))
     source.add(request(1, prompt(1, 9), version="one"))
     with pytest.raises(RefusedError, match="1 requests"):
-        source.drop_version("one")
+        source.versions.drop("one")
     run(source)
-    source.drop_version("one")
-    source.put_version("two", net_tensors(net(6)))
+    source.versions.drop("one")
+    source.versions.put("two", net_tensors(net(6)))
     found = run(source, request(1, prompt(1, 9), version="two")).tokens[1]
     assert found == run(engine(seed=6), request(1, prompt(1, 9))).tokens[1]
     spec = LoraSpec(2)
-    source.put_version("adapter", trained(spec, 1).tensors, lora=spec)
+    source.versions.put("adapter", trained(spec, 1).tensors, lora=spec)
     with pytest.raises(RefusedError, match="max_adapters"):
-        source.put_version("another", trained(spec, 2).tensors, lora=spec)
+        source.versions.put("another", trained(spec, 2).tensors, lora=spec)
     with pytest.raises(RefusedError, match="base"):
-        source.drop_version("base")
+        source.versions.drop("base")
     with pytest.raises(ConfigError, match="missing or not of this model"):
-        source.put_version("bad", {"x": torch.zeros(1)})
+        source.versions.put("bad", {"x": torch.zeros(1)})
 
 
 def test_a_tied_embedding_follows_a_rewrite() -> None:
@@ -324,7 +324,7 @@ def test_a_tied_embedding_follows_a_rewrite() -> None:
     tied = replace(CONFIG, tied=True)
     config = EngineConfig(kv_bytes=1 << 20, page_bytes=4096)
     source = Engine(load_net(tied, seed=1), config)
-    source.put_version("next", net_tensors(load_net(tied, seed=2)))
+    source.versions.put("next", net_tensors(load_net(tied, seed=2)))
     found = run(source, request(1, prompt(1, 20), version="next"))
     fresh = run(Engine(load_net(tied, seed=2), config), request(1, prompt(1, 20)))
     assert found.tokens == fresh.tokens

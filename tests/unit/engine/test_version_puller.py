@@ -89,7 +89,7 @@ def test_steps_go_on_while_a_version_is_on_its_way(
 ) -> None:
     assert puller.ask("v1") is None
     assert len(tokens(engine, 1, "base")) == 40
-    assert "v1" not in engine.versions()
+    assert "v1" not in engine.versions.names()
     store.gate.set()
     engine.add(request(2, "base"))
     assert outcome(puller, engine.step) == messages.VersionReady("v1")
@@ -110,7 +110,7 @@ def test_a_pull_that_fails_leaves_what_was_there(
     puller.ask("v9")
     failed = outcome(puller)
     assert isinstance(failed, messages.VersionFailed) and "v9" in failed.error
-    assert engine.versions() == ("base",)
+    assert engine.versions.names() == ("base",)
 
 
 def test_without_room_the_pull_fails_and_room_serves_the_next(
@@ -122,7 +122,7 @@ def test_without_room_the_pull_fails_and_room_serves_the_next(
     puller.ask("v2")
     failed = outcome(puller)
     assert isinstance(failed, messages.VersionFailed) and "max_full_versions" in failed.error
-    engine.drop_version("v1")
+    engine.versions.drop("v1")
     puller.ask("v2")
     assert outcome(puller) == messages.VersionReady("v2")
 
@@ -148,7 +148,7 @@ def test_a_version_dropped_on_its_way_is_ready_and_then_gone(
     assert not puller.drop_later("base")
     store.gate.set()
     assert outcome(puller) == messages.VersionReady("v1")
-    assert engine.versions() == ("base",)
+    assert engine.versions.names() == ("base",)
 
 
 def test_adapters_travel_as_adapters(

@@ -83,7 +83,7 @@ class Trained:
         store = DirectoryWeightStore(root / "weights")
         store.publish("v1", tensors, lora_meta(lora))
         engine = Engine(net, EngineConfig(kv_bytes=1 << 20, page_bytes=4096, max_full_versions=2))
-        engine.put_version("v1", store.pull("v1"), lora=lora)
+        engine.versions.put("v1", store.pull("v1"), lora=lora)
         self.ours = _scores(engine, "v1")
         assert np.abs(self.ours - _scores(engine, "base")).max() > 0.01, "the weights are others"
         self.exported = root / "exported"
