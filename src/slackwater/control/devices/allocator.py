@@ -48,7 +48,6 @@ class DeviceAllocator:
         self._free: dict[NodeId, int] = {}
         self._assigned: dict[DeploymentId, DeviceAssignment] = {}
         self._remembered: dict[DeploymentId, tuple[DeviceId, ...]] = {}
-        self._refused: dict[DeploymentId, tuple[NodeId | None, str]] = {}
 
     def handle(self, event: AllocationEvent) -> Sequence[AllocationCommand]:
         """Take one event; return what follows, in order."""
@@ -64,7 +63,6 @@ class DeviceAllocator:
             case DeploymentReleased(_, deployment):
                 self._take_back(deployment)
                 self._remembered.pop(deployment, None)
-                self._refused.pop(deployment, None)
             case AssignmentsRestored(_, assignments):
                 self._remembered |= assignments
         return ()
@@ -86,10 +84,6 @@ class DeviceAllocator:
 
     def owners(self, device: DeviceId) -> list[DeploymentId]:
         return list(self._owners.get(device, ()))
-
-    def refused(self, node: NodeId) -> dict[DeploymentId, str]:
-        """Deployments that got no devices of the node, and why."""
-        return {name: why for name, (at, why) in self._refused.items() if at == node}
 
     def assignments(self) -> dict[DeploymentId, tuple[DeviceId, ...]]:
         """What a new control plane must know."""
@@ -119,11 +113,8 @@ class DeviceAllocator:
             if name not in self._owners or self._may_share(self._owners[name], request)
         ]
         chosen = self._as_before(request, usable) or self._choose(request, usable)
-        self._refused.pop(deployment, None)
         if chosen is None:
-            reason = self._reason(request)
-            self._refused[deployment] = (request.node, reason)
-            return RefuseDeployment(deployment, reason)
+            return RefuseDeployment(deployment, self._reason(request))
         self._remembered.pop(deployment, None)
         self._assigned[deployment] = DeviceAssignment(chosen, request.group)
         for device in chosen:
@@ -233,9 +224,6 @@ class DeviceAllocator:
                 self._remembered[deployment] = tuple(one.device for one in had)
         self._devices.pop(node, None)
         self._free.pop(node, None)
-        self._refused = {
-            name: refusal for name, refusal in self._refused.items() if refusal[0] != node
-        }
 
     def _believed(self, node: NodeId, devices: Iterable[Device]) -> dict[DeviceId, Device]:
         """What an agent reports, without devices of other nodes and without repetitions."""

@@ -32,8 +32,6 @@ PAUSES = RestartPolicy(first_s=0.5, longest_s=60.0)
 
 
 class DriverStage(StrEnum):
-    """See the module."""
-
     WAITING = "waiting"
     RUNNING = "running"
     LEAVING = "leaving"
@@ -62,11 +60,7 @@ class JobDriver:
 
 
 class DriverRegistry:
-    """See the module."""
-
-    def __init__(self, most_crashes: int = MOST_CRASHES, pauses: RestartPolicy = PAUSES) -> None:
-        self._most_crashes = most_crashes
-        self._pauses = pauses
+    def __init__(self) -> None:
         self._drivers: dict[JobId, JobDriver] = {}
 
     def handle(self, event: on.DriverEvent) -> Sequence[do.DriverCommand]:
@@ -193,8 +187,8 @@ class DriverRegistry:
         why = _reason(event)
         if event.status is not None:
             driver.crashes += 1
-            driver.earliest_s = event.now_s + self._pauses.delay_s(driver.crashes)
-        if event.hopeless or driver.crashes >= self._most_crashes:
+            driver.earliest_s = event.now_s + PAUSES.delay_s(driver.crashes)
+        if event.hopeless or driver.crashes >= MOST_CRASHES:
             often = "" if event.hopeless else f" {driver.crashes} times in a row"
             self._over(driver, event.now_s, "failed", f"its driver ended{often}: {why}", out)
             return
@@ -226,7 +220,7 @@ class DriverRegistry:
             ends = driver.stage in (DriverStage.LEAVING, DriverStage.OVER)
             assert ends == (driver.over is not None), f"{job} is {driver.stage}, {driver.over}"
             assert driver.over is None or driver.over.over
-            assert driver.crashes <= self._most_crashes
+            assert driver.crashes <= MOST_CRASHES
             assert not (driver.due and driver.stage is DriverStage.RUNNING)
 
 

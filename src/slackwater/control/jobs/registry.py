@@ -42,11 +42,6 @@ class RegisteredJob:
     worked_s: float = 0.0
     open_turns: int = 0
 
-    @property
-    def over(self) -> JobStage | None:
-        """How it ended, if it has."""
-        return self.stage if self.stage.over else None
-
 
 class JobRegistry:
     """See the module. Without `profiles`, jobs are placed at once, as jobs without terms are."""

@@ -17,8 +17,6 @@ from slackwater.model.operation import FaultOwner, Operation, OpKind
 
 
 class StateRecovery:
-    """See the module."""
-
     def __init__(self, state: OperationsState) -> None:
         self._state = state
         self._detached: dict[int, DetachedPublish] = {}

@@ -35,15 +35,10 @@ class _Flow:
 class Routes:
     """See the module. Only the weight director touches it; `out` takes the commands."""
 
-    def __init__(
-        self,
-        way: PullRoutePolicy | None = None,
-        source: SourcePolicy | None = None,
-        retention: RetentionByNeed | None = None,
-    ) -> None:
-        self._way = way or PullRoutePolicy()
+    def __init__(self, source: SourcePolicy | None = None) -> None:
+        self._way = PullRoutePolicy()
         self._source = source or TreeSource()
-        self._retention = retention or RetentionByNeed(way=self._way)
+        self._retention = RetentionByNeed(way=self._way)
         self._sites: dict[NodeId, str] = {}
         self._flows: dict[Payload, _Flow] = {}
         self._unnamed: dict[str, None] = {}
@@ -68,9 +63,6 @@ class Routes:
                 del flow.parents[child]
                 flow.waiting[child] = None
             self._feed(payload, out)
-
-    def has(self, node: NodeId) -> bool:
-        return node in self._sites
 
     @property
     def lead_elsewhere(self) -> bool:
@@ -247,10 +239,6 @@ class Routes:
         out.extend(do.DropPayload(node, payload.version, payload.base) for node in nodes)
 
     # ---- questions ----
-    def payloads(self) -> dict[Payload, set[NodeId]]:
-        """Which payloads there are, and the nodes that have all of each."""
-        return {payload: set(flow.have) for payload, flow in self._flows.items()}
-
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         for payload, flow in self._flows.items():

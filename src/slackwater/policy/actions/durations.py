@@ -60,10 +60,9 @@ class DurationLaw:
 class DurationBook:
     """The laws of all kinds; `guess_s` stands for a kind of which nothing is known."""
 
-    def __init__(self, guess_s: float = 1.0, keep: int = 512) -> None:
+    def __init__(self, guess_s: float = 1.0) -> None:
         self._laws: dict[str, DurationLaw] = {}
         self._guess_s = guess_s
-        self._keep = keep
 
     def observe(self, kind: str, single_unit_s: float) -> None:
         """An action of this kind ended, and would have taken so long on one unit."""
@@ -71,7 +70,7 @@ class DurationBook:
         if law is None:
             if len(self._laws) >= _MOST_KINDS:
                 del self._laws[next(iter(self._laws))]  # the oldest label: memory is bounded
-            law = self._laws[kind] = DurationLaw(self._keep)
+            law = self._laws[kind] = DurationLaw()
         law.observe(single_unit_s)
 
     def mean_s(self, kind: str) -> float | None:

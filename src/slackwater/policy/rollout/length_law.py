@@ -25,10 +25,6 @@ class LengthLaw:
             self._sorted = None
 
     @property
-    def longest(self) -> int:
-        return int(self._table()[-1]) if self._lengths else 0
-
-    @property
     def mean(self) -> float:
         return float(self._table().mean()) if self._lengths else 0.0
 

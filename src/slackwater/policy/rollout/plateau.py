@@ -2,6 +2,9 @@
 4.2.1).
 """
 
+_WEIGHT = 0.2  # of a new observation
+_ENOUGH = 0.9  # of the best rate
+
 
 class ThroughputProfile:
     """Decode rate by batch size, in buckets of powers of two; newer observations weigh more.
@@ -10,9 +13,7 @@ class ThroughputProfile:
     table near the present context instead of modelling a second dimension.
     """
 
-    def __init__(self, *, weight: float = 0.2, enough: float = 0.9) -> None:
-        self._weight = weight
-        self._enough = enough
+    def __init__(self) -> None:
         self._rate_by_bucket: dict[int, float] = {}
 
     def observe(self, batch: int, tokens_per_s: float) -> None:
@@ -22,20 +23,13 @@ class ThroughputProfile:
         bucket = batch.bit_length()
         seen = self._rate_by_bucket.get(bucket)
         self._rate_by_bucket[bucket] = (
-            tokens_per_s if seen is None else seen + self._weight * (tokens_per_s - seen)
+            tokens_per_s if seen is None else seen + _WEIGHT * (tokens_per_s - seen)
         )
-
-    def rate(self, batch: int) -> float | None:
-        """Tokens a second at about this batch; the nearest bucket's if it was never seen."""
-        if not self._rate_by_bucket or batch <= 0:
-            return None
-        bucket = min(self._rate_by_bucket, key=lambda seen: (abs(seen - batch.bit_length()), seen))
-        return self._rate_by_bucket[bucket]
 
     def plateau(self) -> int | None:
         """The smallest batch with nearly the best rate; None until two sizes have been seen."""
         if len(self._rate_by_bucket) < 2:
             return None
-        wanted = self._enough * max(self._rate_by_bucket.values())
+        wanted = _ENOUGH * max(self._rate_by_bucket.values())
         bucket = min(bucket for bucket, rate in self._rate_by_bucket.items() if rate >= wanted)
         return int(2**bucket * 0.75)  # the middle of [2^(b-1), 2^b)

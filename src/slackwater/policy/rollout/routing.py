@@ -63,7 +63,6 @@ class RoutingPolicy(Protocol):
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
         """Whether this one instance may take the turn now (asked when it has room again)."""
-        ...
 
 
 def affine_load(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:

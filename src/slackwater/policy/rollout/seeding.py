@@ -73,19 +73,15 @@ class SeedingPolicy(Protocol):
 
     def start(self) -> SeedingState:
         """Before the first step."""
-        ...
 
     def window_s(self, state: SeedingState, remote: int) -> float:
         """The window to begin a step with when there are `remote` instances."""
-        ...
 
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
         """Why local engines should stop now, or None."""
-        ...
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
         """Why a waiting trainer should give its devices to local engines again, or None."""
-        ...
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
 
@@ -93,7 +89,6 @@ class SeedingPolicy(Protocol):
         """How many remote instances are worth having for a step that begins like this; None: any
         number.
         """
-        ...
 
 
 def useful_remote(times: StepTimes, window_s: float) -> int | None:

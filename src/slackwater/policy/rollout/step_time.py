@@ -12,6 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_FADE = 0.995  # of older observations, at each new one
+_ENOUGH = 16  # observations until there is a fit
+_ALIKE = 1.25  # a difference within counts as none
+_FOLLOWS = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
@@ -40,9 +45,7 @@ class StepTime:
 class StepTimeFit:
     """Least squares over recent observations, older ones fading; no part is ever negative."""
 
-    def __init__(self, *, fade: float = 0.995, enough: int = 16) -> None:
-        self._fade = fade
-        self._enough = enough
+    def __init__(self) -> None:
         self._seen = 0
         self._gram = np.zeros((4, 4))
         self._moment = np.zeros(4)
@@ -70,15 +73,15 @@ class StepTimeFit:
         step_s *= math.exp(self._typical_log) / slowness
         row = np.array([1.0, batch / 100, context_tokens / 1e5, prefilled_tokens / 100])  # near 1
         weight = 1.0 / step_s**2  # relative errors count alike
-        self._gram = self._fade * self._gram + weight * np.outer(row, row)
-        self._moment = self._fade * self._moment + weight * row * step_s
+        self._gram = _FADE * self._gram + weight * np.outer(row, row)
+        self._moment = _FADE * self._moment + weight * row * step_s
         self._seen += 1
         self._stale = True
 
     @property
     def model(self) -> StepTime | None:
         """The present fit; None until enough was seen."""
-        if self._seen < self._enough:
+        if self._seen < _ENOUGH:
             return None
         if self._stale:
             self._fitted = self._solve()
@@ -107,13 +110,11 @@ class Slowness:
     """How many times as long one engine takes as the law of all says: 1 unless it is plainly
     otherwise.
 
-    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `alike`
+    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `_ALIKE`
     counts as none.
     """
 
-    def __init__(self, *, alike: float = 1.25, follows: float = 0.1) -> None:
-        self._alike = math.log(alike)
-        self._follows = follows
+    def __init__(self) -> None:
         self._seen = 0
         self._log = 0.0
 
@@ -122,9 +123,9 @@ class Slowness:
         if step_s <= 0 or expected_s <= 0:
             return
         self._seen += 1
-        share = max(1.0 / self._seen, self._follows)
+        share = max(1.0 / self._seen, _FOLLOWS)
         self._log += share * (math.log(step_s / expected_s) - self._log)
 
     @property
     def factor(self) -> float:
-        return 1.0 if abs(self._log) <= self._alike else math.exp(self._log)
+        return 1.0 if abs(self._log) <= math.log(_ALIKE) else math.exp(self._log)

@@ -11,9 +11,9 @@ from math import ceil
 TURNS_PER_HOLDER = 2  # below that, another copy would hardly shorten anything
 
 
-def holders_wanted(turns: int, able: int, turns_per_holder: int = TURNS_PER_HOLDER) -> int:
+def holders_wanted(turns: int, able: int) -> int:
     """How many of the `able` instances should hold a version that `turns` live turns ask for."""
-    return min(able, ceil(turns / turns_per_holder))
+    return min(able, ceil(turns / TURNS_PER_HOLDER))
 
 
 @dataclass(frozen=True, slots=True)

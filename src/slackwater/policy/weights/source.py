@@ -42,7 +42,6 @@ class SourcePolicy(Protocol):
         self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
     ) -> PayloadSource | None:
         """Where `puller` takes it from; None means: wait."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

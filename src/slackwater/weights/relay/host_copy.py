@@ -37,13 +37,10 @@ def host_version(
     return HostVersion(version, tuple(entries), tuple(arrays), dict(meta))
 
 
-def torch_tensors(held: HostVersion, device: str = "cpu") -> dict[str, Tensor]:
-    """The version's tensors; on the CPU they are the version's own memory, not to be changed."""
-    found: dict[str, Tensor] = {}
-    for entry, array in zip(held.tensors, held.arrays, strict=True):
-        tensor = _tensor(array, entry)
-        found[entry.name] = tensor if device == "cpu" else tensor.to(device)
-    return found
+def torch_tensors(held: HostVersion) -> dict[str, Tensor]:
+    """The version's tensors: its own memory, not to be changed."""
+    pairs = zip(held.tensors, held.arrays, strict=True)
+    return {entry.name: _tensor(array, entry) for entry, array in pairs}
 
 
 def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
