@@ -24,8 +24,6 @@ class Controller(Protocol[E, C]):
 
     def handle(self, event: E) -> Sequence[C]:
         """Take one event, return what the body must do about it, in order."""
-        ...
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold; tests call it after every event."""
-        ...

@@ -72,25 +72,20 @@ class Executor(Protocol):
 
     def prepare(self, net: CausalLM) -> None:
         """Lay a model's weights out as this device reads them, in place."""
-        ...
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         """Give a prepared model new weights in place, perhaps while other models' rows run."""
-        ...
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
         """Take note of an adapter over a prepared model, or of what has changed in it."""
-        ...
 
     def drop_adapter(self, adapter: LoraAdapter) -> None:
         """Forget an adapter that no row will ask for again."""
-        ...
 
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
         """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until
         the next call.
         """
-        ...
 
     def decode(
         self,
@@ -106,17 +101,14 @@ class Executor(Protocol):
         `ahead` are the rows' uniform numbers of the step after this one. Where they are given, that
         step may be begun: every row has a block for it, and nobody reads these logits.
         """
-        ...
 
     def sample(
         self, logits: Tensor, columns: SamplingColumns
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """A token and its log-prob for each row."""
-        ...
 
     def close(self) -> None:
         """Give the cache's memory back; nothing is run here again."""
-        ...
 
 
 class StepwiseDecode:

@@ -41,40 +41,32 @@ class PagePool(Protocol):
 
     def take(self) -> int | None:
         """A page's id, or None when all are taken."""
-        ...
 
     def give_back(self, page: int) -> None: ...
 
     def reserve(self, size_bytes: int) -> int:
         """The address of a fresh virtual range without memory behind it."""
-        ...
 
     def release(self, address: int, size_bytes: int) -> None: ...
 
     def map(self, pages: Sequence[int], address: int) -> None:
         """Put pages behind neighbouring addresses, the first behind `address`."""
-        ...
 
     def unmap(self, address: int, count: int) -> None:
         """Take the memory away from behind `count` pages of addresses; nothing may be using it."""
-        ...
 
     def quiesce(self) -> None:
         """Wait until the device has done what it was told: then pages may be unmapped."""
-        ...
 
     def trim(self) -> None:
         """Return the memory behind free pages to the system, where it is not reserved for good."""
-        ...
 
     @property
     def unclaimed_bytes(self) -> int:
         """Memory that pages may still claim from the device."""
-        ...
 
     def set_aside(self, count: int) -> bool:
         """Leave so many pages' memory to something else (0: have it back); False if not free."""
-        ...
 
 
 class HostPagePool:

@@ -28,11 +28,9 @@ class Guide(Protocol):
 
     def allow(self, bits: NDArray[np.int32]) -> None:
         """Fill a row of bits, one per token of the vocabulary, lowest bit first."""
-        ...
 
     def advance(self, token: int) -> None:
         """Take note of the token that was drawn."""
-        ...
 
 
 class Guides(Protocol):
@@ -40,7 +38,6 @@ class Guides(Protocol):
 
     def guide(self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]) -> Guide:
         """A guide that stands after `generated`; ConfigError if the grammar cannot be followed."""
-        ...
 
 
 def completes_stop_string(

@@ -79,7 +79,6 @@ class Attention(Protocol):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q [N, heads, d]`, `k`, `v [N, kv_heads, d]` to `[N, heads, d]`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,6 @@ class NetOps(Protocol):
         self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
     ) -> tuple[Tensor, ...]:
         """Several layers of one input, each with `scale` times its update."""
-        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -57,13 +56,11 @@ class NetOps(Protocol):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """`(norm(x + residual), x + residual)`."""
-        ...
 
     def rotate(
         self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed where asked, then turned."""
-        ...
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
 

@@ -155,27 +155,21 @@ class Fence(Protocol):
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
         """Additional rlimits of its processes."""
-        ...
 
     def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
         """Start a process inside, with these cores and limits."""
-        ...
 
     def set_precedence(self, precedence: Precedence) -> None:
         """From now on, if it can be set here; every start begins with EQUAL."""
-        ...
 
     def kill_all(self) -> None:
         """Kill all processes inside."""
-        ...
 
     def cpu_s(self) -> float:
         """CPU time used inside so far, if counted."""
-        ...
 
     def memory_kills(self) -> int:
         """How often the kernel ended a process inside for want of memory, so far."""
-        ...
 
 
 class Fences(Protocol):
@@ -186,19 +180,15 @@ class Fences(Protocol):
 
     def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
         """For one action on these cores."""
-        ...
 
     def give_back(self, fence: Fence) -> None:
         """Return an empty fence."""
-        ...
 
     def others(self) -> set[int]:
         """Children of this process that are not actions."""
-        ...
 
     def close(self) -> None:
         """Take down everything."""
-        ...
 
 
 class PinnedFence:

@@ -42,11 +42,9 @@ class Copies(Protocol):
 
     def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         """Zero the blanks, then fill the runs."""
-        ...
 
     def fence(self) -> object:
         """What has been computed so far; `save` waits for it and for nothing later."""
-        ...
 
     def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None: ...
 
@@ -181,11 +179,9 @@ class DeploymentOwner(Protocol):
         `about` is what `unbind` returned last. Without it they are zeros, except frozen ones that
         another brought; the owner fills them, and frozen parts are final when this returns.
         """
-        ...
 
     def unbind(self) -> About:
         """Release the tensors; returns what belongs to the state and is no tensor."""
-        ...
 
 
 @dataclass(slots=True)

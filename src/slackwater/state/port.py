@@ -43,15 +43,12 @@ class DeviceHolder(Protocol):
 
     def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
         """Start a move and return; `ended` is called from any thread."""
-        ...
 
     def free(self, deployment: str) -> None:
         """The deployment was forgotten while on the device: its memory may go."""
-        ...
 
     def drop_image(self, image: str) -> None:
         """A host image is about to go: unmap it."""
-        ...
 
 
 class StatePort(Protocol):

@@ -31,24 +31,18 @@ class WeightStore(Protocol):
 
         Without `durable` it is visible sooner but may be lost in a power failure.
         """
-        ...
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published; errors leave nothing behind."""
-        ...
 
     def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
         """What one rank of an engine holds of the version, and the bytes that were read for it."""
-        ...
 
     def manifest(self, version: str) -> TensorHeader:
         """The version's shapes, checksums and `meta`, without its tensors."""
-        ...
 
     def versions(self) -> tuple[str, ...]:
         """Every visible version, by name."""
-        ...
 
     def retain(self, keep: Collection[str]) -> tuple[str, ...]:
         """Drop all other versions and return them; pulls in progress are not disturbed."""
-        ...

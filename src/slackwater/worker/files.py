@@ -199,19 +199,15 @@ class NodeFiles(Protocol):
 
     def model(self, uri: str) -> Path:
         """The directory of a base model."""
-        ...
 
     def saved_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
         """The folder of a saved state, to be read."""
-        ...
 
     def new_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
         """A folder for a new state, which becomes visible when the block succeeds."""
-        ...
 
     def weights(self) -> WeightStore:
         """The fleet's weight versions."""
-        ...
 
 
 def node_files(where: str, secret: str, pin: str | None) -> NodeFiles:

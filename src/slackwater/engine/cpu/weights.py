@@ -26,11 +26,9 @@ class Weight(Protocol):
 
     def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
         """Set rows from `first` on, at the latest when `writing` is run."""
-        ...
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         """`out = x @ weight.T`, or `out += x @ weight.T`."""
-        ...
 
 
 class PanelWeight:

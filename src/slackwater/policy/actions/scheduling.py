@@ -47,7 +47,6 @@ class Scheduling(Protocol):
     @property
     def looks_ahead(self) -> bool:
         """Whether it looks at the rest and at what runs; if not, the view may leave them out."""
-        ...
 
     @property
     def puts_off(self) -> bool:
@@ -55,10 +54,8 @@ class Scheduling(Protocol):
         Then candidates may be more than fit at once: the inelastic ones fit, the elastic ones share
         what these leave.
         """
-        ...
 
     def decide(self, view: SchedulingView) -> list[int]:
         """Units for each candidate, 0 for those that had better wait; together they must fit the
         topology.
         """
-        ...

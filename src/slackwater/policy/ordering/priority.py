@@ -64,7 +64,6 @@ class Ordering(Protocol):
         """A job joined, or there is a new plan: these take part from now on, in order of
         admission.
         """
-        ...
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
@@ -72,25 +71,20 @@ class Ordering(Protocol):
         """If these took part from now on: by how much a member might at worst fall behind beyond
         its slack, and the cycle's length.
         """
-        ...
 
     def leave(self, job: JobId) -> None:
         """A job finished, crashed or moved."""
-        ...
 
     def pick(
         self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
     ) -> WaitingPhase | None:
         """The next to run of those whose nodes are all free, or None if all had better wait."""
-        ...
 
     def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         """The body was told to run it."""
-        ...
 
     def jobs(self) -> Container[JobId]:
         """Who takes part."""
-        ...
 
 
 def response_ratio(request: WaitingPhase, now_s: float) -> float:

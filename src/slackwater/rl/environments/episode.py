@@ -31,7 +31,6 @@ class Episode(Protocol):
 
     def answer(self, text: str) -> "EnvironmentReply | Future[EnvironmentReply]":
         """Take the model's answer, any text; slow results come as a future."""
-        ...
 
 
 class EpisodeEnvironment(Protocol):
@@ -44,7 +43,6 @@ class EpisodeEnvironment(Protocol):
 
     def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
         """Observations with well-formed, not necessarily best, answers to teach the format."""
-        ...
 
 
 class PromptEpisode(Protocol):

@@ -52,15 +52,12 @@ class VersionShelf(Protocol):
 
     def paths(self, version: str) -> tuple[Path, ...]:
         """The files of a version, one per rank that wrote it, or the one that is missing."""
-        ...
 
     def join(self, version: str, target: Path) -> None:
         """Write what several ranks wrote of a version as one file."""
-        ...
 
     def meta(self, version: str) -> Mapping[str, Any]:
         """What its publisher said of a version."""
-        ...
 
     def versions(self) -> tuple[str, ...]: ...
 

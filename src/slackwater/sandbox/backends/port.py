@@ -50,19 +50,15 @@ class Backend(Protocol):
 
     def readiness(self, environment: Environment) -> int | None:
         """A descriptor that is readable once `launch` would not wait; None: it would not now."""
-        ...
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         """The process to start for an order; `rlimits` come from its fence."""
-        ...
 
     def closed(self, environment: Environment) -> None:
         """Release the environment's resources."""
-        ...
 
     def close(self) -> None:
         """Release shared resources."""
-        ...
 
 
 def variables(order: Order, home: str, tmp: str) -> dict[str, str]:

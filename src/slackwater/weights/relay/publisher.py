@@ -28,11 +28,9 @@ class PublishTarget(Protocol):
 
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
         """Store a bucket of bytes with this tag; a no-op if it is there."""
-        ...
 
     def seal(self, manifest: Manifest) -> None:
         """Make the version visible."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
