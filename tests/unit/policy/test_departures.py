@@ -102,7 +102,7 @@ def cost_of(work: Floats, pins: list[int]) -> float:
     count = work.shape[1]
     pinned = np.array(pins, np.int64)
     cycle_s = busiest_s(work, pinned, count)
-    return float(drain_cost(work, pinned, count, cycle_s, np.zeros(count), 1, 10.0, 40.0))
+    return float(drain_cost(work, pinned, count, cycle_s, np.zeros(count), (1, 10.0, 40.0)))
 
 
 def test_those_that_stay_are_faster_once_a_short_job_is_done() -> None:

@@ -78,7 +78,7 @@ def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
     work = np.zeros((WORK_ROWS, count + 1))
     work[:, :count] = table.work[0][:, :count]
     pins = np.append(table.pins[0][:count], 0)
-    before = drain_cost(work, pins, count, table.cycle_s[0], np.zeros(count), *prices)
+    before = drain_cost(work, pins, count, table.cycle_s[0], np.zeros(count), prices)
     starts, still, spent = (
         np.zeros((count + 1, 2, MAX_ROUNDS)),
         np.zeros(count + 1),
@@ -108,7 +108,7 @@ def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
                 continue
             cycle_s = fit_cycle(work, pins, count + 1, starts, spent)
             if cycle_s:
-                cost = drain_cost(work, pins, count + 1, cycle_s, still, *prices)
+                cost = drain_cost(work, pins, count + 1, cycle_s, still, prices)
                 best = min(best, cost - before)
     return best
 

@@ -104,17 +104,10 @@ class Consolidation:
         return self._drained(row, work, table.pins[row][:count], cycle.period_s)
 
     def _drained(self, row: int, work: Floats, pins: Ints, cycle_s: float) -> float:
-        ledger, count = self._book.ledger, work.shape[1]
-        return drain_cost(
-            work,
-            pins,
-            count,
-            cycle_s,
-            np.zeros(count),
-            len(self._book.groups[row].train),
-            ledger.worth_per_h(Role.ROLLOUT),
-            ledger.worth_per_h(Role.TRAIN),
-        )
+        worth_per_h, count = self._book.ledger.worth_per_h, work.shape[1]
+        train_nodes = len(self._book.groups[row].train)
+        prices = (train_nodes, worth_per_h(Role.ROLLOUT), worth_per_h(Role.TRAIN))
+        return drain_cost(work, pins, count, cycle_s, np.zeros(count), prices)
 
     def layout(
         self,

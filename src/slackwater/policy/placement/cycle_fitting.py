@@ -288,15 +288,14 @@ def drain_cost(
     members: int,
     cycle_s: float,
     delay_s: Floats,
-    train_nodes: int,
-    rollout_price: float,
-    train_price: float,
+    prices: tuple[int, float, float],
 ) -> float:
     """What a group's nodes cost until its members are done, each node paid for as long as a member
-    needs it.
+    needs it; `prices`: how many train nodes, and what a rollout and a train node cost per hour.
 
     When a member is done, the cycle of those that stay shrinks to their own work.
     """
+    train_nodes, rollout_price, train_price = prices
     rest = work[:, :members].copy()
     cycles = rest[LEFT] / rest[ROUNDS]
     life_s = delay_s[:members].copy()

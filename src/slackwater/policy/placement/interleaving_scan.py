@@ -144,7 +144,7 @@ def _pinned_cost(
     Nodes of a set are alike: only how many of each are taken counts.
     """
     best_kept, best_cost = -1, np.inf
-    no_delay = np.zeros(members)
+    no_delay, prices = np.zeros(members), (train_nodes, room.rollout_price, room.train_price)
     sizes, taken = np.empty(len(like), np.int64), np.zeros(len(like), np.int64)
     for i in range(len(like)):
         sizes[i] = count_bits(like[i])
@@ -158,16 +158,7 @@ def _pinned_cost(
         pins[members - 1] = kept | free_slots(node_mask, new)
         cycle = fit_cycle(trial, pins, members, starts, spent)
         if cycle > 0.0:
-            cost = drain_cost(
-                trial,
-                pins,
-                members,
-                cycle,
-                no_delay,
-                train_nodes,
-                room.rollout_price,
-                room.train_price,
-            )
+            cost = drain_cost(trial, pins, members, cycle, no_delay, prices)
             if cost < best_cost or (cost == best_cost and kept < best_kept):
                 best_kept, best_cost = kept, cost
         more = _next_taken(sizes, taken)
@@ -192,16 +183,8 @@ def _local_cost(
     cost = np.inf
     cycle = fit_cycle(trial, pins, members, starts, spent)
     if cycle > 0.0:
-        cost = drain_cost(
-            trial,
-            pins,
-            members,
-            cycle,
-            np.zeros(members),
-            train_nodes,
-            room.rollout_price,
-            room.train_price,
-        )
+        prices = (train_nodes, room.rollout_price, room.train_price)
+        cost = drain_cost(trial, pins, members, cycle, np.zeros(members), prices)
     trial[ROLL_S, last], trial[SYNC_S, last] = job.rollout_s, job.sync_s
     return cost
 
@@ -314,16 +297,8 @@ def scan_cycles(
         trial[ROLL_S, count], trial[TRAIN_S, count] = job.rollout_s, job.train_s / nodes
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
         trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s
-        before = drain_cost(
-            trial,
-            pinned,
-            count,
-            cycle_s[row],
-            no_delay,
-            nodes,
-            room.rollout_price,
-            room.train_price,
-        )
+        prices = (nodes, room.rollout_price, room.train_price)
+        before = drain_cost(trial, pinned, count, cycle_s[row], no_delay, prices)
         kept, new, cost = _best_in_group(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
             stay[row], before, best_cost, job, room, starts, spent,

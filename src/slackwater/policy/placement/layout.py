@@ -211,6 +211,7 @@ def best_layout(
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     work, delay_s = np.zeros((WORK_ROWS, count)), np.zeros(count)
     starts = np.zeros((count, 2, MAX_ROUNDS))
+    prices = (train_nodes, room.rollout_price, room.train_price)
     best = room.to_beat
     found = False
     more = True
@@ -223,16 +224,7 @@ def best_layout(
             if added <= room.free_rollout_nodes and least < best:
                 cycle = fit_layout(jobs, current, pins, work, delay_s, starts, spent)
             if cycle > 0.0:
-                cost = drain_cost(
-                    work,
-                    pins,
-                    count,
-                    cycle,
-                    delay_s,
-                    train_nodes,
-                    room.rollout_price,
-                    room.train_price,
-                )
+                cost = drain_cost(work, pins, count, cycle, delay_s, prices)
                 cost += _restart_cost(pins, delay_s, train_nodes, room, risk_h)
                 if cost < best - 1e-9:
                     best, found = cost, True
