@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -145,6 +146,32 @@ def test_a_front_end_that_goes_takes_its_generations_and_leaves_their_share(
             await live(plane, 4)
         await live(plane, 0)
         assert not plane.shares.live()
+
+    with_plane(tmp_path, work)
+
+
+def test_choices_that_are_abandoned_before_they_began_never_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        begun = 0
+        submit = plane.rollout.submit
+
+        def counted(*turn: Any) -> None:
+            nonlocal begun
+            begun += 1
+            submit(*turn)
+
+        monkeypatch.setattr(plane.rollout, "submit", counted)
+        async with Visitor(FrontChannel(plane)) as visitor:
+            await visitor.ask(generate(1, n=1000))
+            async with asyncio.timeout(60):
+                while not plane.rollout.live():  # noqa: ASYNC110  (nobody is told)
+                    await asyncio.sleep(0)
+            await visitor.ask(front.Abandon("mine", list(range(1, 1001))))
+            await live(plane, 0)
+            assert 0 < begun < 1000
+            assert not plane.shares.live()
 
     with_plane(tmp_path, work)
 
