@@ -13,13 +13,13 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.front.gateway import GenerationRequest
+from slackwater.serve.front.gateway import ChoicesRequest
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice, Generation
 
 
 def generation(choices: int) -> Generation:
     gateway: Any = SimpleNamespace(loop_shares=LoopShares(1))
-    asked = GenerationRequest([b"\1\0\0\0"], [4], choices, Sampling(4), "m", "v", "job")
+    asked = ChoicesRequest([b"\1\0\0\0"], [4], choices, Sampling(4), "m", "v", "job")
     return Generation(gateway, TenantId("t"), asked, stream=True)
 
 

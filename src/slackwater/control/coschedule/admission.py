@@ -129,8 +129,6 @@ class Admission:
         answers = list(self._answers.values())
         self._answers.clear()
         self._answered_s = None
-        if answers:  # the policy must hear of them before it decides in the same instant again
-            self._observed = (0.0, None)
         return self._places.apply(answers, now_s)
 
     def is_unsettled(self, now_s: float | None = None) -> bool:
@@ -224,7 +222,6 @@ class Admission:
                 rollout_s=state.recent_rollout.lately_s,
                 train_s=state.recent_train.lately_s,
                 may_move=state.may_move,
-                started_s=state.started_s,
             )
             for state in placed
             if state.iterations_left  # else in its last sync, about to leave

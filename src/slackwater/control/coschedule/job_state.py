@@ -37,7 +37,6 @@ class JobState:
     crashes: int = 0
     iterations_done: int = 0
     placement: Placement | None = None
-    started_s: float = -math.inf  # on the nodes that it has
     joined: bool = False  # its state is loaded, and it takes part in its group's order
     next_phase: Phase = Phase.ROLLOUT
     free_s: float = 0.0  # when its last phase, and the sync after it, ended

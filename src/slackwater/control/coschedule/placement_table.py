@@ -72,7 +72,7 @@ class PlacementTable:
                     state.clock_s, state.moved_at = now_s, state.iterations_done
             fresh.append((state, placement))
         commands.extend(self._settle_rent())
-        commands.extend(self._start(state, placement, now_s) for state, placement in fresh)
+        commands.extend(self._start(state, placement) for state, placement in fresh)
         joining = {placement.group for _, placement in fresh}
         for group, plan in {p.group: p.plan for p in placements if p.plan is not None}.items():
             self._groups.plan(group, plan, now_s, joining=group in joining)
@@ -95,8 +95,8 @@ class PlacementTable:
         state.seen_s = state.iteration_seen_s  # the iteration that runs is made again
         return tuple(sorted(nodes))
 
-    def _start(self, state: JobState, placement: Placement, now_s: float) -> StartJob:
-        state.placement, state.started_s = placement, now_s
+    def _start(self, state: JobState, placement: Placement) -> StartJob:
+        state.placement = placement
         state.status = JobStatus.PLACED
         state.reason, state.displaced = placement.reason, ""
         state.epoch += 1

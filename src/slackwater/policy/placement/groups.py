@@ -244,8 +244,6 @@ class GroupBook:
             if share != member.cap_share:
                 member.cap_s, member.cap_share = planned_cap_s(member.spec, share), share
             member.left, member.may_move = told.iterations_left, told.may_move
-            if told.started_s >= member.moved_s:  # carried out: another move would restart it
-                member.moved_s = math.nextafter(told.started_s, math.inf)
             most_s = (told.iterations_left + _LOST_CYCLES) * member.cap_s
             member.budget_s = told.budget_s if told.budget_s < most_s else most_s
         rows = np.array([member.row for member, _ in placed], np.int64)

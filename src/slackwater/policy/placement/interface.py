@@ -5,7 +5,6 @@ A policy is a deterministic state machine without I/O: it names the nodes it ren
 it compares `rented()` before and after.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,8 +21,7 @@ class JobProgress:
     `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
     whole), of which it lets others use what it did not win by iterations shorter than declared.
     `rollout_s` and `train_s` are what its phases took lately on the nodes of its profile, once
-    there were some. It must stay where it is while it is not `may_move`. `started_s` is when it was
-    last started on its nodes: a placement that was answered in that instant is carried out.
+    there were some. It must stay where it is while it is not `may_move`.
     """
 
     job: JobId
@@ -32,7 +30,6 @@ class JobProgress:
     rollout_s: float | None = None
     train_s: float | None = None
     may_move: bool = True
-    started_s: float = -math.inf
 
 
 class PlacementPolicy(Protocol):

@@ -49,7 +49,7 @@ class ChoiceListener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class ChoicesRequest:
     """`n` choices for each prompt, a u32 per token: how to sample, and with which weights."""
 
     prompts: list[bytes]
@@ -126,7 +126,7 @@ class Gateway:
     async def generate(
         self,
         tenant: TenantId,
-        asked: GenerationRequest,
+        asked: ChoicesRequest,
         listeners: Sequence[ChoiceListener],
         *,
         stream: bool,

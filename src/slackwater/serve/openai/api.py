@@ -16,7 +16,7 @@ from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.front.gateway import Gateway, GenerationRequest
+from slackwater.serve.front.gateway import ChoicesRequest, Gateway
 from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
@@ -85,7 +85,7 @@ class OpenAiFace:
         body: CompletionBody | ChatBody,
         job: JobId,
         response: ResponsesBody | None = None,
-    ) -> tuple[GenerationRequest, ResponseWriter]:
+    ) -> tuple[ChoicesRequest, ResponseWriter]:
         """The choices to generate, and how to write the answers; `response` has its own form."""
         body.refuse_unsupported()
         base, version = await self.gateway.weights(tenant, body.model)
@@ -116,7 +116,7 @@ class OpenAiFace:
         most = [most_tokens(body, base, prompt) for prompt in prompts]
         common = replace(common, max_tokens=min(most))  # which all prompts' limits allow
         packed = [array("I", prompt).tobytes() for prompt in prompts]
-        asked = GenerationRequest(packed, most, body.n, common, base.name, version, job)
+        asked = ChoicesRequest(packed, most, body.n, common, base.name, version, job)
         shown = [prompt for prompt in prompts for _ in range(body.n)]
         if response is not None and isinstance(body, ChatBody):
             return asked, ResponseAnswers(response, body, codec, shown, plan)

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
-from slackwater.serve.front.gateway import Gateway, GenerationRequest
+from slackwater.serve.front.gateway import ChoicesRequest, Gateway
 
 _MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
 
@@ -39,7 +39,7 @@ class Generation:
         self,
         gateway: Gateway,
         tenant: TenantId,
-        asked: GenerationRequest,
+        asked: ChoicesRequest,
         *,
         stream: bool,
         arrived_s: float | None = None,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_stage import Stage, job, of
 
 from slackwater.control.coschedule.admission import _RETRIES
-from slackwater.control.coschedule.commands import Command, StartJob, StopJob
+from slackwater.control.coschedule.commands import Command, StartJob
 from slackwater.control.coschedule.events import Event, JobArrived, JobFinished
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId
@@ -131,13 +131,3 @@ def test_an_event_looks_for_moves_or_tries_those_that_wait_but_never_both() -> N
                 seen.append(dict(done))
     assert all(each["looks"] + (each["tries"] > 0) <= 1 for each in seen)
     assert any(each["looks"] for each in seen) and any(each["tries"] for each in seen)
-
-
-def test_a_job_that_was_started_is_not_moved_by_another_arrival_of_the_same_instant() -> None:
-    stage = Stage("ours")
-    first = job("a", 310, 220, slo=1.7, iterations=575)
-    second = job("b", 120, 330, slo=1.9, iterations=224)
-    for spec in (first, second):
-        commands = stage.tell(JobArrived(0.0, spec))
-        assert [start.job for start in of(StartJob, commands)] == [spec.job]
-        assert not of(StopJob, commands)
