@@ -56,6 +56,8 @@ def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
         (b'{"model": "m"', "JSON decode error"),
         (b"[" * 100_000, "no JSON that can be read"),
         (b'{"model": "m", "prompt": "\\ud800"}', "half a character"),
+        (b'{"model": "m", "prompt": "\xed\xa0\x80"}', "send UTF-8"),
+        ('{"model": "m", "prompt": "a"}'.encode("utf-16"), "send UTF-8"),
         (b'{"model": "m"}', "Field required"),
         (b'{"model": "m", "prompt": "a", "n": 1000}', "less than or equal to 128"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.http.body_reader import lone_surrogate
+from slackwater.serve.http.body_reader import broken_text
 from slackwater.serve.http.limits import BodyLimits
 
 
@@ -195,7 +195,8 @@ def test_a_tenants_bodies_under_way_are_bounded_together() -> None:
     ],
 )
 def test_half_characters_are_found_and_whole_ones_are_not(text: str, half: str | None) -> None:
-    assert lone_surrogate(text.encode()) == half
+    expected = None if half is None else f"{half} is half a character; send whole ones"
+    assert broken_text(text.encode()) == expected
     spelled = json.loads(text)
     try:
         spelled.encode()
@@ -203,3 +204,16 @@ def test_half_characters_are_found_and_whole_ones_are_not(text: str, half: str |
         assert half is not None
     else:
         assert half is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'"\xed\xa0\x80"', b'"\xff"', '"a"'.encode("utf-16"), '"a"'.encode("utf-16-le")],
+    ids=["surrogate", "no UTF-8", "UTF-16", "UTF-16 without its mark"],
+)
+def test_only_utf_8_passes_as_json_and_anything_does_as_bytes(body: bytes) -> None:
+    status, told = call([part(body)])
+    assert status == 422
+    assert b"send UTF-8" in told
+    kind = {b"content-type": b"application/octet-stream"}
+    assert call([part(body)], kind) == (200, body)

@@ -22,7 +22,23 @@ _LONG = 64
 _MOST_ERRORS = 3
 
 
-def lone_surrogate(body: bytes) -> str | None:
+def broken_text(body: bytes) -> str | None:
+    """What a JSON text has that is no text, if anything.
+
+    Python's reader guesses UTF-16 and UTF-32 by their NUL bytes and lets lone surrogates pass. A
+    string with one can be written nowhere: not to the log, nor the channel, nor into an answer.
+    """
+    if b"\0" in body:
+        return "a NUL byte stands in it; send UTF-8"
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {error.start} is not UTF-8 ({error.reason}); send UTF-8"
+    half = _lone_surrogate(body)
+    return None if half is None else f"{half} is half a character; send whole ones"
+
+
+def _lone_surrogate(body: bytes) -> str | None:
     """The first lone `\\ud800` to `\\udfff` escape of a JSON text, as written."""
     if b"\\ud" not in body and b"\\uD" not in body:
         return None
@@ -60,13 +76,13 @@ def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
 
 def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
     """One body, by the rules by which small ones are read."""
-    if (half := lone_surrogate(body)) is not None:
-        return _wrong("value_error", f"{half} is half a character; send whole ones")
+    if (broken := broken_text(body)) is not None:
+        return _wrong("value_error", broken)
     try:
         plain = json.loads(body)
     except json.JSONDecodeError as error:
         return _wrong("json_invalid", "JSON decode error", error.pos)
-    except (RecursionError, UnicodeDecodeError, ValueError) as error:
+    except (RecursionError, ValueError) as error:
         return _wrong("json_invalid", f"is no JSON that can be read: {error}")
     fields = plain if isinstance(plain, dict) else {}
     named = {key: fields[key] for key in ("model_id", "seq_id") if _is_plain(fields.get(key))}

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.http.body_reader import lone_surrogate
+from slackwater.serve.http.body_reader import broken_text
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
@@ -95,9 +95,8 @@ class BodyLimits:
                 await send_refusal(scope, send, error.status, str(error))
                 return
             small = body is not None and len(body) <= LARGE_JSON_BYTES
-            if body is not None and small and _is_json(headers) and (half := lone_surrogate(body)):
-                message = f"body: {half} is half a character; send whole ones"
-                await send_refusal(scope, send, 422, message)
+            if body is not None and small and _is_json(headers) and (broken := broken_text(body)):
+                await send_refusal(scope, send, 422, f"body: {broken}")
             elif body is not None:
                 await self._pass_on(scope, ReadBody(body, receive), send, tenant)
         finally:

@@ -52,6 +52,8 @@ _INSTEAD = {
 }
 
 
+_MOST_DIGITS = 20  # Python refuses to read a number of thousands
+
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -184,8 +186,8 @@ class GenerationBody(BaseModel):
         """`logit_bias` by token."""
         found = []
         for name, bias in (self.logit_bias or {}).items():
-            if not name.isdecimal():
-                raise ConfigError.of("logit_bias", name, "must name tokens by their ids")
+            if not name.isdecimal() or len(name) > _MOST_DIGITS:
+                raise ConfigError.of("logit_bias", name[:100], "must name tokens by their ids")
             found.append((int(name), bias))
         return sorted(found)
 
