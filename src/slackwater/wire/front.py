@@ -5,6 +5,7 @@ and f32 bytes (little-endian), and what streaming turns got at a time as one rec
 front end numbers what it asks; answers name the number.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -121,7 +122,9 @@ class Refused(Record, frozen=True):
 
 
 class Tokens(Record, frozen=True):
-    """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs."""
+    """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs. Numbers are
+    u64: a tenant can use up 2^32 in hours by asking for thousands of choices and leaving.
+    """
 
     numbers: bytes
     counts: bytes
@@ -203,14 +206,23 @@ ToFront = (
     | SessionFound
     | ModelFound
 )
+_LIST = struct.Struct(">BI")  # msgpack's head of a list
 _encoder = msgspec.msgpack.Encoder()
 _from_front = msgspec.msgpack.Decoder(list[FromFront])
 _to_front = msgspec.msgpack.Decoder(list[ToFront])
 
 
-def encode_records(records: Sequence[Record]) -> bytes:
+def encode_record(record: Record) -> bytes:
+    """One record of a frame; FrameError if it holds what cannot be sent."""
+    try:
+        return _encoder.encode(record)
+    except (ValueError, OverflowError) as error:
+        raise FrameError(f"{type(record).__name__} cannot be sent: {error}") from None
+
+
+def join_records(encoded: Sequence[bytes]) -> bytes:
     """One frame."""
-    return encode_frame(FrameKind.CONTROL, _encoder.encode(records))
+    return encode_frame(FrameKind.CONTROL, _LIST.pack(0xDD, len(encoded)) + b"".join(encoded))
 
 
 def decode_from_front(body: bytes) -> list[FromFront]:

@@ -33,8 +33,12 @@ RECORDS: list[front.FromFront] = [
 ]
 
 
+def frame_of(*records: front.Record) -> bytes:
+    return front.join_records([front.encode_record(record) for record in records])
+
+
 def body_of(records: list[front.FromFront]) -> bytes:
-    (frame,) = FrameDecoder().feed(front.encode_records(records))
+    (frame,) = FrameDecoder().feed(frame_of(*records))
     return frame.body
 
 
@@ -77,6 +81,6 @@ def test_a_damaged_frame_is_records_or_refused(data: st.DataObject) -> None:
 
 
 def test_what_the_control_plane_says_is_not_believed_of_a_front_end() -> None:
-    (frame,) = FrameDecoder().feed(front.encode_records([front.Accepted(1)]))
+    (frame,) = FrameDecoder().feed(frame_of(front.Accepted(1)))
     with pytest.raises(FrameError, match="no records of a front end"):
         front.decode_from_front(frame.body)

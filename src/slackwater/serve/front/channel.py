@@ -290,7 +290,7 @@ class _Front:
 
 
 def _no_tokens() -> "tuple[array[int], array[int], array[int], array[float]]":
-    return array("I"), array("I"), array("I"), array("f")
+    return array("Q"), array("I"), array("I"), array("f")
 
 
 class _Told(ChannelConnection):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 from slackwater.wire.frames import FrameDecoder, FrameError
-from slackwater.wire.front import Record, encode_records
+from slackwater.wire.front import Record, encode_record, join_records
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class ChannelConnection(asyncio.Protocol):
         self._heard, self._lost, self._gather_s = heard, lost, gather_s
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self._out: list[Record] = []
+        self._out: list[bytes] = []
         self._timer: asyncio.Handle | None = None
         self._flushed_s = 0.0
 
@@ -51,13 +51,16 @@ class ChannelConnection(asyncio.Protocol):
         self._lost()
 
     def send(self, record: Record) -> None:
-        """Goes with others, at once where nothing went lately. After the end it goes nowhere."""
-        self._out.append(record)
+        """Goes with others, at once where nothing went lately. After the end it goes nowhere.
+
+        Encoded here: what cannot be is its sender's error, and does not take others' along.
+        """
+        self._out.append(encode_record(record))
         self.due_soon()
 
     def put(self, record: Record) -> None:
         """Goes with the next write, which somebody else has asked for."""
-        self._out.append(record)
+        self._out.append(encode_record(record))
 
     def due_soon(self) -> None:
         """Have `flush` called soon."""
@@ -77,7 +80,7 @@ class ChannelConnection(asyncio.Protocol):
         if self._transport is None or not out:
             return
         self._flushed_s = time.monotonic()
-        self._transport.write(encode_records(out))
+        self._transport.write(join_records(out))
         if self._transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
             logger.warning("a channel is closed: its peer reads nothing")
             self._transport.abort()

@@ -269,9 +269,9 @@ class Gateway:
             asked.set_exception(error)
 
     def _tokens(self, record: wire.Tokens) -> None:
-        numbers, counts, tokens = (
-            np.frombuffer(column, "<u4").tolist()
-            for column in (record.numbers, record.counts, record.tokens)
+        numbers = np.frombuffer(record.numbers, "<u8").tolist()
+        counts, tokens = (
+            np.frombuffer(column, "<u4").tolist() for column in (record.counts, record.tokens)
         )
         logprobs, start = np.frombuffer(record.logprobs, "<f4").tolist(), 0
         for number, count in zip(numbers, counts, strict=True):

@@ -1,6 +1,7 @@
 """The control plane's end of the channel: whatever a front end sends, the plane lives on."""
 
 import asyncio
+import itertools
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,21 @@ import httpx
 import pytest
 
 from harness.service_plane import with_plane
+from slackwater.model.errors import SlackwaterError
+from slackwater.model.ids import TenantId
 from slackwater.model.sampling import Sampling
+from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.front.channel import FrontChannel
+from slackwater.serve.front.gateway import ChoicesRequest, Gateway
 from slackwater.wire import front
 from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
 
 PROMPT = b"\x01\0\0\0"
+
+
+def frame_of(*records: front.Record) -> bytes:
+    return front.join_records([front.encode_record(record) for record in records])
 
 
 class Visitor:
@@ -42,7 +51,7 @@ class Visitor:
         await asyncio.get_running_loop().sock_sendall(self._theirs, data)
 
     async def ask(self, *records: front.Record) -> None:
-        await self.send(front.encode_records(records))
+        await self.send(frame_of(*records))
 
     async def next(self) -> front.ToFront | None:
         """The next record; None if the connection was closed."""
@@ -88,7 +97,7 @@ async def live(plane: ControlPlane, turns: int) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         encode_frame(FrameKind.CONTROL, b"\xc1"),
         encode_frame(FrameKind.TOKENS, b"\0\0\0\0"),
-        front.encode_records([generate(1, tenant="nobody")]),
+        frame_of(generate(1, tenant="nobody")),
     ],
 )
 def test_what_is_no_record_closes_the_connection_and_nothing_else(
@@ -185,3 +194,47 @@ def test_a_stream_is_accepted_at_once_and_others_say_so_by_their_end(tmp_path: P
             assert await visitor.next() == front.Accepted(2)
 
     with_plane(tmp_path, work)
+
+
+def test_numbers_of_choices_do_not_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = 1 << 32
+
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        submitted: list[Any] = []
+        monkeypatch.setattr(plane.rollout, "submit", lambda *turn: submitted.append(turn[1]))
+        gateway = Gateway()
+        gateway._numbers = itertools.count(number)
+        loop, channel = asyncio.get_running_loop(), FrontChannel(plane)
+        channel.open()
+        ours, theirs = socket.socketpair()
+        await loop.create_connection(channel.connect, sock=ours)
+        await loop.create_connection(lambda: gateway.connection, sock=theirs)
+        async with asyncio.timeout(60):
+            assert await gateway.ready
+            asked = ChoicesRequest([PROMPT], [4], 1, Sampling(4), "tiny", "base:tiny", "mine/j")
+            listener = _Listener()
+            made = gateway.generate(
+                TenantId("mine"), asked, [listener], stream=True, arrived_s=None
+            )
+            assert await made == [number]
+            submitted[0].streamed([7, 8], [-1.0, -2.0])
+            assert await listener.tokens == [7, 8]
+        gateway.close()
+        channel.close()
+
+    with_plane(tmp_path, work)
+
+
+class _Listener:
+    """Who waits for a choice's first tokens."""
+
+    def __init__(self) -> None:
+        self.tokens: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+
+    def appended(self, more: TurnTokens) -> None:
+        self.tokens.set_result(list(more.tokens))
+
+    def completed(self, result: TurnResult) -> None: ...
+    def failed(self, error: SlackwaterError) -> None: ...
