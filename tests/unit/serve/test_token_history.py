@@ -205,10 +205,18 @@ def test_another_owner_other_tools_and_another_answer_are_other_conversations() 
 
 
 def test_the_oldest_conversations_are_forgotten_first() -> None:
-    history = TokenHistory(most_tokens=10)
+    history = TokenHistory(most_tokens=250)
     history.remember("a", [1] * 4)
+    history.remember("b", [2] * 4)
     history.remember("b", [2] * 4)
     assert history.longest(["a"]) == (1, [1] * 4)  # and is fresh again
     history.remember("c", [3] * 4)
     assert history.longest(["b"]) is None
     assert history.longest(["a", "x", "c", "y"]) == (3, [3] * 4)
+
+
+def test_answers_without_tokens_are_not_remembered_without_end() -> None:
+    history = TokenHistory(most_tokens=1000)
+    for number in range(100):
+        history.remember(str(number), [])
+    assert sum(history.longest([str(number)]) is not None for number in range(100)) == 10

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _MOST_TOKENS = 4_000_000  # 16 MB
+_EACH_TOKENS = 100  # what an answer's key and place take, beside its tokens
 
 
 class TokenHistory:
@@ -28,10 +29,12 @@ class TokenHistory:
     def remember(self, key: str, tokens: Sequence[int]) -> None:
         """These are the tokens of a conversation up to the end of an answer."""
         with self._lock:
-            self._count += len(tokens) - len(self._held.pop(key, ()))
+            if (known := self._held.pop(key, None)) is not None:
+                self._count -= _EACH_TOKENS + len(known)
+            self._count += _EACH_TOKENS + len(tokens)
             self._held[key] = array("I", tokens)
             while self._count > self._most:
-                self._count -= len(self._held.popitem(last=False)[1])
+                self._count -= _EACH_TOKENS + len(self._held.popitem(last=False)[1])
 
     def longest(self, keys: Sequence[str]) -> tuple[int, list[int]] | None:
         """How many messages of a conversation are known, and their tokens."""
