@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+
 from benchmarks.intruders.target import INTRUDER, VICTIM, Target
 from slackwater.model.errors import SlackwaterError
 from slackwater.wire import messages
@@ -160,6 +162,28 @@ def foreign_host_is_served(target: Target) -> bool:
     return named.status_code == 200 or crossed.status_code < 400
 
 
+def half_a_character_loses_others_requests(target: Target) -> bool:
+    """A string that cannot be written must not take others' along on the way to the plane."""
+    host, _, port = target.url.partition("://")[2].rpartition(":")
+    body = b'{"request_id": "\xed\xa0\x80"}'
+    head = f"POST /api/v1/retrieve_future HTTP/1.1\r\nHost: {host}\r\nx-api-key: "
+    head += f"{target.keys[INTRUDER]}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    headers = {"x-api-key": target.keys[VICTIM]}
+    for _ in range(20):
+        with contextlib.ExitStack() as opened:
+            for _ in range(8):
+                peer = socket.create_connection((host, int(port)), 10)
+                opened.enter_context(peer).sendall(head.encode() + body)
+            try:
+                target.http.post(
+                    "/api/v1/retrieve_future", headers=headers, json={"request_id": "mine"}
+                )
+            except httpx.TimeoutException:
+                return True
+    return False
+
+
 def keys_are_in_command_lines(target: Target) -> bool:
     hidden = [*target.keys.values(), (target.state / "fleet.secret").read_text().strip()]
     lines = [word for line in target.processes().values() for word in line]
@@ -225,6 +249,7 @@ ATTACKS: tuple[Attack, ...] = (
     process_survives_its_environment,
     metrics_name_tenants,
     foreign_host_is_served,
+    half_a_character_loses_others_requests,
     keys_are_in_command_lines,
     worker_is_impersonated,
     strangers_fill_memory,
