@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slackwater.nets.config import NetConfig, RopeScaling
-from slackwater.nets.lora import RowAdapters
-from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
+from slackwater.nets.lora import LoraAdapter
+from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, Rotation
 from slackwater.nets.tensor_parallel import TensorParallel
 
 
@@ -88,7 +88,7 @@ class Pass:
     rotation: Rotation
     attention: Attention
     ops: NetOps
-    adapters: RowAdapters | None
+    adapter: LoraAdapter | None
     parallel: TensorParallel | None = None
 
     def linear(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
@@ -103,32 +103,30 @@ class Pass:
         if self.parallel is None:
             return self.linear(x, layer, name)
         named = ((layer.weight, None, name),)
-        out = self.parallel.sum(adapted_linears(x, named, self.adapters, self.ops)[0])
+        out = self.parallel.sum(adapted_linears(x, named, self.adapter, self.ops)[0])
         return out if layer.bias is None else out + layer.bias
 
     def linears(self, x: Tensor, layers: Sequence[tuple[nn.Linear, str]]) -> tuple[Tensor, ...]:
         """Layers of one input, side by side, each with its adapter's update."""
         named = [(layer.weight, layer.bias, name) for layer, name in layers]
-        return adapted_linears(x, named, self.adapters, self.ops)
+        return adapted_linears(x, named, self.adapter, self.ops)
 
 
 def adapted_linears(
     x: Tensor,
     layers: Sequence[tuple[Tensor, Tensor | None, str]],
-    adapters: RowAdapters | None,
+    adapter: LoraAdapter | None,
     ops: NetOps,
 ) -> tuple[Tensor, ...]:
-    """`weight, bias, name` of each layer to its output for x, with each row's adapter's update."""
-    only = None if adapters is None else adapters.only(x.shape[0])
-    if adapters is not None and only is None:
-        outputs = ((ops.linear(x, weight, bias), name) for weight, bias, name in layers)
-        return tuple(adapters.add_to(out, x, name, ops) for out, name in outputs)
-    pairs = [(None if only is None else only.pair(name)) or (None, None) for *_, name in layers]
+    """`weight, bias, name` of each layer to its output for x, with the adapter's update."""
+    pairs = [
+        (None if adapter is None else adapter.pair(name)) or (None, None) for *_, name in layers
+    ]
     whole = [
         AdaptedWeight(weight, bias, *pair)
         for (weight, bias, _), pair in zip(layers, pairs, strict=True)
     ]
-    return ops.linears(x, whole, 1.0 if only is None else only.spec.scale)
+    return ops.linears(x, whole, 1.0 if adapter is None else adapter.spec.scale)
 
 
 class RmsNorm(nn.Module):
@@ -237,7 +235,7 @@ class CausalLM(nn.Module):
             None if config.tied else nn.Linear(config.hidden_size, stop - first, bias=False)
         )
         self.rotary = RotaryTable(config)
-        self.plain_ops: NetOps = PlainOps()
+        self.plain_ops = NetOps()
 
     @property
     def rank_config(self) -> NetConfig:
@@ -263,7 +261,7 @@ class CausalLM(nn.Module):
         positions: Tensor,
         attention: Attention,
         *,
-        adapters: RowAdapters | None = None,
+        adapter: LoraAdapter | None = None,
         ops: NetOps | None = None,
         recompute: bool = False,
     ) -> Tensor:
@@ -274,7 +272,7 @@ class CausalLM(nn.Module):
         """
         ops = ops or self.plain_ops
         rotation = Rotation(*self.rotary.at(positions))
-        run = Pass(rotation, attention, ops, adapters, self.parallel)
+        run = Pass(rotation, attention, ops, adapter, self.parallel)
         x, residual = self._embed(tokens), None
         for layer in self.model.layers:
             if recompute:
@@ -286,13 +284,13 @@ class CausalLM(nn.Module):
         return ops.add_rms_norm(x, residual, norm, self.config.norm_eps)[0]
 
     def logits(
-        self, hidden: Tensor, *, adapters: RowAdapters | None = None, ops: NetOps | None = None
+        self, hidden: Tensor, *, adapter: LoraAdapter | None = None, ops: NetOps | None = None
     ) -> Tensor:
         """Scores over the vocabulary, or over this rank's part of it, for each row."""
         if self.parallel is not None:
             hidden = self.parallel.enter(hidden)
         head = (self.unembedding, None, "lm_head")
-        return adapted_linears(hidden, (head,), adapters, ops or self.plain_ops)[0]
+        return adapted_linears(hidden, (head,), adapter, ops or self.plain_ops)[0]
 
     def gather_logits(self, scores: Tensor) -> Tensor:
         """Every rank's part of the vocabulary side by side, on rank 0; the others keep theirs."""

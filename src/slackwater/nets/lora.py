@@ -1,10 +1,10 @@
-"""Low-rank adapters on named linear layers, applied to the rows that ask for them.
+"""Low-rank adapters on named linear layers.
 
 Names are peft's (`base_model.model.<layer>.lora_A.weight`), so that adapters move between tools.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from slackwater.model.adapter_config import adapter_config
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
-from slackwater.nets.ops import NetOps
 from slackwater.nets.tensor_parallel import TensorParallel
 
 _PREFIX = "base_model.model."
@@ -162,35 +161,3 @@ class LoraAdapter:
     def pair(self, layer: str) -> tuple[Tensor, Tensor] | None:
         """`(A, B)` of a layer, or None where it is not adapted."""
         return self._pairs.get(layer)
-
-
-class RowAdapters:
-    """Which rows of a batch go through which adapter: spans `(start, stop, adapter)`."""
-
-    def __init__(self, spans: Sequence[tuple[int, int, LoraAdapter]]) -> None:
-        self._spans = tuple(spans)
-
-    @classmethod
-    def everywhere(cls, adapter: LoraAdapter, rows: int) -> "RowAdapters":
-        """All rows through one adapter, as in training."""
-        return cls([(0, rows, adapter)])
-
-    def only(self, rows: int) -> LoraAdapter | None:
-        """The adapter that all of so many rows go through, if there is one."""
-        spans = self._spans
-        if len(spans) == 1 and spans[0][:2] == (0, rows):
-            return spans[0][2]
-        return None
-
-    def add_to(self, out: Tensor, x: Tensor, layer: str, ops: NetOps) -> Tensor:
-        """Add each span's low-rank update of `x` to `out`, in place."""
-        for start, stop, adapter in self._spans:
-            pair = adapter.pair(layer)
-            if pair is None:
-                continue
-            whole = start == 0 and stop == x.shape[0]
-            rows = x if whole else x[start:stop]
-            update = ops.linear(ops.linear(rows, pair[0], None), pair[1], None)
-            target = out if whole else out[start:stop]
-            target.add_(update, alpha=adapter.spec.scale)
-        return out

@@ -1,11 +1,10 @@
 """The arithmetic of a layer apart from attention: plain, differentiable, on any device.
 
-The engine replaces it by fused or batch-invariant forms with the same meaning.
+Training replaces it by fused forms with the same meaning.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,45 +39,18 @@ class AdaptedWeight:
     b: Tensor | None = None
 
 
-class NetOps(Protocol):
-    """Rows are tokens: `[N, ...]` in, `[N, ...]` out."""
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
+class NetOps:
+    """PyTorch's own operators. Rows are tokens: `[N, ...]` in, `[N, ...]` out."""
 
     def linears(
         self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
     ) -> tuple[Tensor, ...]:
         """Several layers of one input, each with `scale` times its update."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """`(norm(x + residual), x + residual)`."""
-
-    def rotate(
-        self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed where asked, then turned."""
-
-    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor: ...
-
-
-class PlainOps:
-    """PyTorch's own operators."""
-
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return functional.linear(x, weight, bias)
-
-    def linears(
-        self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
-    ) -> tuple[Tensor, ...]:
         outputs = []
         for layer in layers:
-            out = self.linear(x, layer.weight, layer.bias)
+            out = functional.linear(x, layer.weight, layer.bias)
             if layer.a is not None and layer.b is not None:
-                update = self.linear(self.linear(x, layer.a, None), layer.b, None)
+                update = functional.linear(functional.linear(x, layer.a), layer.b)
                 out.add_(update, alpha=scale)
             outputs.append(out)
         return tuple(outputs)
@@ -89,12 +61,14 @@ class PlainOps:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
+        """`(norm(x + residual), x + residual)`."""
         total = x + residual
         return functional.rms_norm(total, (total.shape[-1],), weight, eps), total
 
     def rotate(
         self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed where asked, then turned."""
         q, k, v = (part.view(part.shape[0], -1, norms.head_dim) for part in parts)
         if norms.q is not None and norms.k is not None:
             q = functional.rms_norm(q, (norms.head_dim,), norms.q, norms.eps)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from slackwater.nets.ops import HeadNorms, PlainOps, Rotation
+from slackwater.nets.ops import HeadNorms, NetOps, Rotation
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
 Turn = Callable[[Tensor, Tensor | None, Tensor, Tensor, int, float], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
 
 
-class KernelOps(PlainOps):
+class KernelOps(NetOps):
     """The same meaning as PyTorch's operators.
 
     `add_norm(x, residual, weight, eps)` is `(norm(x + residual), x + residual)`; `turn(x, weight,

@@ -17,7 +17,7 @@ from torch import Tensor
 from slackwater.model.errors import RefusedError
 from slackwater.nets.causal_lm import Attention, CausalLM
 from slackwater.nets.config import NetConfig
-from slackwater.nets.lora import LoraAdapter, RowAdapters
+from slackwater.nets.lora import LoraAdapter
 from slackwater.nets.ops import NetOps
 from slackwater.nets.ranks import Ranks
 from slackwater.training.datum import Datum, PassOutput
@@ -248,14 +248,11 @@ class PackedPass:
 
     def _logprobs(self, batch: Sequence[Datum]) -> Tensor:
         shared, device = share_prefixes([datum.tokens for datum in batch]), self._net.device
-        adapters = None
-        if self._adapter is not None:
-            adapters = RowAdapters.everywhere(self._adapter, shared.count)
         hidden = self._net.hidden(
             torch.from_numpy(shared.tokens).to(device),
             torch.from_numpy(shared.positions).to(device),
             self._attention(shared, device),
-            adapters=adapters,
+            adapter=self._adapter,
             ops=self._ops,
             recompute=self._micro_batch.recompute and torch.is_grad_enabled(),
         )
@@ -282,10 +279,7 @@ class PackedPass:
         return loss.value(lp, inputs, config).sum()
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        adapter = self._adapter
-        rows = hidden.shape[0]
-        adapters = None if adapter is None else RowAdapters.everywhere(adapter, rows)
-        return self._net.logits(hidden, adapters=adapters, ops=self._ops)
+        return self._net.logits(hidden, adapter=self._adapter, ops=self._ops)
 
     def _gather(self, parts: Sequence[npt.NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._net.device)

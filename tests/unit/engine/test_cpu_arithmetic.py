@@ -23,8 +23,8 @@ from slackwater.engine.cpu.weights import (
 )
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
-from slackwater.nets.ops import HeadNorms, PlainOps, Rotation
+from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.ops import HeadNorms, NetOps, Rotation
 
 torch.set_num_threads(1)
 SHAPES = [(96, 32), (48, 96), (61, 32), (33, 47), (640, 576), (8, 576), (576, 8), (100, 3000)]
@@ -165,7 +165,7 @@ def test_a_lane_maximum_is_the_maximum(count: int) -> None:
 
 
 def test_compiled_ops_are_the_plain_ones() -> None:
-    plain, eps = PlainOps(), np.float32(1e-6)
+    plain, eps = NetOps(), np.float32(1e-6)
     x, residual, weight = random(7, 48), random(7, 48), random(48)
     expected, total = plain.add_rms_norm(x, residual, weight, 1e-6)
     found, added = np.empty((7, 48), np.float32), residual.clone().numpy()
@@ -207,7 +207,7 @@ def test_paged_attention_is_attention(heads: int, kv_heads: int, size: int, norm
     parts = qkv.split([heads * size, kv_heads * size, kv_heads * size], dim=1)
     at = torch.from_numpy(positions)
     norms = HeadNorms(size, weight if normed else None, weight if normed else None, 1e-6)
-    q, k, v = PlainOps().rotate(parts, Rotation(cos[at], sin[at]), norms)
+    q, k, v = NetOps().rotate(parts, Rotation(cos[at], sin[at]), norms)
     start = 0
     for length in lengths:
         span = slice(start, start + length)
@@ -244,10 +244,10 @@ def test_the_straight_pass_is_the_model(
     spans = (AdapterSpan(12, 30, SiteAdapters(adapter, run.sites(), kind)),)
     hidden = run.hidden(tokens.numpy(), rows, spans)
     found = run.logits(hidden, spans)
-    adapters = RowAdapters([(12, 30, adapter)])
-    with torch.no_grad():
-        attention = PackedCausalAttention((0, 12, 30))
-        states = same.hidden(tokens, positions, attention, adapters=adapters)
-        expected = same.logits(states, adapters=adapters)
-    np.testing.assert_allclose(hidden, states, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    attention = PackedCausalAttention((0, 12, 30))
+    for prompt, own in ((slice(0, 12), None), (slice(12, 30), adapter)):
+        with torch.no_grad():
+            states = same.hidden(tokens, positions, attention, adapter=own)
+            expected = same.logits(states, adapter=own)
+        np.testing.assert_allclose(hidden[prompt], states[prompt], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[prompt], expected[prompt], rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
+from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,14 +47,14 @@ def net() -> Iterator[CausalLM]:
 
 
 def plain_logprobs(
-    net: CausalLM, tokens: list[int], adapters: RowAdapters | None = None
+    net: CausalLM, tokens: list[int], adapter: LoraAdapter | None = None
 ) -> torch.Tensor:
     with torch.no_grad():
         ids = torch.tensor(tokens, device="cuda")
         attention = PackedCausalAttention((0, len(tokens)), "cuda")
         places = torch.arange(len(tokens), device="cuda")
-        hidden = net.hidden(ids, places, attention, adapters=adapters)
-        return torch.log_softmax(net.logits(hidden, adapters=adapters).float(), -1)
+        hidden = net.hidden(ids, places, attention, adapter=adapter)
+        return torch.log_softmax(net.logits(hidden, adapter=adapter).float(), -1)
 
 
 def prompt(seed: int, length: int) -> tuple[int, ...]:
@@ -161,10 +161,9 @@ def test_adapters_and_full_versions_give_their_own_outputs(net: CausalLM) -> Non
     found = run(
         engine, *(GenerationRequest(i, prompt(1, 90), params, v) for i, v in enumerate(names))
     )
-    everywhere = RowAdapters.everywhere(adapter, 110)
-    for number, (model, rows) in enumerate(((net, None), (net, everywhere), (other, None))):
+    for number, (model, own) in enumerate(((net, None), (net, adapter), (other, None))):
         ids = [*prompt(1, 90), *found.tokens[number]]
-        reference = plain_logprobs(model, ids, rows)[89:-1]
+        reference = plain_logprobs(model, ids, own)[89:-1]
         picked = torch.tensor(found.tokens[number], device="cuda")
         expected = reference.gather(1, picked[:, None])[:, 0].cpu().numpy()
         assert np.abs(np.array(found.logprobs[number]) - expected).mean() < 0.03

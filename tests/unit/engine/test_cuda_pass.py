@@ -13,7 +13,7 @@ from harness.packed_attention import PackedCausalAttention
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
+from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
@@ -62,11 +62,10 @@ def adapter(config: NetConfig, spec: LoraSpec) -> LoraAdapter:
 
 
 def expected(net: CausalLM, tokens: torch.Tensor, own: LoraAdapter | None) -> torch.Tensor:
-    rows = None if own is None else RowAdapters.everywhere(own, len(tokens))
     attention = PackedCausalAttention((0, len(tokens)), DEVICE)
     places = torch.arange(len(tokens), device=DEVICE)
     with torch.no_grad():
-        return net.logits(net.hidden(tokens, places, attention, adapters=rows), adapters=rows)
+        return net.logits(net.hidden(tokens, places, attention, adapter=own), adapter=own)
 
 
 class Setup:

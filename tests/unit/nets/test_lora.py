@@ -1,6 +1,4 @@
-"""Low-rank adapters: names, arithmetic and rows."""
-
-from typing import Any
+"""Low-rank adapters: names and arithmetic."""
 
 import pytest
 import torch
@@ -10,7 +8,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec, RowAdapters
+from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 CONFIG = NetConfig(init_std=0.15, tied=False)
 
@@ -35,11 +33,11 @@ def merged(adapter: LoraAdapter) -> CausalLM:
     return net
 
 
-def logits(net: CausalLM, adapters: RowAdapters | None, **rows: Any) -> torch.Tensor:
+def logits(net: CausalLM, adapter: LoraAdapter | None) -> torch.Tensor:
     tokens = torch.arange(20) % 13
     positions = torch.cat([torch.arange(12), torch.arange(8)])
-    hidden = net.hidden(tokens, positions, PackedCausalAttention((0, 12, 20)), adapters=adapters)
-    return net.logits(hidden, adapters=adapters)
+    hidden = net.hidden(tokens, positions, PackedCausalAttention((0, 12, 20)), adapter=adapter)
+    return net.logits(hidden, adapter=adapter)
 
 
 @pytest.mark.parametrize(
@@ -48,23 +46,14 @@ def logits(net: CausalLM, adapters: RowAdapters | None, **rows: Any) -> torch.Te
 def test_an_adapter_is_the_merged_weights(spec: LoraSpec) -> None:
     net = load_net(CONFIG, seed=1)
     adapter = trained(spec, 5)
-    found = logits(net, RowAdapters.everywhere(adapter, 20))
+    found = logits(net, adapter)
     torch.testing.assert_close(found, logits(merged(adapter), None), rtol=1e-4, atol=1e-4)
-
-
-@torch.no_grad()
-def test_each_span_of_rows_goes_through_its_own_adapter() -> None:
-    net = load_net(CONFIG, seed=1)
-    first, second = trained(LoraSpec(4), 5), trained(LoraSpec(8), 6)
-    both = logits(net, RowAdapters([(0, 12, first), (12, 20, second)]))
-    torch.testing.assert_close(both[:12], logits(merged(first), None)[:12], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(both[12:], logits(merged(second), None)[12:], rtol=1e-4, atol=1e-4)
 
 
 def test_a_new_adapter_changes_nothing_and_the_same_seed_gives_the_same() -> None:
     net = load_net(CONFIG, seed=1)
     adapter = LoraAdapter.create(LoraSpec(4, seed=9), CONFIG)
-    assert torch.equal(logits(net, RowAdapters.everywhere(adapter, 20)), logits(net, None))
+    assert torch.equal(logits(net, adapter), logits(net, None))
     again = LoraAdapter.create(LoraSpec(4, seed=9), CONFIG)
     assert all(torch.equal(again.tensors[name], t) for name, t in adapter.tensors.items())
 
@@ -72,7 +61,7 @@ def test_a_new_adapter_changes_nothing_and_the_same_seed_gives_the_same() -> Non
 def test_only_the_adapter_gets_gradients_and_names_are_pefts() -> None:
     net = load_net(CONFIG, seed=1).requires_grad_(False)
     adapter = trained(LoraSpec(4), 5).require_grad()
-    logits(net, RowAdapters.everywhere(adapter, 20)).logsumexp(-1).sum().backward()
+    logits(net, adapter).logsumexp(-1).sum().backward()
     assert all(tensor.grad is not None for tensor in adapter.parameters())
     assert "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" in adapter.tensors
 

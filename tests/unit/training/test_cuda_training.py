@@ -17,7 +17,7 @@ from trainer_builders import batch
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
 from slackwater.nets.lora import LoraSpec
-from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, PlainOps, Rotation
+from slackwater.nets.ops import AdaptedWeight, HeadNorms, NetOps, Rotation
 from slackwater.tensors.checked_file import FOR_TRANSFORMERS, write_tensors
 from slackwater.training.shared_attention import SharedPrefixAttention, share_prefixes
 from slackwater.training.trainer import Trainer
@@ -82,7 +82,7 @@ def gradients(outputs: tuple[Tensor, ...], given: list[Tensor]) -> list[Tensor]:
 def test_values_and_gradients_are_those_of_the_plain_operators(name: str, gathered: bool) -> None:
     case, shapes = CASES[name]
     results = []
-    for ops in (PlainOps(), CudaOps()):
+    for ops in (NetOps(), CudaOps()):
         given = random_tensors(*shapes)
         if gathered:  # a gradient that is there already is added to
             for tensor in given:

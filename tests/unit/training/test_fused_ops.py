@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slackwater.nets.ops import HeadNorms, NetOps, PlainOps, Rotation
+from slackwater.nets.ops import HeadNorms, NetOps, Rotation
 from slackwater.training.fused_ops import FusedOps
 
 Case = Callable[[NetOps, list[Tensor]], tuple[Tensor, ...]]
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Case, list[tuple[int, ...]]]] = {
 def test_values_and_gradients_are_those_of_the_plain_operators(name: str) -> None:
     case, shapes = CASES[name]
     results = []
-    for ops in (PlainOps(), FusedOps()):
+    for ops in (NetOps(), FusedOps()):
         given = random_tensors(*shapes)
         outputs = case(ops, given)
         weights = random_tensors(*(tuple(output.shape) for output in outputs))
