@@ -22,7 +22,7 @@ from slackwater.nets.lora import LoraSpec
 from slackwater.tensors.checked_file import read_tensors, write_tensors
 from slackwater.tensors.header import read_header
 from slackwater.weights.plan.layout import Layout
-from slackwater.weights.plan.shard_map import Box, RankShards
+from slackwater.weights.plan.shard_map import RankShards
 from slackwater.weights.plan.transfer import PublishedSlice, fetches
 
 FILE_NAME = "trainer.safetensors"
@@ -138,9 +138,7 @@ def is_sharded(directory: Path) -> bool:
 
 def _copy(held: dict[str, Tensor], name: str, tensor: Tensor, receiver: RankShards) -> int:
     """Copy what a rank holds out of a whole tensor or a slice of one; how many elements."""
-    source = PublishedSlice(0, name, Box.whole(tensor.shape))
-    if name.endswith("]"):
-        source = PublishedSlice.named(name, 0)
+    source = PublishedSlice.named(name, tensor.shape)
     copied = 0
     for fetch in fetches([source], receiver):
         held[source.tensor][fetch.place] = tensor[fetch.box.within(source.box)]

@@ -1,7 +1,7 @@
 """The versions in a folder: one checked tensor file each. Loads no tensor library."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +20,7 @@ def parts_of(version: str, meta: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class VersionCatalog:
-    """The versions in a folder: list, inspect, drop.
+    """The versions in a folder, immutable once visible: list, inspect, drop.
 
     A sharded trainer's version is a file without tensors, written last, beside one file per rank.
     """
@@ -68,10 +68,3 @@ class VersionCatalog:
         for part in (path, *(part for part in files if part.suffix == path.suffix)):
             part.unlink(missing_ok=True)
             digest_file(part).unlink(missing_ok=True)
-
-    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
-        """Drop every version not named; a reader that has a file open keeps it."""
-        dropped = tuple(version for version in self.versions() if version not in keep)
-        for version in dropped:
-            self.drop(version)
-        return dropped

@@ -1,6 +1,6 @@
-"""The weight port over a folder that publishers and pullers share."""
+"""Weight versions in a folder that publishers and pullers share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,8 @@ from slackwater.tensors.checked_file import (
 )
 from slackwater.tensors.header import read_header, unusable
 from slackwater.weights.catalog import VersionCatalog, parts_of
-from slackwater.weights.plan.shard_map import Box, RankShards
-from slackwater.weights.plan.transfer import PublishedSlice, fetches
-
-
-def join_slices(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The whole tensors of which the parts hold every element."""
-    slices = [
-        (PublishedSlice.named(name, rank), tensor)
-        for rank, part in enumerate(parts)
-        for name, tensor in part.items()
-    ]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for each, _ in slices:
-        least = shapes.get(each.tensor, (0,) * len(each.box.stop))
-        shapes[each.tensor] = tuple(map(max, least, each.box.stop))
-    whole: dict[str, Tensor] = {}
-    for each, tensor in slices:
-        shape = shapes[each.tensor]
-        if each.tensor not in whole:
-            whole[each.tensor] = torch.empty(shape, dtype=tensor.dtype)
-        whole[each.tensor][each.box.within(Box.whole(shape))] = tensor
-    return dict(sorted(whole.items()))
+from slackwater.weights.plan.shard_map import RankShards
+from slackwater.weights.plan.transfer import PublishedSlice, fetches, whole_shapes
 
 
 def read_slices(paths: Sequence[Path], receiver: RankShards) -> tuple[dict[str, Tensor], int]:
@@ -53,9 +33,7 @@ def read_slices(paths: Sequence[Path], receiver: RankShards) -> tuple[dict[str, 
         header = read_header(path)
         stored = mapped_tensors(path, header)
         for name, shape in header.shapes.items():
-            source = PublishedSlice(0, name, Box.whole(shape))
-            if name.endswith("]"):
-                source = PublishedSlice.named(name, 0)
+            source = PublishedSlice.named(name, shape)
             for fetch in fetches([source], receiver):
                 values = stored[name][fetch.box.within(source.box)]
                 came += values.nbytes
@@ -79,7 +57,10 @@ class DirectoryWeightStore(VersionCatalog):
         *,
         durable: bool = True,
     ) -> None:
-        """Publish a version atomically; idempotent, other bytes under the same name are refused."""
+        """Publish a version atomically; idempotent, other bytes under the same name are refused.
+
+        Without `durable` it is visible sooner but may be lost in a power failure.
+        """
         path = self.path(version)
         if not path.is_file():
             try:
@@ -101,12 +82,17 @@ class DirectoryWeightStore(VersionCatalog):
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
         """The version's tensors, exactly as published."""
-        tensors, header = read_tensors(self.present(version), device)
-        parts = parts_of(version, header.meta)
-        if parts:
-            tensors = join_slices(read_tensors(self.present(part))[0] for part in parts)
-            tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-        return tensors
+        paths = [self.present(part) for part in parts_of(version, self.meta(version))]
+        if not paths:
+            return read_tensors(self.present(version), device)[0]
+        headers = [read_header(path) for path in paths]
+        shapes = whole_shapes(
+            PublishedSlice.named(name, shape)
+            for header in headers
+            for name, shape in header.shapes.items()
+        )
+        tensors, _ = read_slices(paths, RankShards.whole(shapes))
+        return {name: tensor.to(device) for name, tensor in sorted(tensors.items())}
 
     def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
         """What one rank of an engine holds of a version, and the bytes that were read for it."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from slackwater.model.errors import ConfigError
 from slackwater.weights.catalog import VersionCatalog
 from slackwater.weights.plan.shard_map import Box
-from slackwater.weights.plan.transfer import PublishedSlice
+from slackwater.weights.plan.transfer import PublishedSlice, whole_shapes
 
 _LENGTH = struct.Struct("<Q")
 
@@ -28,7 +28,7 @@ class ExportCatalog(VersionCatalog):
 def join_files(parts: Sequence[Path], target: Path) -> None:
     """Write the whole tensors of which the parts hold every element."""
     slices: list[tuple[PublishedSlice, str, NDArray[np.uint8]]] = []
-    for rank, path in enumerate(parts):
+    for path in parts:
         data = np.memmap(path, np.uint8, mode="r")
         (length,) = _LENGTH.unpack(data[: _LENGTH.size].tobytes())
         first = _LENGTH.size + length
@@ -37,11 +37,8 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
         for name, entry in header.items():
             start, stop = entry["data_offsets"]
             held = data[first + start : first + stop]
-            slices.append((PublishedSlice.named(name, rank), entry["dtype"], held))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for each, _, _ in slices:
-        least = shapes.get(each.tensor, (0,) * len(each.box.stop))
-        shapes[each.tensor] = tuple(map(max, least, each.box.stop))
+            slices.append((PublishedSlice.named(name, entry["shape"]), entry["dtype"], held))
+    shapes = whole_shapes(each for each, _, _ in slices)
     dtypes = {each.tensor: dtype for each, dtype, _ in slices}
     widths = {each.tensor: len(held) // each.box.elements for each, _, held in slices}
     places, entries, at = {}, {}, 0

@@ -23,11 +23,10 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.nets.ranks import RankPlan, Ranks, fail_together
-from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
 from slackwater.wire.tokens import TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
-from slackwater.worker.files import node_files
+from slackwater.worker.files import WeightStore, node_files
 from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
 from slackwater.worker.turn_history import TurnHistory

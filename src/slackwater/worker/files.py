@@ -16,11 +16,11 @@ import time
 import urllib.parse
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -37,7 +37,6 @@ from slackwater.tensors.header import TensorHeader
 from slackwater.weights.catalog import parts_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.plan.shard_map import RankShards
-from slackwater.weights.port import WeightStore
 from slackwater.wire.proof import pinned
 
 logger = logging.getLogger(__name__)
@@ -194,32 +193,6 @@ def _path(uri: Uri, name: str | None = None, query: str = "") -> str:
     return f"{path}?{query}" if query else path
 
 
-class NodeFiles(Protocol):
-    """A node's files, as workers use them."""
-
-    def model(self, uri: str) -> Path:
-        """The directory of a base model."""
-
-    def saved_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
-        """The folder of a saved state, to be read."""
-
-    def new_state(self, uri: str) -> contextlib.AbstractContextManager[Path]:
-        """A folder for a new state, which becomes visible when the block succeeds."""
-
-    def weights(self) -> WeightStore:
-        """The fleet's weight versions."""
-
-
-def node_files(where: str, secret: str, pin: str | None) -> NodeFiles:
-    """From `--files`: `folder:DIRECTORY`, or `URL=CACHE`."""
-    if where.startswith("folder:"):
-        return SharedFiles(Path(where.removeprefix("folder:")))
-    url, equals, cache = where.partition("=")
-    if not equals:
-        raise ConfigError.of("--files", where, "must be folder:DIRECTORY, or URL=CACHE of a depot")
-    return DepotFiles(DepotClient(url, secret, pin), Path(cache))
-
-
 class SharedFiles:
     """The control plane's own state directory."""
 
@@ -227,6 +200,7 @@ class SharedFiles:
         self._root = root
 
     def model(self, uri: str) -> Path:
+        """The directory of a base model."""
         name = Uri.parse(uri).name
         try:
             listed = json.loads((self._root / MODELS_INDEX).read_text())[name]
@@ -239,13 +213,16 @@ class SharedFiles:
 
     @contextlib.contextmanager
     def saved_state(self, uri: str) -> Iterator[Path]:
+        """The folder of a saved state, to be read."""
         yield self._path(uri)
 
     @contextlib.contextmanager
     def new_state(self, uri: str) -> Iterator[Path]:
+        """A folder for a new state, which becomes visible when the block succeeds."""
         yield self._path(uri)
 
-    def weights(self) -> WeightStore:
+    def weights(self) -> DirectoryWeightStore:
+        """The fleet's weight versions."""
         return DirectoryWeightStore(self._root / "weights")
 
     def _path(self, uri: str) -> Path:
@@ -293,7 +270,7 @@ class DepotFiles:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def weights(self) -> WeightStore:
+    def weights(self) -> "DepotWeightStore":
         return DepotWeightStore(self._depot, self._cache / "weights")
 
     def _fetch_folder(self, uri: Uri, target: Path) -> None:
@@ -366,12 +343,6 @@ class DepotWeightStore:
     def manifest(self, version: str) -> TensorHeader:
         return self._read(version, lambda: self._kept.manifest(version))
 
-    def versions(self) -> tuple[str, ...]:
-        return self._kept.versions()
-
-    def retain(self, keep: Collection[str]) -> tuple[str, ...]:
-        return self._kept.retain(keep)
-
     def _read(self, version: str, read: Callable[[], T]) -> T:
         def read_whole() -> T:
             self._fetch_parts(version)
@@ -413,3 +384,17 @@ class DepotWeightStore:
         by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
         for version in by_age[:-_VERSIONS_KEPT]:
             self._kept.drop(version)
+
+
+NodeFiles: TypeAlias = SharedFiles | DepotFiles
+WeightStore: TypeAlias = DirectoryWeightStore | DepotWeightStore
+
+
+def node_files(where: str, secret: str, pin: str | None) -> NodeFiles:
+    """From `--files`: `folder:DIRECTORY`, or `URL=CACHE`."""
+    if where.startswith("folder:"):
+        return SharedFiles(Path(where.removeprefix("folder:")))
+    url, equals, cache = where.partition("=")
+    if not equals:
+        raise ConfigError.of("--files", where, "must be folder:DIRECTORY, or URL=CACHE of a depot")
+    return DepotFiles(DepotClient(url, secret, pin), Path(cache))

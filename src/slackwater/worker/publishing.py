@@ -17,10 +17,10 @@ from torch import Tensor
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.policy.weights.pull_route import worth_a_relay
-from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.publisher import RelayStocker
 from slackwater.wire import messages
+from slackwater.worker.files import WeightStore
 
 logger = logging.getLogger(__name__)
 

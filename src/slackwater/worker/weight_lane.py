@@ -20,12 +20,12 @@ from slackwater.nets.loading import net_shapes
 from slackwater.nets.lora import LoraSpec
 from slackwater.nets.ranks import Ranks
 from slackwater.weights.plan.shard_map import ShardMap
-from slackwater.weights.port import WeightStore
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.host_copy import torch_tensors
 from slackwater.weights.relay.pull_process import PullProcess
 from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
+from slackwater.worker.files import WeightStore
 from slackwater.worker.process import address_of, node_secret
 
 logger = logging.getLogger(__name__)

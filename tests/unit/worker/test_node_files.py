@@ -28,9 +28,8 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import Box, ShardMap
 from slackwater.weights.plan.transfer import publishing
-from slackwater.weights.port import WeightStore
 from slackwater.wire import messages
-from slackwater.worker.files import DepotClient, DepotFiles, NodeFiles, SharedFiles
+from slackwater.worker.files import DepotClient, DepotFiles, NodeFiles, SharedFiles, WeightStore
 
 WORKER = WorkerId("engine.1")
 

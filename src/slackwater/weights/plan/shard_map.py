@@ -129,6 +129,11 @@ class RankShards:
     shapes: Shapes
     pieces: tuple[ShardPiece, ...]
 
+    @classmethod
+    def whole(cls, shapes: Shapes) -> "RankShards":
+        """All of a model, as an only rank holds it."""
+        return cls(shapes, tuple(ShardPiece(name, Box.whole(s)) for name, s in shapes.items()))
+
     def find(self, tensor: str, box: Box) -> tuple[slice, ...]:
         """Where a slice of the model is in the rank's tensor."""
         for piece in self.pieces:

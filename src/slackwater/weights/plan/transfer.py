@@ -5,7 +5,7 @@ work; a receiver fetches of each published slice exactly what it holds.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
@@ -28,11 +28,14 @@ class PublishedSlice:
         return f"{self.tensor}[{','.join(f'{a}:{b}' for a, b in ranges)}]"
 
     @classmethod
-    def named(cls, name: str, rank: int) -> "PublishedSlice":
+    def named(cls, name: str, shape: Sequence[int]) -> "PublishedSlice":
+        """What is stored under a name: a slice, or a whole tensor of this shape."""
+        if not name.endswith("]"):
+            return cls(0, name, Box.whole(shape))
         tensor, _, ranges = name.removesuffix("]").rpartition("[")
         pairs = [part.partition(":") for part in ranges.split(",")]
         start, stop = (tuple(int(pair[i]) for pair in pairs) for i in (0, 2))
-        return cls(rank, tensor, Box(start, stop))
+        return cls(0, tensor, Box(start, stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,15 @@ class SliceFetch:
     published: PublishedSlice
     box: Box
     place: tuple[slice, ...]
+
+
+def whole_shapes(slices: Iterable[PublishedSlice]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors of which the slices hold every element."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for each in slices:
+        least = shapes.get(each.tensor, (0,) * len(each.box.stop))
+        shapes[each.tensor] = tuple(map(max, least, each.box.stop))
+    return shapes
 
 
 def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:
