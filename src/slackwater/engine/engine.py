@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from slackwater.engine.block_pool import BlockPool, root
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.executor import Executor
-from slackwater.engine.pages import PageArena
+from slackwater.engine.pages import PageArena, PagePool
 from slackwater.engine.request import (
     Decode,
     Finished,
@@ -32,15 +32,15 @@ from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 
 
-def default_executor(net: CausalLM, config: EngineConfig) -> Executor:
-    """The executor of the device that the model lies on."""
+def default_executor(net: CausalLM, config: EngineConfig, pool: PagePool | None = None) -> Executor:
+    """The executor of the device that the model lies on; its cache may be on a shared pool."""
     if net.device.type == "cuda":
         from slackwater.engine.cuda.executor import CudaExecutor  # late: needs Triton
 
-        return CudaExecutor(net, config)
+        return CudaExecutor(net, config, pool)
     from slackwater.engine.cpu.executor import CpuExecutor  # late: needs numba
 
-    return CpuExecutor(net.rank_config, config)
+    return CpuExecutor(net.rank_config, config, pool)
 
 
 class Engine:

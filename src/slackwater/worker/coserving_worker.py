@@ -15,7 +15,7 @@ import torch
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep, ServedTimes
 from slackwater.engine.coserving.step_profile import measure_step_cost
-from slackwater.engine.engine import Engine
+from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.pages import PagePool
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import RefusedError, SlackwaterError
@@ -27,10 +27,10 @@ from slackwater.policy.serving.modes import MODES, mode_of
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
-from slackwater.worker.engine_worker import grammar_guides, heartbeat_gauges, text_decoder
+from slackwater.worker.engine_worker import heartbeat_gauges, text_engine
 from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.loan import Activation, LentDevice, Loan, SharedDesk
-from slackwater.worker.process import address_of, base_parser, dial, pin, run_worker, secret
+from slackwater.worker.process import address_of, dial, engine_parser, pin, run_worker, secret
 from slackwater.worker.weight_lane import WeightLane
 
 logger = logging.getLogger(__name__)
@@ -67,25 +67,6 @@ def _pool(device: str, kv_mb: int, page_kb: int) -> tuple[PagePool, int]:
     return HostPagePool(kv_mb << 20, page_kb << 10), page_kb << 10
 
 
-def engine_on(
-    pool: PagePool, net: CausalLM, config: EngineConfig, model: Path, device: str
-) -> Engine:
-    """An engine whose cache is on a shared pool."""
-    from slackwater.engine.executor import Executor
-
-    executor: Executor
-    if device.startswith("cuda"):
-        from slackwater.engine.cuda.executor import CudaExecutor
-
-        executor = CudaExecutor(net, config, pool)
-    else:
-        from slackwater.engine.cpu.executor import CpuExecutor
-
-        executor = CpuExecutor(net.config, config, pool)
-    guides = grammar_guides(model, net.config)
-    return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
-
-
 def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, str | None]:
     """The service's engine on its pool, profiled; and why it must not lend, if it must not."""
     slo = ServingSlo.parse(options.slo)
@@ -103,7 +84,7 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, st
     model = files.model(options.model)
     dtype = torch.bfloat16 if on_gpu else torch.float32
     net = load_net(model, dtype=dtype, device=options.device)
-    engine = engine_on(pool, net, config, model, options.device)
+    engine = text_engine(model, net, config, default_executor(net, config, pool))
     cost = measure_step_cost(engine, net.config.vocab_size)
     why = feasible(cost, slo, config.max_step_tokens)
     arbiter = Arbiter(
@@ -118,7 +99,7 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, st
 
     def rollout_engine(weights: CausalLM, folder: Path, base_version: str) -> Engine:
         own = replace(config, base_version=base_version)
-        return engine_on(pool, weights, own, folder, options.device)
+        return text_engine(folder, weights, own, default_executor(weights, own, pool))
 
     address = address_of(options.connect)
     device = LentDevice(executor, files, rollout_engine, options.worker, address, options.device)
@@ -266,11 +247,7 @@ class CoservingWorker:
 
 
 def _options() -> argparse.Namespace:
-    parser = base_parser("A co-serving worker; `slackwater up --serve` starts it.")
-    parser.add_argument("--model", required=True, help="URI of the served model")
-    parser.add_argument("--base", required=True, help="name of the served model")
-    parser.add_argument("--base-version", required=True, help="weight version of that model")
-    parser.add_argument("--max-running", type=int, default=64)
+    parser = engine_parser("A co-serving worker; `slackwater up --serve` starts it.")
     parser.add_argument("--kv-mb", type=int, default=512, help="KV memory of both models together")
     parser.add_argument("--page-kb", type=int, default=2048, help="a page of it, on a CPU")
     parser.add_argument("--slo", required=True, help="such as ttft=0.5,tpot=0.15")

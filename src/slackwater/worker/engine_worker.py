@@ -13,6 +13,7 @@ import torch
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine, default_executor
+from slackwater.engine.executor import Executor
 from slackwater.engine.ranked_executor import RankedExecutor, RankFollower
 from slackwater.engine.request import Finished, GenerationRequest, PromptScoreRows, StepOutput
 from slackwater.grammar.guides import GrammarGuides
@@ -27,7 +28,7 @@ from slackwater.wire import messages
 from slackwater.wire.tokens import TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import WeightStore, node_files
-from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
+from slackwater.worker.process import dial, engine_parser, pin, run_worker, secret
 from slackwater.worker.puller import VersionPuller
 from slackwater.worker.turn_history import TurnHistory
 from slackwater.worker.weight_lane import RankLane, WeightLane, weight_lane
@@ -277,11 +278,18 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
     }
 
 
+def text_engine(
+    model: Path, net: CausalLM, config: EngineConfig, executor: Executor | None = None
+) -> Engine:
+    """An engine that knows the text of a model directory's tokens."""
+    guides = grammar_guides(model, net.config)
+    return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
+
+
 def new_engine(
     model: Path, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> Engine:
-    net, config = _net_and_config(model, device, kv_mb, max_running, base_version)
-    return Engine(net, config, text_decoder(model), guides=grammar_guides(model, net.config))
+    return text_engine(model, *_net_and_config(model, device, kv_mb, max_running, base_version))
 
 
 def new_ranked_engine(
@@ -290,8 +298,7 @@ def new_ranked_engine(
     """Rank 0's engine, and what it reaches the other ranks by."""
     net, config = _net_and_config(model, device, kv_mb, max_running, base_version, ranks)
     executor = RankedExecutor(default_executor(net, config), ranks)
-    decode, guides = text_decoder(model), grammar_guides(model, net.config)
-    return Engine(net, config, decode, executor=executor, guides=guides), executor
+    return text_engine(model, net, config, executor), executor
 
 
 def _net_and_config(
@@ -335,14 +342,10 @@ def follow_engine(
 
 
 def main() -> None:
-    parser = base_parser("An engine worker; `slackwater up` starts it.")
-    parser.add_argument("--model", required=True, help="URI of the base model")
-    parser.add_argument("--base", required=True, help="name of the base model")
-    parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser = engine_parser("An engine worker; `slackwater up` starts it.")
     parser.add_argument(
         "--kind", default="dedicated", choices=[kind.value for kind in InstanceKind]
     )
-    parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--least-step-ms", type=float, default=0.0, help="for measurements")
     parser.add_argument("--kv-mb", type=int, default=512, help="memory of the KV cache")
     options = parser.parse_args()

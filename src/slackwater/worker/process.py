@@ -31,14 +31,19 @@ def base_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--files", required=True, help="folder:DIRECTORY, or URL=CACHE of a depot")
     parser.add_argument("--threads", type=int, default=1, help="compute threads")
     parser.add_argument("--device", default="cpu")
-    add_relay(parser)
+    parser.add_argument("--node", default="", help="the node that the worker runs on")
+    parser.add_argument("--relay", default="", metavar="HOST:PORT", help="its weight relay")
     return parser
 
 
-def add_relay(parser: argparse.ArgumentParser) -> None:
-    """Options that an agent passes to all its workers."""
-    parser.add_argument("--node", default="", help="the node that the worker runs on")
-    parser.add_argument("--relay", default="", metavar="HOST:PORT", help="its weight relay")
+def engine_parser(description: str) -> argparse.ArgumentParser:
+    """Of a worker that samples from a model."""
+    parser = base_parser(description)
+    parser.add_argument("--model", required=True, help="URI of the base model")
+    parser.add_argument("--base", required=True, help="name of the base model")
+    parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser.add_argument("--max-running", type=int, default=64)
+    return parser
 
 
 def address_of(connect: str) -> tuple[str, int]:

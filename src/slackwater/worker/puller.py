@@ -5,61 +5,31 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from slackwater.engine.engine import Engine
 from slackwater.engine.versions import WeightSlot
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.payload import Payload
-from slackwater.nets.lora import LoraSpec
 from slackwater.wire import messages
-from slackwater.worker.weight_lane import WeightLane, lora_of
+from slackwater.worker.weight_lane import HostVersionCopy, WeightLane, lora_of
 
 _NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+@dataclass(slots=True)
+class _Pull:
+    """A version on its way: `taken` once it is in host memory, with `room` once whole weights have
+    a place in the engine, which no request sees yet.
+    """
+
     version: str
     way: tuple[Payload, ...]
     keep: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrived:
-    """The tensors are in host memory."""
-
-    version: str
-    tensors: Mapping[str, Tensor]
-    lora: LoraSpec | None
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Filling:
-    """Whole weights have a place in the engine, not to be seen yet."""
-
-    version: str
-    tensors: Mapping[str, Tensor]
-    room: WeightSlot
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Filled:
-    version: str
-    room: WeightSlot
-    kept: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    version: str
-    error: Exception
+    taken: HostVersionCopy | None = None
     room: WeightSlot | None = None
+    error: Exception | None = None
 
 
 class VersionPuller:
@@ -71,8 +41,8 @@ class VersionPuller:
     def __init__(self, engine: Engine, lane: WeightLane) -> None:
         self._engine = engine
         self._lane = lane
-        self._to_do: queue.SimpleQueue[_Wanted | _Filling | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[_Arrived | _Filled | _Failed] = queue.SimpleQueue()
+        self._to_do: queue.SimpleQueue[_Pull | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Pull] = queue.SimpleQueue()
         self._bell, self._button = socket.socketpair()
         self._pulling: dict[str, bool] = {}  # whether it is to be dropped as soon as it is there
         self._thread = threading.Thread(target=self._work, name="weight puller", daemon=True)
@@ -91,7 +61,7 @@ class VersionPuller:
         if version in self._engine.versions.names():
             return messages.VersionReady(version)
         self._pulling[version] = False
-        self._to_do.put(_Wanted(version, tuple(way), keep))
+        self._to_do.put(_Pull(version, tuple(way), keep))
         return None
 
     def pulling(self) -> tuple[str, ...]:
@@ -109,31 +79,37 @@ class VersionPuller:
         said: list[messages.VersionReady | messages.VersionFailed] = []
         while not self._done.empty():
             self._bell.recv(1)
-            match self._done.get():
-                case _Arrived(version, tensors, None, kept):
-                    try:
-                        room = self._engine.versions.begin()
-                    except SlackwaterError as error:
-                        said.append(self._failed(version, error))
-                    else:
-                        self._to_do.put(_Filling(version, tensors, room, kept))
-                case _Arrived(version, tensors, lora, kept):
-                    try:
-                        self._engine.versions.put(version, tensors, lora=lora)
-                    except SlackwaterError as error:
-                        said.append(self._failed(version, error))
-                    else:
-                        said.append(self._ready(version, kept))
-                case _Filled(version, room, kept):
-                    self._engine.versions.finish(version, room)
-                    said.append(self._ready(version, kept))
-                case _Failed(version, error, failed_room):
-                    if failed_room is not None:
-                        self._engine.versions.give_up(failed_room)
-                    if not isinstance(error, SlackwaterError | OSError):
-                        raise error
-                    said.append(self._failed(version, error))
+            pull = self._done.get()
+            try:
+                ready = self._advance(pull)
+            except (SlackwaterError, OSError) as error:
+                del self._pulling[pull.version]
+                said.append(messages.VersionFailed(pull.version, str(error)))
+            else:
+                said += [] if ready is None else [ready]
         return said
+
+    def _advance(self, pull: _Pull) -> messages.VersionReady | None:
+        """Give a version in host memory its place, or show it; raises what the thread met."""
+        versions = self._engine.versions
+        if pull.error is not None:
+            if pull.room is not None:
+                versions.give_up(pull.room)
+            raise pull.error
+        taken = pull.taken
+        assert taken is not None
+        if pull.room is not None:
+            versions.finish(pull.version, pull.room)
+        elif (lora := lora_of(taken.meta)) is not None:
+            versions.put(pull.version, taken.tensors, lora=lora)
+        else:
+            pull.room = versions.begin()
+            self._to_do.put(pull)
+            return None
+        pull.taken = None  # the thread refers to it until its next pull
+        if self._pulling.pop(pull.version):
+            versions.drop(pull.version)
+        return messages.VersionReady(pull.version, taken.kept)
 
     def close(self) -> None:
         """End the thread, after the pull that it is in."""
@@ -142,29 +118,17 @@ class VersionPuller:
         self._bell.close()
         self._button.close()
 
-    def _ready(self, version: str, kept: bool) -> messages.VersionReady:
-        if self._pulling.pop(version):
-            self._engine.versions.drop(version)
-        return messages.VersionReady(version, kept)
-
-    def _failed(self, version: str, error: Exception) -> messages.VersionFailed:
-        self._pulling.pop(version)
-        return messages.VersionFailed(version, str(error))
-
     def _work(self) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own: steps come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while (what := self._to_do.get()) is not None:
-            self._done.put(self._result(what))
+        while (pull := self._to_do.get()) is not None:
+            try:
+                if pull.taken is None:
+                    pull.taken = self._lane.take(pull.version, pull.way, keep=pull.keep)
+                else:
+                    assert pull.room is not None
+                    self._engine.versions.fill(pull.room, pull.taken.tensors)
+            except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
+                pull.error = error
+            self._done.put(pull)
             self._button.send(b"!")
-
-    def _result(self, what: _Wanted | _Filling) -> _Arrived | _Filled | _Failed:
-        room = what.room if isinstance(what, _Filling) else None
-        try:
-            if isinstance(what, _Filling):
-                self._engine.versions.fill(what.room, what.tensors)
-                return _Filled(what.version, what.room, what.kept)
-            taken = self._lane.take(what.version, what.way, keep=what.keep)
-            return _Arrived(what.version, taken.tensors, lora_of(taken.meta), taken.kept)
-        except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
-            return _Failed(what.version, error, room)

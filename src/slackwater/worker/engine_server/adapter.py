@@ -33,7 +33,7 @@ from slackwater.worker.engine_server.sglang import SglangServer
 from slackwater.worker.engine_server.versions import VersionDirectories, require_own_head
 from slackwater.worker.engine_server.vllm import VllmServer
 from slackwater.worker.files import node_files
-from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
+from slackwater.worker.process import dial, engine_parser, pin, run_worker, secret
 from slackwater.worker.weight_lane import weight_lane
 
 _STARTS_WITHIN_S = 600.0
@@ -197,17 +197,13 @@ async def _watch(server: EngineServer, instance: ServerInstance, inbox: Connecti
 
 
 def adapter_parser() -> argparse.ArgumentParser:
-    parser = base_parser("A vLLM or SGLang server as an instance.")
-    parser.add_argument("--model", required=True, help="URI of the base model")
-    parser.add_argument("--base", required=True, help="name of the base model")
-    parser.add_argument("--base-version", required=True, help="weight version of the base itself")
+    parser = engine_parser("A vLLM or SGLang server as an instance.")
     parser.add_argument("--engine", required=True, choices=list(_DIALECTS))
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--program", help="to start a server: `vllm`, or a Python with SGLang")
     parser.add_argument("--server-options", default="", help="more options of that server")
     parser.add_argument("--kind", default="dedicated", choices=[k.value for k in InstanceKind])
     parser.add_argument("--kv-mb", type=int, default=1024, help="KV memory of our own, on a CPU")
-    parser.add_argument("--max-running", type=int, default=64)
     return parser
 
 
