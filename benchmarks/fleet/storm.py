@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from benchmarks.fleet.engine_faults import EngineFaults
+from harness.checked_fleet import CheckedFleet
 from harness.visitor import Visitor
 from slackwater.control.coschedule import events as of_phase
 from slackwater.control.operations.events import TicketDone
@@ -26,7 +27,6 @@ from slackwater.model.job_life import JobStage
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
-from slackwater.sim.fleet.fleet import SimulatedFleet
 
 POLICIES = ("interleaving", "group", "colocated", "solo")
 _CALM_S = 14 * 86_400.0
@@ -77,7 +77,7 @@ class FleetStorm:
         scenario = ClusterScenario(
             fleet=pools, jobs=specs, policy=PolicyConfig(name=self.policy), seed=seed
         )
-        self.fleet = SimulatedFleet(
+        self.fleet = CheckedFleet(
             new_controller(scenario),
             specs,
             seed=seed,

@@ -11,9 +11,10 @@ from functools import partial
 
 import numpy as np
 
+from harness.checked_fleet import CheckedSlackFleet
 from slackwater.model.ids import NodeId
 from slackwater.sim.serving.cluster import ServingCluster
-from slackwater.sim.slacks.fleet import FiveSlackFleet, Slack
+from slackwater.sim.slacks.fleet import Slack
 from slackwater.sim.slacks.scenario import AgentJob, SlackScenario, SpotPool
 
 _EVERY_S = {  # mean time between faults of a kind
@@ -59,7 +60,7 @@ class SlackStorm:
             spot=SpotPool(2.0, 12.0, notice_s=5.0 * (seed % 2)),
             serving=replace(scenario.serving, requests_per_s=0.05),
         )
-        self.fleet = FiveSlackFleet(stormy, frozenset(Slack), seed, check=True)
+        self.fleet = CheckedSlackFleet(stormy, frozenset(Slack), seed)
         self.fleet.engines.breaks = lambda: self.fleet.chance(_BROKEN_PULLS)
         self.faults = dict.fromkeys(_EVERY_S, 0)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slacks.storm import SlackStorm
+from harness.checked_fleet import CheckedSlackFleet
 from slackwater.control.rollout.gates import TurnGate
 from slackwater.model.errors import ConfigError
 from slackwater.sim.slacks.contributions import (
@@ -41,17 +42,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SlackScenario:
 
 
 @cache
-def run_of(scenario: SlackScenario, on: Kinds, check: bool = False) -> SlackRun:
-    return FiveSlackFleet(scenario, on, check=check).finish()
+def run_of(scenario: SlackScenario, on: Kinds) -> SlackRun:
+    return FiveSlackFleet(scenario, on).finish()
 
 
 def test_all_five_kinds_are_used_at_once_and_save_time_and_money(small: SlackScenario) -> None:
-    alone, together = run_of(small, NONE), run_of(small, ALL, check=True)
+    alone, together = run_of(small, NONE), CheckedSlackFleet(small, ALL).finish()
     assert (alone.kinds, together.kinds) == (NONE, ALL)
     assert together.completed_s < alone.completed_s
     assert together.cost < alone.cost
     assert sum(alone.tokens.values()) == sum(together.tokens.values()), "the same work"
-    assert FiveSlackFleet(small, ALL).finish() == together, "the same seed gives the same run"
+    assert run_of(small, ALL) == together, "the same seed gives the same run"
 
 
 @pytest.mark.parametrize("kind", [Slack.PHASES, Slack.SPOT, Slack.ACTIONS, Slack.WEIGHTS])

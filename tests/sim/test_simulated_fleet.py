@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.fleet.storm import fleet_storm
+from harness.checked_fleet import CheckedFleet
 from harness.visitor import Visitor
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_limits import PhaseLimits
@@ -21,7 +22,6 @@ from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.fleet.costs import FleetCosts, MachineShare
 from slackwater.sim.fleet.devices import DEVICES
-from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import TurnPlan
 from slackwater.sim.fleet.simulate import simulate_jointly
 from slackwater.timeline.spans import Timeline
@@ -57,7 +57,7 @@ def test_the_last_turns_move_to_one_engine_and_the_next_job_takes_the_freed_node
 
 def test_the_limits_are_those_of_a_service() -> None:
     case = scenario("ours")
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet = CheckedFleet(new_controller(case), case.jobs)
     assert fleet.controller.phases is not None
     assert fleet.controller.phases.limits == PhaseLimits()
 
@@ -66,7 +66,7 @@ def test_a_job_without_a_profile_is_profiled_and_then_placed() -> None:
     case = scenario("ours")
     stranger = JobId("j1")
     specs = [replace(spec, iterations=5) for spec in case.jobs]
-    fleet = SimulatedFleet(new_controller(case), specs, unprofiled=frozenset({stranger}))
+    fleet = CheckedFleet(new_controller(case), specs, unprofiled=frozenset({stranger}))
     stages: set[JobStage] = set()
 
     def watched() -> bool:
@@ -83,7 +83,7 @@ def test_a_job_without_a_profile_is_profiled_and_then_placed() -> None:
 
 def test_loans_are_asked_for_by_turns_and_given_back_when_none_is_left() -> None:
     case = scenario("ours", jobs=1)
-    fleet = SimulatedFleet(new_controller(case), case.jobs, serving_nodes=2)
+    fleet = CheckedFleet(new_controller(case), case.jobs, serving_nodes=2)
     visitor = Visitor(fleet)
     visitor.start()
     lent: set[int] = set()
@@ -105,7 +105,7 @@ def test_a_profile_that_lies_by_three_costs_its_own_job_its_place_and_the_others
     honest, liar = JobId("honest"), JobId("liar")
     specs = [JobSpec(honest, 0.0, 40, slo, said), JobSpec(liar, 50.0, 40, slo, said)]
     scheduler = CoscheduleSettings(placement=policy, tails=False).new_coscheduler(1, 1)
-    fleet = SimulatedFleet(
+    fleet = CheckedFleet(
         scheduler,
         specs,
         plan=TurnPlan(4, 24, 1.0, 0.0),  # every response is as long as it may be
@@ -141,7 +141,7 @@ def test_a_member_keeps_its_bound_beside_jobs_of_unknown_and_of_untrue_lengths(p
         JobSpec(name, arrivals_s.get(name, 30.0), iterations[name], 1.5, said) for name in names
     ]
     scheduler = CoscheduleSettings(placement=policy, tails=False).new_coscheduler(1, 1)
-    fleet = SimulatedFleet(
+    fleet = CheckedFleet(
         scheduler,
         specs,
         plan=TurnPlan(4, 24, 1.0, 0.0),  # every response is as long as it may be
@@ -200,7 +200,7 @@ def test_a_run_is_drawn_from_its_permits() -> None:
 
 def test_a_state_that_is_lost_with_its_trainer_comes_back_with_every_operation() -> None:
     case = scenario("ours", jobs=1)
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet = CheckedFleet(new_controller(case), case.jobs)
 
     def trained() -> bool:
         return fleet.clients.iterations == 1
@@ -225,7 +225,7 @@ def test_the_same_seed_is_the_same_storm() -> None:
 
 def test_a_storm_objects_to_a_device_with_two_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     case = scenario("ours")
-    fleet = SimulatedFleet(new_controller(case), case.jobs)
+    fleet = CheckedFleet(new_controller(case), case.jobs)
     fleet.check_integrity()
     assert len(fleet.devices.held) == 6  # two rollout nodes, and two that train too
     monkeypatch.setattr(DeviceAllocator, "_may_share", lambda *_: True)

@@ -2,8 +2,7 @@
 
 Nodes have an engine and, where they train, a trainer; jobs are clients that submit turns and
 operations. Phases are inferred, orders wait for devices and permits, and loans are asked for by the
-same code as in a service. After every event the invariants of all components are checked, and those
-between the controller and what really runs.
+same code as in a service. `check_integrity` holds after every event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.driver import Driver
+from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.lending.lender import LendingController
 from slackwater.control.rollout.settings import RolloutSettings
@@ -25,7 +25,6 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, is_within, node_of
 from slackwater.sim.core.queue import EventQueue, explained
-from slackwater.sim.fleet.checked_controller import CheckedController
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
 from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.devices import DeploymentCommand, SimulatedDevices
@@ -43,6 +42,8 @@ SETTINGS = RolloutSettings(lease_s=120.0, stall_s=300.0, watch_every_s=30.0, tur
 class SimulatedFleet:
     """Holds the queue and the controller; engines, trainers, clients and services execute."""
 
+    controller_type = FleetController
+
     def __init__(
         self,
         scheduler: CoScheduler,
@@ -56,7 +57,6 @@ class SimulatedFleet:
         unprofiled: frozenset[JobId] = frozenset(),
         supervised: Mapping[JobId, int] | None = None,
         serving_nodes: int = 0,
-        check: bool = True,
     ) -> None:
         """`lengths`: what phases take, of jobs whose owners said something else; `supervised`: how
         many steps jobs train between two versions that sample nothing.
@@ -83,7 +83,7 @@ class SimulatedFleet:
         for name, steps in (supervised or {}).items():
             self.jobs[name].supervised = steps
         self.unsettled = len(self.jobs)
-        self.controller = CheckedController(
+        self.controller = self.controller_type(
             SETTINGS,
             coscheduler=scheduler,
             limits=limits,
@@ -95,7 +95,7 @@ class SimulatedFleet:
             clock=lambda: self.queue.now_s,
             schedule=self.queue.push_soon,
             deliver=self._timer_due,
-            handled=self._checked if check else None,
+            handled=self._handled,
         )
         self.devices = SimulatedDevices(self)
         self.trainers = SimulatedTrainers(self)
@@ -220,10 +220,8 @@ class SimulatedFleet:
         self.tell(NodeLost(self.now_s, node))
 
     # ---- invariants ----
-    def _checked(self) -> None:
-        self.controller.check_changed()
-        if self.driver.idle:  # all that follows from one thing has happened
-            self.check_integrity()
+    def _handled(self) -> None:
+        """After every event."""
 
     def check_integrity(self) -> None:
         """What runs has a permit to, and nothing that a client waits for is lost."""

@@ -62,12 +62,7 @@ def simulate_jointly(
     or with `scheduler`; `draw` gets its timeline."""
     specs = scenario_jobs(scenario)
     fleet = SimulatedFleet(
-        scheduler or new_controller(scenario),
-        specs,
-        seed=scenario.seed,
-        plan=plan,
-        costs=costs,
-        check=False,
+        scheduler or new_controller(scenario), specs, seed=scenario.seed, plan=plan, costs=costs
     )
     while fleet.unsettled:
         fleet.run(stop=partial(_has_seen, fleet, fleet.events + 2000))

@@ -153,9 +153,7 @@ class LinkedEngines(SimulatedBody):
 
 
 class FiveSlackFleet(SimulatedFleet):
-    """The fleet of a scenario with some kinds of slack `on`. `check` holds every invariant after
-    every event.
-    """
+    """The fleet of a scenario with some kinds of slack `on`."""
 
     engines: LinkedEngines  # type: ignore[assignment]  # the same calls, with other costs
     clients: SimulatedAgents
@@ -163,9 +161,7 @@ class FiveSlackFleet(SimulatedFleet):
     costs = FleetCosts(load_s=5.0, switch_s=1.0)
     agents, linked_engines = SimulatedAgents, LinkedEngines
 
-    def __init__(
-        self, scenario: SlackScenario, on: Collection[Slack], seed: int = 0, *, check: bool = False
-    ) -> None:
+    def __init__(self, scenario: SlackScenario, on: Collection[Slack], seed: int = 0) -> None:
         self.scenario, self.on = scenario, frozenset(on)
         self._jobs_by_name = {JobId(job.name): (n, job) for n, job in enumerate(scenario.jobs)}
         self._uses: dict[NodeId, set[tuple[JobId, Phase]]] = {}
@@ -184,7 +180,6 @@ class FiveSlackFleet(SimulatedFleet):
             seed=seed,
             costs=self.costs,
             serving_nodes=scenario.serving.nodes if Slack.SERVING in self.on else 0,
-            check=check,
         )
 
     def _open(self, serving_nodes: int) -> None:

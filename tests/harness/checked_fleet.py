@@ -1,4 +1,4 @@
-"""The fleet controller, with what it takes to check it after every event of a long storm."""
+"""Simulated fleets whose invariants are checked after every event."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ from slackwater.control.fleet.controller import FleetController, Handler
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.rollout.events import TokensArrived
 from slackwater.control.timer import TimerFired
+from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.slacks.fleet import FiveSlackFleet
 
 _FULL_EVERY = 100  # events
 
@@ -62,3 +64,21 @@ class CheckedController(FleetController):
                     component.check_integrity()
             self.check_agreement()
         self._changed.clear()
+
+
+class CheckedFleet(SimulatedFleet):
+    """Checks the components that an event can have changed and, once all that follows from one
+    thing has happened, what is between the controller and what really runs.
+    """
+
+    controller: CheckedController
+    controller_type = CheckedController
+
+    def _handled(self) -> None:
+        self.controller.check_changed()
+        if self.driver.idle:
+            self.check_integrity()
+
+
+class CheckedSlackFleet(CheckedFleet, FiveSlackFleet):
+    """The same of a fleet with five kinds of slack."""
