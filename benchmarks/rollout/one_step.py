@@ -4,6 +4,7 @@ a kill.
 
 from collections.abc import Callable, Iterable, Sequence
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import CompleteTurn, FailTurn
@@ -15,7 +16,7 @@ from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.core.queue import EventQueue
-from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.rollout.body import BodySettings
 from slackwater.sim.rollout.engine_cost import CostModel
 
 _HORIZON_S = 1e6
@@ -24,7 +25,7 @@ _HORIZON_S = 1e6
 class _OpenTurns:
     """Hears of the turns that end, and how many instances share the machine meanwhile."""
 
-    def __init__(self, body: SimulatedBody, turns: Iterable[TurnId], alone_slowdown: float) -> None:
+    def __init__(self, body: DrivenEngines, turns: Iterable[TurnId], alone_slowdown: float) -> None:
         self.left = set(turns)
         self._body = body
         self._alone_slowdown = alone_slowdown
@@ -66,7 +67,7 @@ def simulate_step(
     queue: EventQueue[Callable[[], None]] = EventQueue()
     wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
     links = BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9)
-    body = SimulatedBody(FleetController(settings), queue, wanted.__getitem__, links)
+    body = DrivenEngines(FleetController(settings), queue, wanted.__getitem__, links)
     turns = _OpenTurns(body, wanted, alone_slowdown)
     job, version = specs[0].job, specs[0].version
     for name in names:

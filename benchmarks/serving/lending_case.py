@@ -11,15 +11,14 @@ from numpy.typing import NDArray
 from benchmarks.rollout.simulated.agent_run import AgentFleet
 from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
+from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import MODES, LendingMode
 from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
-from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.serving.serving_trace import Arrival
 
 AUTOSCALE = (
@@ -77,18 +76,18 @@ class LendingOutcome:
 def outcome_of(case: LendingCase) -> LendingOutcome:
     """Run it."""
     engine = case.engine
-    plan = ClusterPlan(
+    plan = LendingPlan(
         SharedDevice(engine, engine),
         case.slo,
-        case.roles,
+        len(case.roles),
         _mode(case),
-        most_nodes=len(case.roles),
         turns_per_node=16 * engine.devices,
         seed=case.seed,
+        roles=case.roles,
     )
     arrivals = scaled(case.arrivals, case.density, case.seconds, case.seed)
     stages = RolloutStages(drawn_games(case.games, case.seed), case.stages if case.games else 0)
-    cluster = AutoscaledCluster if case.mode == AUTOSCALE else ServingCluster
+    cluster = AutoscaledCluster if case.mode == AUTOSCALE else LendingCluster
     run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals, cluster=cluster)
     result = run.run(case.seconds, begins_s=case.begins_s)
     return LendingOutcome(

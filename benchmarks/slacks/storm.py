@@ -130,4 +130,4 @@ class SlackStorm:
         nodes = list(serving.nodes.values())
         node = nodes[int(self.fleet.rng.integers(len(nodes)))]
         node.slowdown = float(self.fleet.rng.uniform(2, 8))
-        self.fleet.after(20.0, node.recover)
+        self.fleet.after(20.0, partial(setattr, node, "slowdown", 1.0))

@@ -6,17 +6,16 @@ import pytest
 from benchmarks.rollout.simulated.agent_run import AgentFleet
 from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
+from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from benchmarks.serving.simulated.storm import run_storm
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
 from slackwater.sim.serving.node import ServingNode
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals
 
 SLO = ServingSlo(0.5, 0.15)
@@ -25,10 +24,8 @@ SECONDS = 20.0
 ARRIVALS = drawn_arrivals(SECONDS, 1, rate=4.0, burst_requests=6)
 
 
-def outcome(mode: str, cluster: type[ServingCluster] = ServingCluster) -> CoservingResult:
-    plan = ClusterPlan(
-        SharedDevice(ENGINE, ENGINE), SLO, (ServingRole.MIXED,) * 2, mode_of(mode), most_nodes=2
-    )
+def outcome(mode: str, cluster: type[LendingCluster] = LendingCluster) -> CoservingResult:
+    plan = LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
     games = [session[:5] for session in drawn_games(64, 0)]
     stages = RolloutStages(games, 1)
     return CoservingRun(plan, AgentFleet(ENGINE, 1), stages, ARRIVALS, cluster=cluster).run(SECONDS)
@@ -57,9 +54,7 @@ def test_a_service_that_is_overloaded_lends_nothing_and_loses_nothing_by_offerin
     seconds = 60.0
     arrivals = drawn_arrivals(seconds, 3, rate=2.0, burst_every_s=6.0, burst_requests=30)
     plans = {
-        mode: ClusterPlan(
-            SharedDevice(ENGINE, ENGINE), SLO, (ServingRole.MIXED,) * 2, mode_of(mode), most_nodes=2
-        )
+        mode: LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
         for mode in ("none", "ours", "dual", "prefix")
     }
     stages = RolloutStages([session[:5] for session in drawn_games(64, 0)], 1)
@@ -79,7 +74,6 @@ def test_a_service_that_is_overloaded_lends_nothing_and_loses_nothing_by_offerin
 def test_the_service_has_the_memory_of_the_rollouts_weights_while_nothing_is_lent() -> None:
     node = ServingNode(
         NodeId("n"),
-        ServingRole.MIXED,
         SharedDevice(ENGINE, ENGINE),
         SLO,
         mode_of("ours"),

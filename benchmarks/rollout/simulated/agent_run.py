@@ -5,6 +5,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from benchmarks.rollout.simulated.extra_capacity import ExtraCapacity
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
@@ -18,7 +19,6 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
 
 ROLLOUT_JOB = JobId("job")
@@ -61,7 +61,7 @@ class Trajectories:
 
     def __init__(
         self,
-        body: SimulatedBody,
+        body: DrivenEngines,
         sessions: Sequence[Session],
         prefix: str = "",
         most_live: int | None = None,
@@ -128,7 +128,7 @@ def run_agents(
 ) -> AgentResult:
     """All trajectories on the fleet: at once, or at most so many."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    body = SimulatedBody(
+    body = DrivenEngines(
         FleetController(settings), queue, lambda turn: trajectories.tokens_of[turn]
     )
     trajectories = Trajectories(body, sessions, most_live=most_live)

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.spot_trace import SpotEvent
@@ -20,7 +20,7 @@ from slackwater.sim.rollout.spot_trace import SpotEvent
 class ExtraCapacity(Protocol):
     """Comes to the body's fleet by itself, and leaves."""
 
-    def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
+    def attach(self, body: DrivenEngines, engine: EngineCost) -> None:
         """Schedule all joins, cuts and losses."""
         ...
 
@@ -41,7 +41,7 @@ class LentServing:
     turns: int = 16
     burst_every_s: float = 600.0
 
-    def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
+    def attach(self, body: DrivenEngines, engine: EngineCost) -> None:
         rng = np.random.default_rng(self.seed)
         lent = replace(engine, memory_share=engine.memory_share - self.kept_memory)
         for number in range(self.devices):
@@ -69,7 +69,7 @@ class LeasedFunctions:
     cold_start_s: float = 45.0
     stage_s: float = 20_000.0
 
-    def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
+    def attach(self, body: DrivenEngines, engine: EngineCost) -> None:
         events: list[SpotEvent] = []
         for number in range(self.devices):
             start_s, life = 0.0, 0
@@ -88,6 +88,6 @@ class CombinedCapacity:
 
     parts: Sequence[ExtraCapacity]
 
-    def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
+    def attach(self, body: DrivenEngines, engine: EngineCost) -> None:
         for part in self.parts:
             part.attach(body, engine)

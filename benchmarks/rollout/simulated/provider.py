@@ -5,6 +5,7 @@ while held.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
 from slackwater.control.rental import (
     InstancesLimited,
@@ -17,7 +18,6 @@ from slackwater.control.rental import (
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
 from slackwater.sim.rollout.spot_trace import SpotEvent
 
@@ -27,7 +27,7 @@ class SpotProvider:
 
     def __init__(
         self,
-        body: SimulatedBody,
+        body: DrivenEngines,
         engine: EngineCost,
         *,
         max_running: int,

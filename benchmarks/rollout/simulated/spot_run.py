@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from benchmarks.rollout.simulated.provider import SpotProvider
 from benchmarks.rollout.simulated.trainer import RolloutTrainer, StepReport, TrainingStepPlan
 from benchmarks.rollout.simulated.trainer_cost import TrainerCost
@@ -17,7 +18,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.inputs.traces import LengthDistribution
-from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.rollout.body import BodySettings
 from slackwater.sim.rollout.engine_cost import (
     H100,
     QWEN3_8B,
@@ -127,7 +128,7 @@ def run_spot(
     queue: EventQueue[Callable[[], None]] = EventQueue()
     controller = FleetController(settings)
     length_of: dict[TurnId, int] = {}
-    body = SimulatedBody(
+    body = DrivenEngines(
         controller,
         queue,
         lambda turn: length_of.get(turn, 1),

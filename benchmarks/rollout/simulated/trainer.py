@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from benchmarks.rollout.simulated.trainer_cost import TrainerCost
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.fleet.messages import FleetCommand
@@ -34,7 +35,6 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId, Worker
 from slackwater.model.instance import InstanceKind
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
 
 BASE_MODEL = "policy"
@@ -68,7 +68,7 @@ class RolloutTrainer:
 
     def __init__(
         self,
-        body: SimulatedBody,
+        body: DrivenEngines,
         plan: TrainingStepPlan,
         cost: TrainerCost,
         engine: EngineCost,

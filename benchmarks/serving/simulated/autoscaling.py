@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
+from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan
 from slackwater.model.ids import JobId, NodeId
-from slackwater.sim.rollout.body import SimulatedBody
-from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.serving_trace import Arrival
 
 
@@ -23,15 +23,15 @@ class ScalingRule:
     reload_s: float = 15.0
 
 
-class AutoscaledCluster(ServingCluster):
+class AutoscaledCluster(LendingCluster):
     """Nodes serve or roll out, never both. The cluster's mode must lend; it is asked on closed
     nodes only.
     """
 
     def __init__(
         self,
-        plan: ClusterPlan,
-        body: SimulatedBody,
+        plan: LendingPlan,
+        body: DrivenEngines,
         arrivals: Sequence[Arrival],
         rule: ScalingRule | None = None,
     ) -> None:

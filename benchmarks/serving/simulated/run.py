@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rollout.simulated.agent_run import ROLLOUT_JOB, AgentFleet, Trajectories
+from benchmarks.rollout.simulated.driven_engines import DrivenEngines
+from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.weights.events import WeightsPublished
@@ -17,8 +19,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
-from slackwater.sim.rollout.body import BodySettings, SimulatedBody
-from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
+from slackwater.sim.rollout.body import BodySettings
 from slackwater.sim.serving.serving_trace import Arrival
 
 _END_S = 86_400.0
@@ -81,18 +82,18 @@ class CoservingRun:
 
     def __init__(
         self,
-        plan: ClusterPlan,
+        plan: LendingPlan,
         fleet: AgentFleet,
         stages: RolloutStages,
         arrivals: Sequence[Arrival],
         settings: RolloutSettings | None = None,
-        cluster: type[ServingCluster] = ServingCluster,
+        cluster: type[LendingCluster] = LendingCluster,
     ) -> None:
         queue: EventQueue[Callable[[], None]] = EventQueue()
         self.controller = FleetController(settings or RolloutSettings(turn_timeout_s=_END_S))
         self.manager = self.controller.rollout
         links = BodySettings(borrowed_heartbeat_s=0.5)
-        self.body = SimulatedBody(self.controller, queue, lambda turn: self._tokens_of[turn], links)
+        self.body = DrivenEngines(self.controller, queue, lambda turn: self._tokens_of[turn], links)
         self.cluster = cluster(plan, self.body, arrivals)
         self.stages_s: list[float] = []
         self._plan, self._stages, self._fleet = plan, stages, fleet

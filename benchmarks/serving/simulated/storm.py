@@ -3,10 +3,12 @@ follow each other; invariants after every event.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from benchmarks.rollout.simulated.agent_run import ROLLOUT_JOB, AgentFleet
+from benchmarks.serving.simulated.lending_cluster import LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, RolloutStages
 from slackwater.control.lending import events as on
 from slackwater.control.lending.lender import LenderSettings
@@ -16,10 +18,8 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.cluster import ClusterPlan
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import drawn_games
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.serving.serving_trace import drawn_arrivals
 
 _ROLES = (
@@ -44,12 +44,12 @@ def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormR
     rng = np.random.default_rng(seed)
     # Little memory, so that budgets are cut.
     engine = EngineCost(QWEN3_8B, H800, 1, memory_share=float(rng.uniform(0.46, 0.75)))
-    plan = ClusterPlan(
+    plan = LendingPlan(
         SharedDevice(engine, engine, noise=float(rng.uniform(0.0, 0.3))),
         ServingSlo(0.5, 0.15),
-        _ROLES[int(rng.integers(2))],
+        3,
         mode_of(mode),
-        most_nodes=3,
+        roles=_ROLES[int(rng.integers(2))],
         lender=LenderSettings(LenderRule(rest_s=3.0), window_s=5.0, review_every_s=1.0),
         seed=seed,
     )
@@ -102,7 +102,7 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
     def slow() -> None:
         node = nodes[int(rng.integers(len(nodes)))]
         node.slowdown = 3.0
-        body.at(body.now_s + 3.0, lambda: node.recover())
+        body.at(body.now_s + 3.0, partial(setattr, node, "slowdown", 1.0))
 
     count = int(rng.integers(3, 10))
     for at_s in rng.uniform(2.0, seconds, count).tolist():

@@ -1,4 +1,4 @@
-"""The simulated body: the manager's commands become costs in virtual time, and costs become its
+"""Simulated engines: the manager's commands become costs in virtual time, and costs become its
 events.
 
 Tokens are handed to the manager before anything that could move a turn, as if they had been
@@ -9,12 +9,9 @@ million tokens costs little.
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from slackwater.control.driver import Driver
-from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance, ReportFault
+from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance
 from slackwater.control.rollout.events import (
     BudgetChanged,
     InstanceHeartbeat,
@@ -24,9 +21,6 @@ from slackwater.control.rollout.events import (
     TurnEnded,
     TurnRefused,
 )
-from slackwater.control.steps.commands import RestEngine
-from slackwater.control.steps.events import EngineRested
-from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import PullWeights
 from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TrajectoryId, TurnId
@@ -40,7 +34,7 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 @dataclass(frozen=True, slots=True)
 class BodySettings:
     """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own
-    link. An engine that sleeps has left its devices after `rest_s`.
+    link.
     """
 
     heartbeat_s: float = 5.0
@@ -49,7 +43,6 @@ class BodySettings:
     sender_gb_per_s: float = 20.0
     max_context_tokens: int = 40_960
     max_versions: int = 1
-    rest_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -64,53 +57,30 @@ class _Place:
 
 
 class SimulatedBody:
-    """Drives one controller, or executes the commands of one that `feed` leads to.
-    `tokens_of(turn)` says how many tokens a turn will have (its hidden length).
+    """Executes the commands of the controller that `tell` leads to. `tokens_of(turn)` says how many
+    tokens a turn will have (its hidden length).
     """
 
     def __init__(
         self,
-        controller: FleetController,
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
+        tell: Callable[..., None],
         settings: BodySettings | None = None,
-        feed: Callable[..., None] | None = None,
     ) -> None:
-        self.controller = controller
-        self.manager = controller.rollout
         self.queue = queue
+        self.tell = tell
         self.places: dict[InstanceId, _Place] = {}
-        self.on_command: Callable[[FleetCommand], None] = lambda _: None
-        self.on_release: Callable[[InstanceId], None] = lambda _: None
         self.trajectory_of: dict[TurnId, TrajectoryId] = {}
         self.breaks: Callable[[], bool] = lambda: False  # whether a pull breaks off
-        self.reports: list[ReportFault] = []
         self._tokens_of = tokens_of
         self._settings = settings or BodySettings()
         self._pulls = 0
         self._weight_gb = 0.0
-        self.tell = (
-            feed
-            or Driver(
-                controller,
-                self.execute,
-                clock=lambda: queue.now_s,
-                schedule=self.at,
-                deliver=self._timer_due,
-            ).feed
-        )
 
     @property
     def now_s(self) -> float:
         return self.queue.now_s
-
-    def run_until(self, end_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Let things happen until `end_s`, or until `stop()`."""
-        while len(self.queue) and not stop():
-            happen = self.queue.pop()
-            if self.now_s > end_s:
-                return
-            happen()
 
     def at(self, at_s: float, happen: Callable[[], None]) -> None:
         """Let `happen` run at a moment."""
@@ -192,27 +162,6 @@ class SimulatedBody:
         self.places.pop(instance, None)
         self.tell(InstanceLost(self.now_s, instance, why))
 
-    def slow_down(self, instance: InstanceId, slowdown: float) -> None:
-        """From now on its work takes `slowdown` times as long as its costs say."""
-        place = self.places.get(instance)
-        if place is not None and place.engine.slowdown != slowdown:
-            self._advance(place)
-            place.engine.slowdown = slowdown
-            self._arm(place)
-
-    def cut(self, instance: InstanceId, share: float) -> None:
-        """A serving node lends less from now on; what no longer fits moves away first."""
-        place = self.places.get(instance)
-        if place is None:
-            return
-        self._advance(place)
-        self._stream(place)
-        engine = place.engine
-        max_running, kv_tokens = int(engine.max_running * share), int(engine.kv_tokens * share)
-        self.tell(BudgetChanged(self.now_s, instance, max_running, kv_tokens))
-        engine.resize(max_running, kv_tokens)
-        self._arm(place)
-
     def turns_ended(self, instance: InstanceId) -> None:
         """An engine that moves on by itself has ended turns."""
         place = self.places.get(instance)
@@ -253,19 +202,8 @@ class SimulatedBody:
                 self._pull(instance, version)
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
-                self.on_release(instance)
-            case RestEngine(instance, _, number):
-                self.places.pop(instance, None)
-                if number is not None:
-                    asleep = partial(self._rested, instance, number)
-                    self.at(self.now_s + self._settings.rest_s, asleep)
-            case ReportFault():
-                self.reports.append(command)
             case _:
-                self.on_command(command)
-
-    def _rested(self, instance: InstanceId, number: int) -> None:
-        self.tell(EngineRested(self.now_s, instance, number))
+                pass
 
     def _dispatch(self, command: Dispatch) -> None:
         place = self.places.get(command.instance)
@@ -315,10 +253,6 @@ class SimulatedBody:
     def pull_gb(self, spec: InstanceSpec, version: str) -> float:
         """How much an instance must pull to have a version."""
         return 0.0 if self.places[spec.instance].holds == version else self._weight_gb
-
-    def _timer_due(self, event: TimerFired) -> None:
-        self.stream_all()
-        self.tell(event)
 
     def _beat(self, place: _Place) -> None:
         if self.places.get(place.spec.instance) is not place:

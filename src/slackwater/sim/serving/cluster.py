@@ -3,51 +3,48 @@ lender.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from slackwater.control.lending import commands as do
 from slackwater.control.lending import events as on
-from slackwater.control.lending.lender import Lender, LenderSettings
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.lending.lender import Lender
 from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode
+from slackwater.sim.fleet.serving import ServingCommand
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.simulated_engine import Request
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.node import ServingNode
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.serving.rollout_share import RolloutShare
 from slackwater.sim.serving.service_share import ServedRequest
 from slackwater.sim.serving.serving_trace import Arrival
 
-_SERVICE = ServiceName("service")
+SERVICE = ServiceName("service")
 _REPORT_S = 1.0
 _FULL = "the service needs the memory"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Devices by role, what they promise, and how they lend; a borrower comes with version `holds`
+    """`nodes` devices, what they promise, and how they lend; a borrower comes with version `holds`
     of its weights, if any.
     """
 
     device: SharedDevice
     slo: ServingSlo
-    roles: tuple[ServingRole, ...]
+    nodes: int
     mode: LendingMode
-    most_nodes: int
     turns_per_node: int = 16
-    lender: LenderSettings = field(default_factory=LenderSettings)
     seed: int = 0
     holds: str | None = "v0"
 
 
 class ServingCluster:
-    """Lives on the same event queue as the rollout's body. It has a lender of its own, or that of a
-    fleet whose events `tell` takes.
+    """Lives on the same event queue as the rollout's engines. `tell` takes the events of its
+    lender, whose commands it executes.
     """
 
     def __init__(
@@ -55,57 +52,35 @@ class ServingCluster:
         plan: ClusterPlan,
         body: SimulatedBody,
         arrivals: Sequence[Arrival],
-        lender: Lender | None = None,
-        tell: Callable[[on.LendingEvent], None] | None = None,
+        lender: Lender,
+        tell: Callable[[on.LendingEvent], None],
     ) -> None:
-        self.plan, self.body = plan, body
-        self._feed = tell
+        self.plan, self.body, self.lender, self._tell = plan, body, lender, tell
         self.requests: list[ServedRequest] = []
         self.closed = False  # no request comes any more
         self._answered = 0
-        self.lender = lender or Lender(plan.lender)
         self._borrowed: dict[NodeId, InstanceId] = {}
         self.loans = 0
         self._arrivals = arrivals
-        self.nodes = {
-            NodeId(f"s{number}"): ServingNode(
-                NodeId(f"s{number}"),
-                role,
-                plan.device,
-                plan.slo,
-                plan.mode,
-                body.at,
-                seed=plan.seed * 1000 + number,
-            )
-            for number, role in enumerate(plan.roles)
-        }
+        self.nodes = {node.name: node for node in map(self._node, range(plan.nodes))}
         for node in self.nodes.values():
             node.on_first = partial(self._first_token, node)
             node.on_done = self._done
             node.on_turns_ended = partial(self._turns_ended, node.name)
             node.on_given_back = partial(self._given_back, node.name)
 
+    def _node(self, number: int) -> ServingNode:
+        plan, seed = self.plan, self.plan.seed * 1000 + number
+        name = NodeId(f"s{number}")
+        return ServingNode(name, plan.device, plan.slo, plan.mode, self.body.at, seed)
+
     def start(self, period_s: float = 600.0) -> None:
         """Requests come from now on, the trace over and over; nodes report to the lender."""
         for name in self.nodes:
-            self._tell(on.ServingNodeJoined(self.body.now_s, name, _SERVICE))
-        self._tell(on.ServiceOpened(self.body.now_s, _SERVICE, self.plan.most_nodes))
+            self._tell(on.ServingNodeJoined(self.body.now_s, name, SERVICE))
+        self._tell(on.ServiceOpened(self.body.now_s, SERVICE, self.plan.nodes))
         self._report()
         self._come(0, 0.0, period_s)
-
-    def want(self, job: JobId, nodes: int) -> None:
-        """The job rolls out from now on."""
-        if self.plan.mode.lends:
-            self._tell(on.CapacityWanted(self.body.now_s, job, nodes))
-
-    def release(self, job: JobId) -> None:
-        """The job trains."""
-        if self.plan.mode.lends:
-            self._tell(on.CapacityReturned(self.body.now_s, job))
-
-    def hear(self, event: on.LendingEvent) -> None:
-        """Something that an operator says to the lender."""
-        self._tell(event)
 
     def check_integrity(self) -> None:
         """Everything adds up on every node, and the lender and the nodes agree."""
@@ -155,24 +130,11 @@ class ServingCluster:
         self.body.at(base_s + arrival.at_s, arrive)
 
     def _best_for_prompt(self) -> ServingNode:
-        fit = [n for n in self.nodes.values() if n.role is not ServingRole.DECODE and n.open]
-        return min(fit, key=lambda node: node.load)
+        return min(self.nodes.values(), key=lambda node: node.load)
 
     def _first_token(self, node: ServingNode, request: ServedRequest, now_s: float) -> None:
-        if node.role is ServingRole.MIXED:
-            if not node.service.decode(request, now_s):
-                self._done(request)
-            return
-        node.service.hand_on(request)
-        if request.output_tokens <= 1:
-            request.done_s = now_s
+        if not node.service.decode(request, now_s):
             self._done(request)
-            return
-        decoders = [n for n in self.nodes.values() if n.role is ServingRole.DECODE and n.open]
-        target = min(decoders, key=lambda one: one.service.kv_tokens)
-        kv_gb = request.prompt_tokens * self.plan.device.serving.model.kv_bytes_per_token / 1e9
-        arrives_s = now_s + kv_gb / self.plan.device.transfer_gb_per_s
-        self.body.at(arrives_s, lambda: target.take_in(request, self.body.now_s))
 
     # ---- lending ----
     def _report(self) -> None:
@@ -189,14 +151,7 @@ class ServingCluster:
             )
         self.body.at(self.body.now_s + _REPORT_S, self._report)
 
-    def _tell(self, event: on.LendingEvent) -> None:
-        if self._feed is not None:
-            self._feed(event)
-            return
-        for command in self.lender.handle(event):
-            self.execute(command)
-
-    def execute(self, command: do.LendingCommand) -> None:
+    def execute(self, command: ServingCommand) -> None:
         """Do what the lender decided."""
         match command:
             case do.LendNode(node, job):
@@ -212,11 +167,6 @@ class ServingCluster:
                 self._take_back(node)
             case do.BeginStep(node):
                 self._begin_step(node)
-            case SetTimer(name, at_s):
-                self.body.at(at_s, partial(self._fire, name))
-
-    def _fire(self, name: str) -> None:
-        self._tell(TimerFired(self.body.now_s, name))
 
     def _lent_to(self, name: NodeId) -> JobId | None:
         return self.lender.lent().get(name)

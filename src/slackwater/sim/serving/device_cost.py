@@ -31,7 +31,6 @@ class SharedDevice:
     rollout: EngineCost
     load_gb_per_s: float = 50.0
     start_s: float = 0.3
-    transfer_gb_per_s: float = 40.0
     noise: float = 0.03
 
     @property

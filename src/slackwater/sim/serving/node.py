@@ -15,7 +15,6 @@ from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
 from slackwater.sim.rollout.simulated_engine import Request
 from slackwater.sim.serving.device_cost import SharedDevice, step_cost_of
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.serving.rollout_share import RolloutShare
 from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 
@@ -45,7 +44,6 @@ class ServingNode:
     def __init__(
         self,
         name: NodeId,
-        role: ServingRole,
         device: SharedDevice,
         slo: ServingSlo,
         mode: LendingMode,
@@ -53,7 +51,7 @@ class ServingNode:
         seed: int,
         step_tokens: int = 2048,
     ) -> None:
-        self.name, self.role, self.device = name, role, device
+        self.name, self.device = name, device
         self._at = at
         self._rng = np.random.default_rng(seed)
         self._noise = device.noise
@@ -77,7 +75,6 @@ class ServingNode:
         self.service = ServiceShare(step_tokens, slo.tpot_s, 0)
         self.rollout: RolloutShare | None = None
         self._running = self._stopped = False
-        self.open = True
         self.slowdown = 1.0
         self.on_first: Callable[[ServedRequest, float], None] = lambda request, now_s: None
         self.on_done: Callable[[ServedRequest], None] = lambda request: None
@@ -90,13 +87,6 @@ class ServingNode:
         """A request for the service."""
         self.arbiter.arrived(now_s, request.prompt_tokens - request.cached_tokens)
         self.service.add(request)
-        self.wake(now_s)
-
-    def take_in(self, request: ServedRequest, now_s: float) -> None:
-        """A request that was prefilled elsewhere."""
-        if not self.service.take_in(request, now_s):
-            self.on_done(request)
-        self._check_memory(now_s)
         self.wake(now_s)
 
     @property
@@ -166,10 +156,6 @@ class ServingNode:
             self.use.rollout_s,
         )
         return min(spent_s / seconds, 1.0)
-
-    def recover(self) -> None:
-        """The device is as fast as it was."""
-        self.slowdown = 1.0
 
     # ---- steps ----
     def wake(self, now_s: float) -> None:

@@ -154,6 +154,8 @@ class ServiceShare:
             self.kv_tokens -= request.prompt_tokens
             request.done_s = now_s
             return False
+        if not self.decoding:
+            self._last_step_s = now_s
         request.began_step = self._steps
         self.decoding[request.number] = request
         self._context += request.prompt_tokens + 1
@@ -162,17 +164,6 @@ class ServiceShare:
         due_s = request.first_token_s - self._tpot_s * self._steps
         heapq.heappush(self._dues, (due_s, request.number))
         return True
-
-    def take_in(self, request: ServedRequest, now_s: float) -> bool:
-        """A request that was prefilled on another device comes to decode."""
-        self.kv_tokens += request.prompt_tokens
-        if not self.decoding:
-            self._last_step_s = now_s
-        return self.decode(request, now_s)
-
-    def hand_on(self, request: ServedRequest) -> None:
-        """A prefilled request leaves for the device where it decodes."""
-        self.kv_tokens -= request.prompt_tokens
 
     def _leave(self, request: ServedRequest) -> None:
         del self.decoding[request.number]

@@ -12,9 +12,8 @@ from functools import partial
 
 from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
 from slackwater.control.coschedule.phase_commands import PermitGiven
-from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.control.lending.lender import Lender
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
@@ -35,7 +34,6 @@ from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.spot_trace import SpotEvent
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
-from slackwater.sim.serving.role import ServingRole
 from slackwater.sim.slacks.agents import SimulatedAgents
 from slackwater.sim.slacks.cores import SimulatedCores
 from slackwater.sim.slacks.scenario import SlackScenario
@@ -98,7 +96,7 @@ class LinkedEngines(SimulatedBody):
         settings = BodySettings(
             borrowed_heartbeat_s=1.0, pull_gb_per_s=speed, sender_gb_per_s=speed, max_versions=4
         )
-        super().__init__(fleet.controller, fleet.queue, tokens_of, settings, fleet.tell)
+        super().__init__(fleet.queue, tokens_of, fleet.tell, settings)
         self._fleet = fleet
         self._costs = {role: fleet.scenario.engine(role) for role in (Role.ROLLOUT, Role.TRAIN)}
         self._starts = 0
@@ -285,24 +283,22 @@ def serving_cluster(
     plan = ClusterPlan(
         device,
         scenario.serving.slo,
-        (ServingRole.MIXED,) * nodes,
-        mode_of("none" if fleet is None else "ours"),
         nodes,
+        mode_of("none" if fleet is None else "ours"),
         turns_per_node=scenario.turns_per_device * device.rollout.devices,
         seed=seed,
         holds=None,
     )
     arrivals = scenario.arrivals(seed)
     if fleet is None or lending is None:
-        return ServingCluster(plan, body, arrivals)
+        return ServingCluster(plan, body, arrivals, Lender(), lambda event: None)
     return ServingCluster(plan, body, arrivals, lending.lender, fleet.tell)
 
 
 def serve_alone(scenario: SlackScenario, seed: int, until_s: float) -> ServingCluster:
     """The serving devices of a scenario without a loan: all requests until then are answered."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    controller = FleetController(RolloutSettings())
-    body = SimulatedBody(controller, queue, lambda turn: 1)
+    body = SimulatedBody(queue, lambda turn: 1, lambda event: None)
     cluster = serving_cluster(scenario, body, seed)
     cluster.start()
     while not (cluster.closed and not cluster.unanswered):
