@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.checked_fleet import CheckedSlackFleet
 from slackwater.model.ids import NodeId
-from slackwater.sim.serving.cluster import ServingCluster
 from slackwater.sim.slacks.fleet import Slack
 from slackwater.sim.slacks.scenario import AgentJob, SlackScenario, SpotPool
 
@@ -88,7 +87,7 @@ class SlackStorm:
         assert made == wanted, f"iterations were lost: {made}, not {wanted}"
         fleet.check_integrity()
         serving = fleet.serving
-        assert isinstance(serving, ServingCluster)
+        assert serving is not None
         return SlackStormReport(
             *(fleet.seed, fleet.now_s / 3600, fleet.events, len(made), len(result.kinds)),
             *(result.moved_turns, serving.loans, self.faults),
@@ -126,7 +125,7 @@ class SlackStorm:
     def _slow_down(self) -> None:
         """A serving device is much slower for a while, as under somebody else's load."""
         serving = self.fleet.serving
-        assert isinstance(serving, ServingCluster)
+        assert serving is not None
         nodes = list(serving.nodes.values())
         node = nodes[int(self.fleet.rng.integers(len(nodes)))]
         node.slowdown = float(self.fleet.rng.uniform(2, 8))

@@ -2,16 +2,28 @@
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from slackwater.control.fleet.controller import FleetController, Handler
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
+from slackwater.control.lending import commands as do
+from slackwater.control.lending import events as on
+from slackwater.control.lending.lender import LendingController
+from slackwater.control.rollout import events as of_rollout
 from slackwater.control.rollout.events import TokensArrived
 from slackwater.control.timer import TimerFired
+from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
+from slackwater.model.instance import InstanceKind, InstanceSpec
+from slackwater.sim.fleet import fleet as simulated
+from slackwater.sim.fleet.engines import BASE_MODEL, SimulatedEngines
 from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.serving import ServingCommand
 from slackwater.sim.slacks.fleet import FiveSlackFleet
 
 _FULL_EVERY = 100  # events
+_SERVICE = ServiceName("chat")
+_REPORT_S = 30.0
 
 
 class CheckedController(FleetController):
@@ -66,7 +78,7 @@ class CheckedController(FleetController):
         self._changed.clear()
 
 
-class CheckedFleet(SimulatedFleet):
+class InvariantChecks(SimulatedFleet):
     """Checks the components that an event can have changed and, once all that follows from one
     thing has happened, what is between the controller and what really runs.
     """
@@ -80,5 +92,125 @@ class CheckedFleet(SimulatedFleet):
             self.check_integrity()
 
 
-class CheckedSlackFleet(CheckedFleet, FiveSlackFleet):
-    """The same of a fleet with five kinds of slack."""
+class CheckedSlackFleet(InvariantChecks, FiveSlackFleet):
+    """A fleet with five kinds of slack."""
+
+
+class CheckedFleet(InvariantChecks):
+    """A fleet with nodes of services, some of which may be cut off."""
+
+    serving: "LentNodes"
+
+    def __init__(self, *args: Any, serving_nodes: int = 0, **named: Any) -> None:
+        self._serving_nodes = serving_nodes
+        lending = LendingController([BASE_MODEL]) if serving_nodes else None
+        super().__init__(*args, lending=lending, **named)
+
+    def _open(self) -> None:
+        super()._open()
+        self.engines = LentEngines(self)
+        if self._serving_nodes:
+            self.serving = LentNodes(self, self._serving_nodes)
+
+    def cut_off(self, node: NodeId, seconds: float) -> None:
+        """Nothing is heard of a node, and nothing reaches it; beyond its lease its trainer is
+        lost.
+        """
+        self.silent_until_s[node] = max(self.now_s + seconds, self.silent_until_s.get(node, 0.0))
+        if seconds > simulated.SETTINGS.lease_s:
+            self.after(simulated.SETTINGS.lease_s, partial(self._given_up, node))
+
+    def _given_up(self, node: NodeId) -> None:
+        if self.silent_s(node):
+            self.trainers.lose_node(node, "nothing was heard of it")
+
+
+class LentEngines(SimulatedEngines):
+    """A borrowed engine that ends has its loan end."""
+
+    def __init__(self, fleet: CheckedFleet) -> None:
+        super().__init__(fleet)
+        self._lender = fleet
+
+    def end(self, instance: InstanceId) -> None:
+        ends = instance in self.living
+        super().end(instance)
+        if ends and self.node_of[instance] not in self._lender.places:
+            self._lender.serving.leave(self.node_of[instance], instance)
+
+
+class LentNodes:
+    """`lent` are the instances that rollouts have on serving nodes."""
+
+    def __init__(self, fleet: CheckedFleet, nodes: int) -> None:
+        self._fleet = fleet
+        self._nodes = [NodeId(f"serve-{number}") for number in range(nodes)]
+        self.lent: dict[NodeId, InstanceId] = {}
+        self._job_of: dict[NodeId, JobId] = {}
+        self._leaving: set[NodeId] = set()
+        self.loans = 0
+
+    def start(self) -> None:
+        fleet = self._fleet
+        for node in self._nodes:
+            fleet.tell(on.ServingNodeJoined(fleet.now_s, node, _SERVICE))
+            self._report(node)
+
+    def execute(self, command: ServingCommand) -> None:
+        fleet = self._fleet
+        match command:
+            case do.LendNode(node, job):
+                assert node not in self._job_of, f"{node} is lent twice"
+                self._job_of[node] = job
+                fleet.after(fleet.costs.start_s, partial(self._lend, node, job))
+            case do.TakeBack(node):
+                self._leaving.add(node)
+                fleet.after(0.1, partial(self._clear, node))
+            case do.BeginStep():
+                pass  # its budget stays
+
+    def _lend(self, node: NodeId, job: JobId) -> None:
+        if self._job_of.get(node) != job or node in self.lent or node in self._leaving:
+            return
+        self.loans += 1
+        name = self.lent[node] = InstanceId(f"{node}~{self.loans}")
+        spec = InstanceSpec(
+            *(name, InstanceKind.BORROWED, 8, 4096, 1 << 16), job=job, base_model=BASE_MODEL
+        )
+        self._fleet.engines.join(spec, node)
+
+    def _clear(self, node: NodeId) -> None:
+        fleet = self._fleet
+        self._leaving.discard(node)
+        self._job_of.pop(node, None)
+        if (instance := self.lent.pop(node, None)) is not None:
+            fleet.engines.end(instance)
+            fleet.tell(of_rollout.InstanceLost(fleet.now_s, instance, "the node was taken back"))
+        fleet.tell(on.NodeCleared(fleet.now_s, node))
+
+    def leave(self, node: NodeId, instance: InstanceId) -> None:
+        """A borrowed engine has ended by itself, unless its node is being taken back anyway."""
+        if self.lent.get(node) == instance:
+            del self.lent[node]
+            if node not in self._leaving:
+                del self._job_of[node]
+                self._fleet.tell(on.LoanFailed(self._fleet.now_s, node, "its engine ended"))
+
+    def _report(self, node: NodeId) -> None:
+        fleet = self._fleet
+        busy = fleet.chance(0.1)
+        use = (0.9, 0.95) if busy else (0.1, 0.1)
+        kept = not fleet.chance(0.02)
+        fleet.tell(on.ServingNodeReported(fleet.now_s, node, *use, kept))
+        needed = (busy or not kept) and node in self._job_of
+        assert not needed or node in self._leaving, f"{node} is lent while its service needs it"
+        fleet.after(_REPORT_S, partial(self._report, node))
+
+    def check_integrity(self) -> None:
+        """Whoever runs on a serving node was lent it."""
+        lending = self._fleet.controller.lending
+        assert lending is not None
+        lent = lending.lender.lent()
+        held = {node: job for node, job in self._job_of.items() if node not in self._leaving}
+        assert lent == held, f"lent are {lent}, and in use {held}"
+        assert self.lent.keys() <= self._job_of.keys(), f"{self.lent} runs what it was not lent for"

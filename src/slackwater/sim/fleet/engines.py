@@ -94,8 +94,6 @@ class SimulatedEngines:
         if node in self._fleet.places:
             wait_s = self._fleet.silent_s(node) + self._fleet.costs.start_s
             self._fleet.after(wait_s, partial(self.start, node))
-        else:
-            self._fleet.serving.leave(node, instance)
 
     def lose(self, instance: InstanceId, why: str) -> None:
         """Its process dies."""

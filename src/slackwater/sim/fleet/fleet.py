@@ -30,7 +30,7 @@ from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.devices import DeploymentCommand, SimulatedDevices
 from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
 from slackwater.sim.fleet.job import SimulatedJob, TurnPlan
-from slackwater.sim.fleet.serving import ServingCommand, SimulatedServing
+from slackwater.sim.fleet.serving import ServingCommand, ServingNodes
 from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
 from slackwater.timeline.spans import PermitSpans
 
@@ -56,7 +56,7 @@ class SimulatedFleet:
         limits: PhaseLimits | None = None,
         unprofiled: frozenset[JobId] = frozenset(),
         supervised: Mapping[JobId, int] | None = None,
-        serving_nodes: int = 0,
+        lending: LendingController | None = None,
     ) -> None:
         """`lengths`: what phases take, of jobs whose owners said something else; `supervised`: how
         many steps jobs train between two versions that sample nothing.
@@ -71,7 +71,7 @@ class SimulatedFleet:
         self.spans = PermitSpans(scheduler.nodes, 0.0)
         self.permits: dict[int, tuple[JobId, Phase, tuple[NodeId, ...]]] = {}
         self.tail_migrations = 0
-        self._silent_until_s: dict[NodeId, float] = {}
+        self.silent_until_s: dict[NodeId, float] = {}
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
         truth = lengths or {}
         self.jobs = {
@@ -84,10 +84,7 @@ class SimulatedFleet:
             self.jobs[name].supervised = steps
         self.unsettled = len(self.jobs)
         self.controller = self.controller_type(
-            SETTINGS,
-            coscheduler=scheduler,
-            limits=limits,
-            lending=LendingController([BASE_MODEL]) if serving_nodes else None,
+            SETTINGS, coscheduler=scheduler, limits=limits, lending=lending
         )
         self.driver: Driver[FleetEvent, FleetCommand] = Driver(
             self.controller,
@@ -99,14 +96,14 @@ class SimulatedFleet:
         )
         self.devices = SimulatedDevices(self)
         self.trainers = SimulatedTrainers(self)
-        self._open(serving_nodes)
+        self.serving: ServingNodes | None = None
+        self._open()
         self._start()
 
-    def _open(self, serving_nodes: int) -> None:
+    def _open(self) -> None:
         """What executes the rest."""
         self.engines = SimulatedEngines(self)
         self.clients = SimulatedClients(self)
-        self.serving = SimulatedServing(self, serving_nodes)
 
     def _start(self) -> None:
         self.tell(WeightsPublished(0.0, None, "base", BASE_MODEL))
@@ -114,7 +111,8 @@ class SimulatedFleet:
             self.engines.start(place)
             if place.startswith("train"):
                 self.trainers.start(place)
-        self.serving.start()
+        if self.serving is not None:
+            self.serving.start()
         for job in self.jobs.values():
             self.queue.push(job.spec.arrival_s, partial(self.clients.submit, job))
 
@@ -169,6 +167,7 @@ class SimulatedFleet:
         elif isinstance(command, ClientCommand):
             self.clients.execute(command)
         elif isinstance(command, ServingCommand):
+            assert self.serving is not None
             self.serving.execute(command)
         elif isinstance(command, DeploymentCommand):
             self.devices.execute(command)
@@ -198,19 +197,7 @@ class SimulatedFleet:
     # ---- faults ----
     def silent_s(self, node: NodeId) -> float:
         """For how much longer nothing is heard of a node, or of a part of it."""
-        return max(self._silent_until_s.get(node_of(node), 0.0) - self.now_s, 0.0)
-
-    def cut_off(self, node: NodeId, seconds: float) -> None:
-        """Nothing is heard of a node, and nothing reaches it; beyond its lease its trainer is
-        lost.
-        """
-        self._silent_until_s[node] = max(self.now_s + seconds, self._silent_until_s.get(node, 0.0))
-        if seconds > SETTINGS.lease_s:
-            self.after(SETTINGS.lease_s, partial(self._given_up, node))
-
-    def _given_up(self, node: NodeId) -> None:
-        if self.silent_s(node):
-            self.trainers.lose_node(node, "nothing was heard of it")
+        return max(self.silent_until_s.get(node_of(node), 0.0) - self.now_s, 0.0)
 
     def lose_node(self, node: NodeId) -> None:
         """The node is gone with all that runs on it; another takes its place."""
@@ -240,7 +227,7 @@ class SimulatedFleet:
         for one in self.jobs.values():
             lost = {turn for turn in one.open_turns if turn not in live}
             assert not lost, f"{one.job}: turns were lost: {lost}"
-        if self.controller.lending is not None:
+        if self.serving is not None:
             self.serving.check_integrity()
 
     def check_may_train(self, job: JobId, node: NodeId) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
 from slackwater.control.coschedule.phase_commands import PermitGiven
 from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.lending.lender import Lender
+from slackwater.control.lending.lender import Lender, LendingController
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
@@ -28,7 +28,6 @@ from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.engines import BASE_MODEL
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import SimulatedJob
-from slackwater.sim.fleet.serving import SimulatedServing
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
@@ -155,7 +154,7 @@ class FiveSlackFleet(SimulatedFleet):
 
     engines: LinkedEngines  # type: ignore[assignment]  # the same calls, with other costs
     clients: SimulatedAgents
-    serving: ServingCluster | SimulatedServing  # type: ignore[assignment]  # one of the two
+    serving: ServingCluster | None
     costs = FleetCosts(load_s=5.0, switch_s=1.0)
     agents, linked_engines = SimulatedAgents, LinkedEngines
 
@@ -177,18 +176,16 @@ class FiveSlackFleet(SimulatedFleet):
             scenario.specs(),
             seed=seed,
             costs=self.costs,
-            serving_nodes=scenario.serving.nodes if Slack.SERVING in self.on else 0,
+            lending=LendingController([BASE_MODEL]) if Slack.SERVING in self.on else None,
         )
 
-    def _open(self, serving_nodes: int) -> None:
+    def _open(self) -> None:
         scenario = self.scenario
         self.cores = SimulatedCores(self, scenario.external.cores, pooled=Slack.ACTIONS in self.on)
         self.clients = self.agents(self)
         self.engines = self.linked_engines(self, self._tokens_of)
-        if serving_nodes:
+        if Slack.SERVING in self.on:
             self.serving = serving_cluster(scenario, self.engines, self.seed, self)
-        else:
-            self.serving = SimulatedServing(self, 0)
         if Slack.SPOT in self.on:
             notice_s = scenario.spot.notice_s
             cost, turns = scenario.engine(), scenario.turns_per_device
@@ -238,7 +235,7 @@ class FiveSlackFleet(SimulatedFleet):
         for node in list(self._rented_s):
             self._paid(node)
         serving, attainment = self.serving, None
-        if isinstance(serving, ServingCluster):
+        if serving is not None:
             serving.closed = True
             while serving.unanswered:
                 self.queue.pop()()
