@@ -1,9 +1,9 @@
 """What device ownership consumes and emits."""
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from slackwater.control.jobs.events import JobTrained
+from slackwater.control.message import Message, TimedMessage
 from slackwater.control.operations import events as of_operation
 from slackwater.control.operations.commands import StartWork, TrainerOrder
 from slackwater.control.operations.facts import OpOver
@@ -12,64 +12,51 @@ from slackwater.model.device import DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, DeviceId, NodeId, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class GrantDevices:
+class GrantDevices(Message, frozen=True):
     """A trainer that asked by itself, without an order, has the devices until it returns them."""
 
     trainer: WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class DevicesReported:
+class DevicesReported(TimedMessage, frozen=True):
     """The agent of a node has joined; these are all devices that the node lends."""
 
-    now_s: float
     node: NodeId
     devices: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DevicesLost:
+class DevicesLost(TimedMessage, frozen=True):
     """The node is gone, with the deployments on it."""
 
-    now_s: float
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentsRequested:
+class DeploymentsRequested(TimedMessage, frozen=True):
     """Deployments are to run; each gets all its devices or none."""
 
-    now_s: float
     requests: tuple[DeploymentRequest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentReleased:
+class DeploymentReleased(TimedMessage, frozen=True):
     """The deployment has ended for good."""
 
-    now_s: float
     deployment: DeploymentId
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentsRestored:
+class AssignmentsRestored(TimedMessage, frozen=True):
     """Who owned which devices before the control plane was started again."""
 
-    now_s: float
     assignments: dict[DeploymentId, tuple[DeviceId, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class StartDeployment:
+class StartDeployment(Message, frozen=True):
     """Start a rank on each of the devices, in this order."""
 
     deployment: DeploymentId
     devices: tuple[Device, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseDeployment:
+class RefuseDeployment(Message, frozen=True):
     """There are no devices for it; the reason is for the operator."""
 
     deployment: DeploymentId
