@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
@@ -44,24 +44,6 @@ class JobAsked:
             "priority": self.priority,
         }
         return fields if self.profile is None else fields | {"profile": self.profile}
-
-
-class PermitPort(Protocol):
-    """What the decorators need of a service."""
-
-    def submit(self, asked: JobAsked) -> None: ...
-
-    def ask(self, job: str, phase: str, iteration: int) -> PhasePermit: ...
-
-    def progress(
-        self, job: str, permit: PhasePermit, finished: int, total: int, tokens: int
-    ) -> bool: ...
-
-    def alive(self, job: str) -> None: ...
-
-    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None: ...
-
-    def end(self, job: str, outcome: str, reason: str) -> None: ...
 
 
 class PermitClient:
@@ -200,6 +182,9 @@ class NoService:
 
     def end(self, job: str, outcome: str, reason: str) -> None:
         del job
+
+
+PermitPort: TypeAlias = PermitClient | NoService  # what the decorators need of a service
 
 
 def _of(job: str) -> str:
