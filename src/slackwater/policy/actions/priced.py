@@ -103,11 +103,9 @@ class PricedScheduling:
     """Candidates that cannot use more start with their least; the others, in order, with the amount
     that is cheapest for all.
 
-    So many units are left for short actions to come as they usually need, and `reserve_deviations`
-    standard deviations more.
+    So many units are left for short actions to come as they usually need.
     """
 
-    reserve_deviations: float = 0.0
     looks_ahead: bool = True
     puts_off: bool = True
 
@@ -123,7 +121,7 @@ class PricedScheduling:
             free -= curve.least
         if view.topology.plain and view.short is not None:
             overdue = any(view.patience_s[i] <= 0 for i in elastic)
-            kept = 0 if overdue else min(view.short.reserve(self.reserve_deviations), free)
+            kept = 0 if overdue else min(view.short.reserve(), free)
             state, free = state - kept, free - kept
         shares = self._share(view, elastic, others, state, free)
         for i, units in zip(elastic, shares, strict=True):

@@ -25,11 +25,6 @@ class LoadAverage:
         self._since_s = now_s
         self.busy += units
 
-    def reserve(self, deviations: float) -> int:
-        """Units to keep free beyond those busy now: arrivals are about Poisson, so the spread is
-        the root of the mean.
-        """
-        if self._mean < 0.05:
-            return 0
-        wanted = math.ceil(self._mean + deviations * math.sqrt(self._mean))
-        return max(wanted - self.busy, 0)
+    def reserve(self) -> int:
+        """Units to keep free beyond those busy now."""
+        return max(math.ceil(self._mean) - self.busy, 0) if self._mean >= 0.05 else 0
