@@ -5,10 +5,10 @@ stall, refuse turns, lose room and report what is not so.
 from functools import partial
 from typing import TYPE_CHECKING
 
-from benchmarks.rollout.false_reports import false_report
+from benchmarks.rollout.false_reports import FalseReport, false_report
 from slackwater.control.rollout import events as on
 from slackwater.model.instance import InstanceKind
-from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance
+from slackwater.sim.rollout.storm_instance import StormInstance
 
 if TYPE_CHECKING:
     from slackwater.sim.fleet.fleet import SimulatedFleet

@@ -1,11 +1,34 @@
 """What an instance in a storm says that is not so."""
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 from msgspec.structs import replace
 
 from slackwater.control.rollout.events import TokensArrived, TurnEnded
 from slackwater.control.weights.events import InstanceReady
 from slackwater.model.turn import AttemptId, FinishReason
-from slackwater.sim.rollout.storm_instance import FalseReport, StormRequest
+from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+
+
+class FalseReport(StrEnum):
+    """What an instance may say that is not so."""
+
+    WRONG_VERSION = "ends a turn with another version"
+    UNKNOWN_ATTEMPT = "names an attempt that was never sent"
+    TOO_MANY = "sends tokens beyond the budget"
+    GAP = "leaves tokens out"
+    GARBAGE = "sends columns that disagree"
+    CUT_SHORT = "ends a turn early"
+    UNASKED_READY = "is ready with a version nobody asked for"
+
+
+@dataclass(slots=True)
+class TroubledInstance(StormInstance):
+    """Frozen: it says nothing, but comes back later."""
+
+    frozen_until_s: float = 0.0
+    lie: FalseReport | None = None
 
 
 def false_report(

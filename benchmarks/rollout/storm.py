@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.rollout.false_reports import TroubledInstance
 from benchmarks.rollout.storm_clients import JOB, StormClients
 from benchmarks.rollout.storm_faults import StormFaults
 from benchmarks.rollout.storm_trainer import StormTrainer
@@ -38,7 +39,7 @@ from slackwater.policy.rollout.balancing import FillIdle
 from slackwater.policy.rollout.routing import CacheAffine
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.sim.core.queue import EventQueue, explained
-from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
+from slackwater.sim.rollout.storm_instance import StormRequest
 
 BEAT_S = 4.0
 FRAME_S = 4.0
@@ -83,7 +84,7 @@ class Storm:
         self.controller = FleetController(settings or _settings(seed))
         self.manager = self.controller.rollout
         self.queue: EventQueue[Callable[[], None]] = EventQueue()
-        self.instances: dict[InstanceId, StormInstance] = {}
+        self.instances: dict[InstanceId, TroubledInstance] = {}
         self.raging = True
         self.version = 0
         self.published_s = 0.0
@@ -189,13 +190,13 @@ class Storm:
     def join(self, spec: InstanceSpec | None = None) -> None:
         """An instance comes."""
         spec = spec or self.spec()
-        instance = StormInstance(spec, self._serial)
+        instance = TroubledInstance(spec, self._serial)
         self.instances[spec.instance] = instance
         self.happen(ev.InstanceJoined(self.now_s, spec))
         self._beat(instance)
         self._frame(instance)
 
-    def lives(self, instance: StormInstance) -> bool:
+    def lives(self, instance: TroubledInstance) -> bool:
         return self.instances.get(instance.instance) is instance
 
     def _do(self, command: FleetCommand) -> None:
@@ -255,7 +256,7 @@ class Storm:
         if instance in self.instances:
             self.instances[instance].requests.pop(attempt, None)
 
-    def _pulled(self, place: StormInstance | None, version: str) -> None:
+    def _pulled(self, place: TroubledInstance | None, version: str) -> None:
         """Nothing is heard of a pull by an instance that has gone meanwhile, also where another
         has its name.
         """
@@ -277,7 +278,7 @@ class Storm:
         assert not used, f"{instance} drops {version}, which {used[0].command.turn} runs with"
         place.versions.discard(version)
 
-    def _beat(self, instance: StormInstance) -> None:
+    def _beat(self, instance: TroubledInstance) -> None:
         if not self.lives(instance):
             return
         if self.now_s >= instance.frozen_until_s:
@@ -296,7 +297,7 @@ class Storm:
             )
         self.after(BEAT_S, lambda: self._beat(instance))
 
-    def _frame(self, instance: StormInstance) -> None:
+    def _frame(self, instance: TroubledInstance) -> None:
         """One engine step: a few tokens of every running request, then the endings."""
         if not self.lives(instance):
             return
@@ -305,7 +306,7 @@ class Storm:
             self._step(instance)
         self.after(FRAME_S * float(self.rng.uniform(0.5, 1.5)), lambda: self._frame(instance))
 
-    def _step(self, instance: StormInstance) -> None:
+    def _step(self, instance: TroubledInstance) -> None:
         if instance.lie is not None:
             lie, instance.lie = instance.lie, None
             self.faults.tell(instance, lie)
@@ -325,14 +326,14 @@ class Storm:
             )
         self.end_finished(instance)
 
-    def end_finished(self, instance: StormInstance) -> None:
+    def end_finished(self, instance: TroubledInstance) -> None:
         """Say that the turns with all their tokens have ended."""
         for attempt, request in list(instance.requests.items()):
             if request.made_tokens >= request.total_tokens and self.lives(instance):
                 del instance.requests[attempt]
                 self.happen(self.ending(instance, request))
 
-    def ending(self, instance: StormInstance, request: StormRequest) -> ev.TurnEnded:
+    def ending(self, instance: TroubledInstance, request: StormRequest) -> ev.TurnEnded:
         """The honest ending of a request."""
         command = request.command
         reason = self.clients.reason(command.turn)

@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from benchmarks.rollout.false_reports import false_report
+from benchmarks.rollout.false_reports import FalseReport, TroubledInstance, false_report
 from slackwater.control.rollout import events as ev
 from slackwater.control.weights.events import WeightsRetired
 from slackwater.model.instance import InstanceKind
-from slackwater.sim.rollout.storm_instance import FalseReport, StormInstance
 
 if TYPE_CHECKING:
     from benchmarks.rollout.storm import Storm
@@ -57,12 +56,12 @@ class StormFaults:
             troubles[int(storm.rng.integers(len(troubles)))](victim)
         storm.after(storm.wait_s(25.0), self._trouble)
 
-    def _kill(self, victim: StormInstance) -> None:
+    def _kill(self, victim: TroubledInstance) -> None:
         storm = self._storm
         if storm.instances.pop(victim.instance, None) is not None:
             storm.happen(ev.InstanceLost(storm.now_s, victim.instance, "killed"))
 
-    def _kill_all(self, victim: StormInstance) -> None:
+    def _kill_all(self, victim: TroubledInstance) -> None:
         """A zone goes; seldom."""
         if self._storm.chance(0.2):
             for instance in list(self._storm.instances.values()):
@@ -70,27 +69,27 @@ class StormFaults:
         else:
             self._kill(victim)
 
-    def _notice(self, victim: StormInstance) -> None:
+    def _notice(self, victim: TroubledInstance) -> None:
         storm = self._storm
         storm.happen(ev.InstanceNotice(storm.now_s, victim.instance, storm.now_s + 30))
         storm.after(30.0, lambda: self._kill(victim) if storm.lives(victim) else None)
 
-    def _drain(self, victim: StormInstance) -> None:
+    def _drain(self, victim: TroubledInstance) -> None:
         storm = self._storm
         storm.happen(ev.DrainAsked(storm.now_s, victim.instance, move_turns=storm.chance(0.5)))
 
-    def _freeze(self, victim: StormInstance) -> None:
+    def _freeze(self, victim: TroubledInstance) -> None:
         """Silence: short of the lease or beyond it; the frames come late."""
         victim.frozen_until_s = self._storm.now_s + self._storm.wait_s(12.0)
 
-    def _stall(self, victim: StormInstance) -> None:
+    def _stall(self, victim: TroubledInstance) -> None:
         victim.stalled_until_s = self._storm.now_s + self._storm.wait_s(20.0)
         victim.says_stalled = self._storm.chance(0.5)
 
-    def _refuse(self, victim: StormInstance) -> None:
+    def _refuse(self, victim: TroubledInstance) -> None:
         victim.refuses_until_s = self._storm.now_s + self._storm.wait_s(10.0)
 
-    def _cut(self, victim: StormInstance) -> None:
+    def _cut(self, victim: TroubledInstance) -> None:
         storm = self._storm
         if victim.spec.kind is not InstanceKind.BORROWED:
             return
@@ -98,11 +97,11 @@ class StormFaults:
         kv_tokens = int(storm.rng.integers(0, victim.spec.kv_tokens + 1))
         storm.happen(ev.BudgetChanged(storm.now_s, victim.instance, running, kv_tokens))
 
-    def _lie(self, victim: StormInstance) -> None:
+    def _lie(self, victim: TroubledInstance) -> None:
         lies = tuple(FalseReport)
         victim.lie = lies[int(self._storm.rng.integers(len(lies)))]
 
-    def tell(self, instance: StormInstance, lie: FalseReport) -> None:
+    def tell(self, instance: TroubledInstance, lie: FalseReport) -> None:
         """Tell the lie about the instance's first request."""
         attempt, request = next(iter(instance.requests.items()))
         ending = self._storm.ending(instance, request)

@@ -3,24 +3,11 @@ misbehave.
 """
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from zlib import crc32
 
 from slackwater.control.rollout.commands import Dispatch
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceSpec
-
-
-class FalseReport(StrEnum):
-    """What an instance may say that is not so."""
-
-    WRONG_VERSION = "ends a turn with another version"
-    UNKNOWN_ATTEMPT = "names an attempt that was never sent"
-    TOO_MANY = "sends tokens beyond the budget"
-    GAP = "leaves tokens out"
-    GARBAGE = "sends columns that disagree"
-    CUT_SHORT = "ends a turn early"
-    UNASKED_READY = "is ready with a version nobody asked for"
 
 
 def true_token(turn: TurnId, version: str, position: int) -> int:
@@ -47,19 +34,15 @@ class StormRequest:
 
 @dataclass(slots=True)
 class StormInstance:
-    """One process's life. Frozen: says nothing, but comes back later. Stalled: beats, makes
-    nothing.
-    """
+    """One process's life. Stalled: it beats, and makes nothing."""
 
     spec: InstanceSpec
     serial: int
     requests: dict[int, StormRequest] = field(default_factory=dict)
     versions: set[str] = field(default_factory=set)
     produced_tokens: int = 0
-    frozen_until_s: float = 0.0
     stalled_until_s: float = 0.0
     says_stalled: bool = True
-    lie: FalseReport | None = None
     refuses_until_s: float = 0.0
 
     @property
