@@ -28,6 +28,20 @@ class ConfigError(SlackwaterError, ValueError):
         return cls(f"{field}: {value!r} {fix}")
 
 
+def check_above_zero(where: str, of: object, *fields: str) -> None:
+    """Refuse the first of the fields that is not above 0."""
+    for field in fields:
+        if not getattr(of, field) > 0:
+            raise ConfigError.of(f"{where}{field}", getattr(of, field), "must be above 0")
+
+
+def check_not_negative(where: str, of: object, *fields: str) -> None:
+    """Refuse the first of the fields that is below 0."""
+    for field in fields:
+        if not getattr(of, field) >= 0:
+            raise ConfigError.of(f"{where}{field}", getattr(of, field), "must not be negative")
+
+
 class RefusedError(SlackwaterError, RuntimeError):
     """The request is well formed, but this fleet or service cannot do it."""
 

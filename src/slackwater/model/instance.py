@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import check_above_zero
 from slackwater.model.ids import InstanceId, JobId, NodeId
 
 
@@ -60,11 +60,8 @@ class InstanceSpec:
     sleeps: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("max_running", "max_context_tokens", "kv_tokens", "max_versions"):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(
-                    f"instance {self.instance}: {field}", getattr(self, field), "must be above 0"
-                )
+        counts = ("max_running", "max_context_tokens", "kv_tokens", "max_versions")
+        check_above_zero(f"instance {self.instance}: ", self, *counts)
 
     def runs(self, base_model: str) -> bool:
         return not self.base_model or self.base_model == base_model

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.model.ids import JobId
 
 # What an SLO bounds: its iterations, or the job's whole time.
@@ -36,15 +36,10 @@ class JobProfile:
     train_devices: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("rollout_s", "train_s", "rollout_nodes", "train_nodes", "model_billions"):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(f"profile: {field}", getattr(self, field), "must be above 0")
+        positive = ("rollout_s", "train_s", "rollout_nodes", "train_nodes", "model_billions")
+        check_above_zero("profile: ", self, *positive)
         never_negative = ("sync_s", "rollout_state_gb", "train_state_gb")
-        for field in (*never_negative, "rollout_devices", "train_devices"):
-            if getattr(self, field) < 0:
-                raise ConfigError.of(
-                    f"profile: {field}", getattr(self, field), "must not be negative"
-                )
+        check_not_negative("profile: ", self, *never_negative, "rollout_devices", "train_devices")
 
     def train_s_on(self, nodes: int) -> float:
         """Train time with the data-parallel degree matched to `nodes`."""
@@ -80,9 +75,8 @@ class JobTerms:
     train_devices: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("iterations", "rollout_nodes", "train_nodes", "model_billions"):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(f"job: {field}", getattr(self, field), "must be above 0")
+        positive = ("iterations", "rollout_nodes", "train_nodes", "model_billions")
+        check_above_zero("job: ", self, *positive)
         if not 1 <= self.slo < float("inf"):
             fix = "must be at least 1 (1.2 allows 20 % slowdown)"
             raise ConfigError.of("job: slo", self.slo, fix)
@@ -128,12 +122,8 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         _check_scope(f"job {self.job}: slo_scope", self.slo_scope)
-        if self.arrival_s < 0:
-            raise ConfigError.of(
-                f"job {self.job}: arrival_s", self.arrival_s, "must not be negative"
-            )
-        if self.iterations <= 0:
-            raise ConfigError.of(f"job {self.job}: iterations", self.iterations, "must be above 0")
+        check_not_negative(f"job {self.job}: ", self, "arrival_s")
+        check_above_zero(f"job {self.job}: ", self, "iterations")
         if self.slo < 1:
             raise ConfigError.of(
                 f"job {self.job}: slo", self.slo, "must be at least 1 (1.2 allows 20 % slowdown)"

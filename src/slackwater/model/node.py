@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import check_above_zero
 
 
 class Role(StrEnum):
@@ -30,18 +30,8 @@ class NodeType:
     hbm_tb_per_s: float
 
     def __post_init__(self) -> None:
-        for field in (
-            "devices",
-            "device_price_per_h",
-            "host_memory_gb",
-            "tflops",
-            "hbm_gb",
-            "hbm_tb_per_s",
-        ):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(
-                    f"node type {self.name}: {field}", getattr(self, field), "must be above 0"
-                )
+        numbers = (field for field in self.__slots__ if field != "name")
+        check_above_zero(f"node type {self.name}: ", self, *numbers)
 
     @property
     def price_per_h(self) -> float:
@@ -64,8 +54,7 @@ class Pool:
     least_devices: int = 1
 
     def __post_init__(self) -> None:
-        if self.max_nodes <= 0:
-            raise ConfigError.of(f"pool {self.role}: max_nodes", self.max_nodes, "must be above 0")
+        check_above_zero(f"pool {self.role}: ", self, "max_nodes")
 
     def part_devices(self, devices: int) -> int:
         """How many devices of one node a job gets that needs `devices` in all; 0: whole nodes.

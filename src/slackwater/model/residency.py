@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_not_negative
 
 
 class Tier(IntEnum):
@@ -95,9 +95,7 @@ class StateBudgets:
     disk_bytes: int = 0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 0:
-                raise ConfigError.of(f"state: {name}", getattr(self, name), "must not be negative")
+        check_not_negative("state: ", self, *self.__slots__)
 
 
 # In an agent's environment: megabytes of each tier.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_not_negative
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -86,9 +86,7 @@ class Sampling:
     prompt_alternatives: int = 0
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            if getattr(self, name) < 0:
-                raise ConfigError.of(name, getattr(self, name), "must not be negative")
+        check_not_negative("", self, *_COUNTS)
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")
         if not 0 < self.top_p <= 1:

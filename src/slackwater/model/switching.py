@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import check_not_negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,7 @@ class SwitchCosts:
     cold_s_per_billion: float = 3.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 0:
-                raise ConfigError.of(
-                    f"switching: {name}", getattr(self, name), "must not be negative"
-                )
+        check_not_negative("switching: ", self, *self.__slots__)
 
     def warm_s(self, model_billions: float) -> float:
         """Host memory to device."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.tenant_limits import TenantTable
 from slackwater.policy.actions.order import ActionOrder, ArrivalOrder
 from slackwater.policy.actions.priced import PricedScheduling
@@ -29,6 +29,4 @@ class BrokerSettings:
     def __post_init__(self) -> None:
         if self.max_waiting < 1:
             raise ConfigError.of("max_waiting", self.max_waiting, "must be 1 or more")
-        for name in ("stop_grace_s", "limit_grace_s", "return_s", "guess_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError.of(name, getattr(self, name), "must be above 0")
+        check_above_zero("", self, "stop_grace_s", "limit_grace_s", "return_s", "guess_s")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.model.config import decode, override
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.job import JobSpec
 from slackwater.model.node import KNOWN_NODE_TYPES, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
@@ -84,10 +84,9 @@ class TraceEntry:
     limit_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        if self.limit <= 0:
-            raise ConfigError.of("limit", self.limit, "must be above 0")
-        if self.limit_tokens is not None and self.limit_tokens <= 0:
-            raise ConfigError.of("limit_tokens", self.limit_tokens, "must be above 0")
+        check_above_zero("", self, "limit")
+        if self.limit_tokens is not None:
+            check_above_zero("", self, "limit_tokens")
 
 
 @dataclass(frozen=True, slots=True)

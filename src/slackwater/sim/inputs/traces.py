@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.sim.inputs.csv_rows import dict_rows, read_rows
 
 
@@ -28,12 +28,8 @@ class TracedJob:
     censored: int = 0
 
     def __post_init__(self) -> None:
-        if self.arrival_s < 0:
-            raise ConfigError.of("arrival_s", self.arrival_s, "must not be negative")
-        if self.duration_s <= 0:
-            raise ConfigError.of("duration_s", self.duration_s, "must be above 0")
-        if self.gpus < 0:
-            raise ConfigError.of("gpus", self.gpus, "must not be negative")
+        check_not_negative("", self, "arrival_s", "gpus")
+        check_above_zero("", self, "duration_s")
 
 
 @dataclass(frozen=True, slots=True)

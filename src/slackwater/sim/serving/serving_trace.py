@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_not_negative
 from slackwater.sim.inputs.csv_rows import read_rows
 
 _PREFIX_BLOCK = 512  # tokens of one id in `hash_ids`
@@ -22,11 +22,7 @@ class TracedRequest:
     hash_ids: str = ""
 
     def __post_init__(self) -> None:
-        if self.t_s < 0:
-            raise ConfigError.of("t_s", self.t_s, "must not be negative")
-        for name in ("prompt_tokens", "output_tokens"):
-            if getattr(self, name) < 0:
-                raise ConfigError.of(name, getattr(self, name), "must not be negative")
+        check_not_negative("", self, "t_s", "prompt_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
