@@ -15,8 +15,8 @@ from benchmarks.rollout.simulated.extra_capacity import (
 from benchmarks.rollout.simulated.rules import AGENT_RULES
 from benchmarks.rollout.simulated.sessions import spread
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
+from slackwater.model.spot_trace import SpotEvent, read_spot_trace
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
-from slackwater.sim.rollout.spot_trace import SpotEvent, read_spot_trace
 
 LENT = 16
 

@@ -20,7 +20,7 @@ from benchmarks.rollout.spot_places import (
     held_out,
     segment,
 )
-from slackwater.sim.rollout.spot_trace import SpotEvent
+from slackwater.model.spot_trace import SpotEvent
 
 # Mathematics with reasoning at a limit of 14 K tokens (RLBoost 6.1): mean 5.9 K, 5 % at the limit.
 REASONING = log_normal(4800.0, 0.75, 14_336.0)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.options import BenchOptions
-from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates, read_spot_trace
+from slackwater.model.spot_trace import SpotEvent, read_spot_trace
+from slackwater.sim.rollout.spot_trace import SpotRates
 
 SECONDS = 7200.0
 SEGMENTS = ("A", "B", "C")

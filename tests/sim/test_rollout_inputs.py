@@ -18,7 +18,8 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.record import record_line, replay
 from slackwater.model.errors import ConfigError
-from slackwater.sim.rollout.spot_trace import SpotRates, read_spot_trace
+from slackwater.model.spot_trace import read_spot_trace
+from slackwater.sim.rollout.spot_trace import SpotRates
 
 
 def spot_file(folder: Path, *rows: str) -> Path:

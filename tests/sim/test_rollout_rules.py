@@ -11,10 +11,11 @@ from benchmarks.rollout.simulated.sessions import drawn_sessions
 from benchmarks.rollout.simulated.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
 from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.rollout.seeding import AdaptiveWindow
 from slackwater.runtime.plane import ROLLOUT_SETTINGS
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.rollout.spot_trace import SpotEvent, SpotRates
+from slackwater.sim.rollout.spot_trace import SpotRates
 
 LENGTHS = log_normal(1200.0, 0.7, 4096.0)
 PLAN = TrainingStepPlan(turns=192, max_tokens=4096, min_batch=8)

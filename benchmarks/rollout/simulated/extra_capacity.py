@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.rollout.simulated.driven_engines import DrivenEngines
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.rollout.engine_cost import EngineCost
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
-from slackwater.sim.rollout.spot_trace import SpotEvent
 
 
 class ExtraCapacity(Protocol):

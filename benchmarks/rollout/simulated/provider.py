@@ -18,8 +18,8 @@ from slackwater.control.rental import (
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.instance import InstanceKind
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.rollout.engine_cost import EngineCost
-from slackwater.sim.rollout.spot_trace import SpotEvent
 
 
 class SpotProvider:

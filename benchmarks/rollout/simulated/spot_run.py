@@ -16,6 +16,7 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rental import RentalTerms
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import TurnId
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.inputs.traces import LengthDistribution
 from slackwater.sim.rollout.body import BodySettings
@@ -27,7 +28,6 @@ from slackwater.sim.rollout.engine_cost import (
     EngineCost,
     ModelShape,
 )
-from slackwater.sim.rollout.spot_trace import SpotEvent
 
 # RLBoost Table 2.
 RESERVED_NODE_PER_H = 83.79

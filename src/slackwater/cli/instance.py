@@ -97,7 +97,7 @@ def replay(
     state: State = DEFAULT_STATE,
 ) -> None:
     """Replay a spot trace: add and remove instances from now on."""
-    from slackwater.runtime.launch.spot_replay import read_spot_trace
+    from slackwater.model.spot_trace import read_spot_trace
 
     lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
     body: dict[str, Any] = {"trace": "\n".join(["t_s,event,instance_id", *lines])}

@@ -9,7 +9,7 @@ from typing import Any
 
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import ConfigError
-from slackwater.sim.rollout.spot_trace import SpotEvent
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.serving.serving_trace import read_serving_trace
 from slackwater.sim.slacks.scenario import PERIOD_S
 

@@ -1,9 +1,11 @@
-"""Spot traces: when instances were given and taken away. Pure: lines in, events out."""
+"""Spot traces: when instances were given and taken away."""
 
 import csv
+import gzip
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from slackwater.model.errors import ConfigError
 
@@ -42,6 +44,18 @@ def in_order(events: Iterable[SpotEvent], name: str = "spot trace") -> tuple[Spo
             continue
         raise ConfigError.of(f"{name}: t_s {event.t_s:g}: instance_id", event.instance_id, why)
     return tuple(ordered)
+
+
+def read_spot_trace(file: Path) -> tuple[SpotEvent, ...]:
+    """The events of a `.csv` or `.csv.gz` file."""
+    if not file.is_file():
+        raise ConfigError.of("spot trace", str(file), "is no file")
+    opener = gzip.open if file.suffix == ".gz" else open
+    try:
+        with opener(file, "rt", encoding="utf-8-sig", newline="") as lines:
+            return spot_events(lines, file.name)
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise ConfigError.of("spot trace", str(file), f"cannot be read: {error}") from None
 
 
 def spot_events(lines: Iterable[str], name: str = "spot trace") -> tuple[SpotEvent, ...]:

@@ -12,7 +12,7 @@ import pytest
 from slackwater.cli.measured_scenario import measured_tables, spot_rates, write_typical
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.sim.rollout.spot_trace import SpotEvent
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.slacks.scenario import PERIOD_S, read_slack_scenario
 
 FLEET = Path(__file__).parents[3] / "examples" / "five_slacks" / "fleet.toml"

@@ -1,26 +1,12 @@
 """Replays a spot trace: its adds start instances, its removes take them away."""
 
 import asyncio
-import gzip
 from collections.abc import Sequence
-from pathlib import Path
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import InstanceId
-from slackwater.model.spot_trace import SpotEvent, spot_events
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.launch.children import Children
-
-
-def read_spot_trace(file: Path) -> tuple[SpotEvent, ...]:
-    """The events of a `.csv` or `.csv.gz` file."""
-    if not file.is_file():
-        raise ConfigError.of("spot trace", str(file), "is no file")
-    opener = gzip.open if file.suffix == ".gz" else open
-    try:
-        with opener(file, "rt", encoding="utf-8", newline="") as lines:
-            return spot_events(lines, file.name)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise ConfigError.of("spot trace", str(file), f"cannot be read: {error}") from None
 
 
 class SpotReplay:

@@ -7,9 +7,9 @@ from functools import partial
 from slackwater.control.rollout.events import InstanceNotice
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
-from slackwater.sim.rollout.spot_trace import SpotEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,10 @@
-"""Spot capacity over time: a public trace (`t_s,event,instance_id`), or one drawn with given
-rates.
-"""
+"""Spot capacity over time, drawn with given rates."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from slackwater.model.spot_trace import SpotEvent, in_order
-from slackwater.sim.inputs.csv_rows import read_rows
-
-__all__ = ["SpotEvent", "SpotRates", "read_spot_trace"]
-
-
-def read_spot_trace(path: Path) -> tuple[SpotEvent, ...]:
-    """The file's events in order of time; each id is added once and removed at most once, after
-    that.
-    """
-    return in_order(read_rows(path, SpotEvent), path.name)
+from slackwater.model.spot_trace import SpotEvent
 
 
 @dataclass(frozen=True, slots=True)

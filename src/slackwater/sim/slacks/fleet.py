@@ -20,6 +20,7 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
+from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
@@ -31,7 +32,6 @@ from slackwater.sim.fleet.job import SimulatedJob
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
-from slackwater.sim.rollout.spot_trace import SpotEvent
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.slacks.agents import SimulatedAgents
 from slackwater.sim.slacks.cores import SimulatedCores

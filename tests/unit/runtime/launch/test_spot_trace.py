@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.model.spot_trace import spot_events
-from slackwater.runtime.launch.spot_replay import read_spot_trace
+from slackwater.model.spot_trace import read_spot_trace, spot_events
 
 HEADER = "t_s,event,instance_id"
 
