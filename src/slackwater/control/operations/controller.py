@@ -229,7 +229,6 @@ class OperationsController:
             error = f"optim_step seq {operation.seq} was not run: {why}"
             self._state.fail(operation, error, FaultOwner.USER)
             line.fail_head(why)
-            line.skip_refused()
             return
         order = do.RunOp(worker, ticket, operation, replay=False)
         self._state.fly(RunHead(ticket, line, operation), order)
@@ -272,7 +271,6 @@ class OperationsController:
                 line.snapshot_cost_s = event.elapsed_s
                 if finishes:
                     line.finish_head()
-                    line.skip_refused()
                     self._state.complete(op, ticket)
                 line.saved(op.seq)
                 self._state.out.append(do.CommitSnapshot(line.model, op.seq))
@@ -283,7 +281,6 @@ class OperationsController:
             self._snapshot(event.worker, line, op, finishes=True)
             return
         line.finish_head()
-        line.skip_refused()
         self._state.complete(op, flight.ticket)
         if op.kind.changes_state:
             line.log_cost_s += event.elapsed_s
@@ -301,7 +298,6 @@ class OperationsController:
                 self._recovery.failed(line, event.error)
             case RunHead(_, _, op):
                 line.fail_head(event.error)
-                line.skip_refused()
                 state.fail(op, event.error, event.owner)
                 if event.state_lost:
                     state.forget(line)
@@ -309,7 +305,6 @@ class OperationsController:
                 line.log_cost_s = 0.0  # try again after as much work as before
                 if finishes:
                     state.fail(line.fail_head(event.error), event.error, event.owner)
-                    line.skip_refused()
                 if event.state_lost or finishes:
                     state.forget(line)
 

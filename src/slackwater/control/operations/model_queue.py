@@ -104,11 +104,10 @@ class ModelQueue:
             self._spoil(self.next_seq, "never arrived")
             self.next_seq = seq
 
-    def finish_head(self) -> Operation:
+    def finish_head(self) -> None:
         """The head ran and had its effect."""
-        operation = self.waiting.pop(self.next_seq)
-        self._over(operation, ran=True, why="")
-        return operation
+        self._over(self.waiting.pop(self.next_seq), ran=True, why="")
+        self.skip_refused()
 
     def set_head_aside(self) -> Operation:
         """The trainer is free with its copy; until that is written, a replay publishes it again."""
@@ -132,6 +131,7 @@ class ModelQueue:
         """The head is over and had no effect."""
         operation = self.waiting.pop(self.next_seq)
         self._over(operation, ran=False, why=f"failed: {why}")
+        self.skip_refused()
         return operation
 
     def _over(self, operation: Operation, *, ran: bool, why: str) -> None:

@@ -76,7 +76,6 @@ class StateRecovery:
             error = f"model {line.model} cannot be brought back: {why}"
             state.fail(operation, error, FaultOwner.SERVER)
             line.fail_head(why)
-            line.skip_refused()
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         """Its models have no state any more; what it was writing or doing is tried elsewhere."""

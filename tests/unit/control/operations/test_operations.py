@@ -323,6 +323,23 @@ def test_an_operation_that_keeps_killing_its_trainer_fails_in_the_end() -> None:
     assert failed[0].owner is FaultOwner.SERVER
 
 
+def test_an_operation_that_kills_its_trainer_lets_what_is_behind_a_rejected_one_run() -> None:
+    controller = OperationsController(OperationsConfig(max_attempts=1))
+    told(controller, on.TrainerJoined(0.0, TRAINER))
+    for kind, seq in ((OpKind.CREATE, 0), (FB, 1), (STEP, 3)):
+        told(controller, on.OpSubmitted(0.0, op(seq, kind)))
+        if seq == 0:
+            told(controller, on.TicketDone(0.0, TRAINER, 1, 0.0))
+    told(controller, on.OpRejected(0.0, op(2, FB), "wrong dtype"))
+    told(controller, on.TrainerLost(0.0, TRAINER, "out of memory"))
+    controller.check_integrity()
+    told(controller, on.TrainerJoined(0.0, WorkerId("t1")))
+    (create,) = controller.at_work().values()
+    commands = told(controller, on.TicketDone(0.0, WorkerId("t1"), create.ticket, 0.0))
+    failed = [command.request for command in commands if isinstance(command, do.FailOp)]
+    assert failed == [op(3, STEP).request], "its step's gradients are incomplete"
+
+
 def test_a_late_report_of_a_lost_trainer_is_about_nothing() -> None:
     controller = OperationsController()
     told(controller, on.TrainerJoined(0.0, TRAINER))
