@@ -22,6 +22,7 @@ from slackwater.policy.state.eviction import may_give_way, victims
 Out = list[do.StateCommand]
 Room = tuple[Tier, str]  # a tier of the node, or one of its devices
 FullRooms = set[Room]
+Claim = ResidencyWait | int  # somebody waits, or the hint names it at this place
 
 
 class ResidencyController:
@@ -133,15 +134,11 @@ class ResidencyController:
         out.append(do.Admit(record.name, blank=True))
 
     def _wait(self, wait: ResidencyWait, now_s: float, out: Out) -> None:
-        record = self._records.get(wait.deployment)
+        record, state = self._records.get(wait.deployment), f"state of {wait.deployment}"
         if record is None or record.doomed:
-            out.append(
-                do.AnswerTicket(wait.ticket, f"state of {wait.deployment}: is not known here")
-            )
+            out.append(do.AnswerTicket(wait.ticket, f"{state}: is not known here"))
         elif wait.up and wait.tier is Tier.DEVICE and record.holder is None:
-            out.append(
-                do.AnswerTicket(wait.ticket, f"state of {wait.deployment}: its worker has gone")
-            )
+            out.append(do.AnswerTicket(wait.ticket, f"{state}: its worker has gone"))
         else:
             record.last_used_s = now_s
             for piece in self._records.pieces(record):
@@ -332,7 +329,7 @@ class ResidencyController:
         self, wait: ResidencyWait, piece: Record, to: Tier, full: FullRooms, out: Out
     ) -> bool:
         room = _room(to, piece)
-        if room not in full and self._rise(piece, to, out, wait=wait):
+        if room not in full and self._rise(piece, to, wait, out):
             return True
         full.add(room)
         self._give_up_if_hopeless(wait, room, out)
@@ -348,7 +345,7 @@ class ResidencyController:
             return
         if not all(lender.readable for lender in self._records.lenders(record)):
             return
-        if self._make_room(record, Tier.DEVICE, out, wait=wait):
+        if self._make_room(record, Tier.DEVICE, wait, out):
             record.following = True
             out.append(do.MoveTier(record.name, Tier.DEVICE, follows=True))
         else:
@@ -362,32 +359,19 @@ class ResidencyController:
         if above and not busy:
             self._answer(wait, out, f"state of {wait.deployment}: no room: {above[0].stuck}")
 
-    def _rise(
-        self,
-        record: Record,
-        to: Tier,
-        out: Out,
-        *,
-        wait: ResidencyWait | None = None,
-        next_use: int | None = None,
-    ) -> bool:
+    def _rise(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
         """Begin the move if there is room, else begin to make room; False if it must wait."""
-        if not self._make_room(record, to, out, wait=wait, next_use=next_use):
+        if not self._make_room(record, to, by, out):
             return False
         record.moving_to = to
         out.append(do.MoveTier(record.name, to, record.blank))
         return True
 
-    def _make_room(
-        self,
-        record: Record,
-        to: Tier,
-        out: Out,
-        *,
-        wait: ResidencyWait | None = None,
-        next_use: int | None = None,
-    ) -> bool:
-        """Whether there is room; if not, others begin to leave, for `wait` or for an early load."""
+    def _make_room(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
+        """Whether there is room; if not, others begin to leave. An early load pushes out only what
+        is needed later.
+        """
+        wait = None if isinstance(by, int) else by
         need = record.size_on(to)
         if to is Tier.HOST and record.warm:
             need = 0  # reserved
@@ -403,7 +387,7 @@ class ResidencyController:
         candidates = [
             c
             for c in candidates_on(to, self._records, self._waits, self._hint, wait, room[1])
-            if next_use is None or (may_give_way(c, next_use) and c.name not in self._holding)
+            if not isinstance(by, int) or (may_give_way(c, by) and c.name not in self._holding)
         ]
         for name in victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
@@ -446,12 +430,12 @@ class ResidencyController:
                 continue
             for piece in [p for p in pieces if p.tier is Tier.DISK and p.idle]:
                 blocked = _room(Tier.HOST, piece) in waiting
-                if blocked or not self._rise(piece, Tier.HOST, out, next_use=number):
+                if blocked or not self._rise(piece, Tier.HOST, number, out):
                     return
             if record.idle and self._records.is_assembled(record):
                 to = Tier.DEVICE
                 blocked = _room(to, record) in waiting
-                if blocked or not self._rise(record, to, out, next_use=number):
+                if blocked or not self._rise(record, to, number, out):
                     return
 
     def _budget(self, tier: Tier) -> int:
