@@ -122,8 +122,9 @@ class Refused(Record, frozen=True):
 
 
 class Tokens(Record, frozen=True):
-    """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs. Numbers are
-    u64: a tenant can use up 2^32 in hours by asking for thousands of choices and leaving.
+    """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs.
+
+    Numbers are u64: a tenant uses up 2^32 in hours by asking for thousands of choices and leaving.
     """
 
     numbers: bytes
