@@ -196,9 +196,7 @@ def test_a_stream_is_accepted_at_once_and_others_say_so_by_their_end(tmp_path: P
     with_plane(tmp_path, work)
 
 
-def test_numbers_of_choices_do_not_run_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_of_choices_do_not_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     number = 1 << 32
 
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
