@@ -25,8 +25,8 @@ import struct
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
@@ -35,7 +35,6 @@ from slackwater.sandbox.launch import (
     Launch,
     LaunchedProcess,
     ProcessExit,
-    close_all_but,
     fork_helper,
     have_own_network,
     make_pipes,
@@ -49,14 +48,15 @@ _ORDER = struct.Struct("<ci")
 _ANSWER = struct.Struct("<iid")
 _ENDED = struct.Struct("<iddq")
 _START, _PREPARE = b"s", b"p"
+# Of a launch on the wire; its descriptors travel beside it: three pipes, then namespaces to enter.
+_FIELDS = tuple(field.name for field in fields(Launch))
 _ANSWER_WITHIN_S = 20.0
-_KILL_WITHIN_S = 5.0
-_HOMES = {
-    linux.CLONE_NEWPID: "pid_for_children",
-    linux.CLONE_NEWUTS: "uts",
-    linux.CLONE_NEWCGROUP: "cgroup",
-    linux.CLONE_NEWNS: "mnt",
-}
+_HOMES = (
+    linux.CLONE_NEWPID,
+    linux.CLONE_NEWUTS,
+    linux.CLONE_NEWCGROUP,
+    linux.CLONE_NEWNS,
+)
 _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFSZ, signal.SIGHUP)
 
 
@@ -81,7 +81,7 @@ class ActionLauncher:
             raise RefusedError("limits.network: needs root where control groups are used")
         own, others = make_pipes()
         try:
-            body = marshal.dumps(tuple(_Order.of(launch)))
+            body = marshal.dumps([getattr(launch, name) for name in _FIELDS])
             ends = [others.stdin, others.stdout, others.stderr, *launch.enter.values()]
             order = _ORDER.pack(_START, len(body)) + body
             sent = socket.send_fds(self._socket, [order], ends)
@@ -118,8 +118,7 @@ class ActionLauncher:
 
     def close(self) -> None:
         self._socket.close()
-        process_tree.kill(self.pid)
-        os.waitpid(self.pid, 0)
+        process_tree.end(self.pid)
 
 
 class _Life:
@@ -137,21 +136,15 @@ class _Life:
         self._filtered = False
         self._running: tuple[int, int] | None = None  # the action: its number and its descriptor
 
-    def live(self) -> NoReturn:
+    def live(self) -> None:
         """Until the supervisor's end of the socket is closed."""
-        try:
-            self._settle()
-            self._ends.sendall(b"+")
-            while self._serve():
-                pass
-            self._end_everybody()
-        finally:
-            os._exit(0)
+        self._settle()
+        self._ends.sendall(b"+")
+        while self._serve():
+            pass
+        process_tree.end_all(lambda: self._inside() - {os.getpid()})
 
     def _settle(self) -> None:
-        close_all_but(self._ends.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
         for file in self._join_files:
             Path(file).write_text("0")
         flags = os.O_RDONLY | os.O_CLOEXEC
@@ -160,9 +153,9 @@ class _Life:
         with contextlib.suppress(OSError):
             self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         if self._own_network:
-            self._homes = {kind: os.open(f"/proc/self/ns/{_HOMES[kind]}", flags) for kind in _HOMES}
+            self._homes = {kind: linux.open_namespace(kind) for kind in _HOMES}
             have_own_network()
-            network = os.open("/proc/self/ns/net", flags)
+            network = linux.open_namespace(linux.CLONE_NEWNET)
             self._homes = {linux.CLONE_NEWNET: network, **self._homes}  # the mounts stay the last
             linux.unshare(linux.CLONE_NEWIPC)
         if os.getuid() == 0:
@@ -170,7 +163,6 @@ class _Life:
         self._be_spared("-900")
         linux.gain_no_privileges()
         os.setsid()
-        os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         linux.be_quick()  # or a program that it has just started keeps it from saying so
         gc.disable()  # a collection would touch, and so copy, every page
@@ -199,7 +191,8 @@ class _Life:
     def _begin(self, body: bytes, descriptors: Sequence[int]) -> None:
         """Start what is ordered and answer with its descriptor, or with the reason of failure."""
         try:
-            pid = self._start(_Order(*marshal.loads(body)), descriptors)
+            given = zip(_FIELDS, marshal.loads(body), strict=True)
+            pid = self._start(Launch(**dict(given)), descriptors)
         except OSError as error:
             said = str(error).encode()[:4000]
             self._ends.sendall(_ANSWER.pack(0, len(said), 0.0) + said)
@@ -220,7 +213,7 @@ class _Life:
         self._ends.sendall(_ENDED.pack(*ProcessExit.reaped(pid)))
         os.close(descriptor)
 
-    def _start(self, order: "_Order", descriptors: Sequence[int]) -> int:
+    def _start(self, order: Launch, descriptors: Sequence[int]) -> int:
         """Become what the action shall be, have it started, and become oneself again."""
         if order.filtered and not self._filtered:
             self._filter()
@@ -278,17 +271,6 @@ class _Life:
         with contextlib.suppress(OSError):
             os.pwrite(self._oom_score, score.encode(), 0)
 
-    def _end_everybody(self) -> None:
-        """Repeat until the group is empty: a process may fork while we look for it."""
-        deadline_s = time.monotonic() + _KILL_WITHIN_S
-        while time.monotonic() < deadline_s:
-            left = self._inside() - {os.getpid()}
-            if not left:
-                return
-            for pid in left:
-                process_tree.kill(pid)
-            time.sleep(0.001)
-
     def _inside(self) -> set[int]:
         """Hazard: an open procs file may repeat stale content, so open it anew, relative to the
         group's folder, since the mounts may be an environment's.
@@ -300,37 +282,7 @@ class _Life:
             os.close(file)
 
 
-class _Order(NamedTuple):
-    """A launch on the wire; descriptors travel beside it: three pipes, then namespaces to enter."""
-
-    argv: list[str]
-    variables: dict[str, str]
-    folder: str
-    user: int | None
-    cores: list[int]
-    rlimits: dict[int, int]
-    own_network: bool
-    enter: list[int]
-    inputs: list[bytes]
-    filtered: bool
-
-    @classmethod
-    def of(cls, launch: Launch) -> "_Order":
-        return cls(
-            list(launch.argv),
-            dict(launch.variables),
-            launch.folder,
-            launch.user,
-            sorted(launch.cores),
-            dict(launch.rlimits),
-            launch.own_network,
-            list(launch.enter),
-            list(launch.inputs),
-            launch.filtered,
-        )
-
-
-def _spawned(order: _Order, ends: Sequence[int]) -> int:
+def _spawned(order: Launch, ends: Sequence[int]) -> int:
     """The program, looked for as a shell does."""
     name = order.argv[0]
     places = [""] if "/" in name else [f"{at}/" for at in order.variables["PATH"].split(":")]
@@ -344,7 +296,7 @@ def _spawned(order: _Order, ends: Sequence[int]) -> int:
                 os.stat(place + name)
                 return os.posix_spawn(
                     place + name,
-                    order.argv,
+                    list(order.argv),
                     order.variables,
                     file_actions=[(os.POSIX_SPAWN_DUP2, own, target) for target, own in given],
                     setsid=True,

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
@@ -16,7 +17,7 @@ from slackwater.sandbox.launch import Launch, LaunchedProcess, can_have_namespac
 from slackwater.sandbox.limits import Limits
 
 ROOT = Path("/sys/fs/cgroup")
-_KILL_WITHIN_S = 5.0
+_REMOVE_WITHIN_S = 5.0
 _OWN_PROCESSES = 1  # the keeper
 _CONTROLLERS = ("cpuset", "memory", "pids")
 _IDLE = "cpu.idle"
@@ -185,16 +186,11 @@ class CgroupFence:
         return sorted(found - self.own())
 
     def kill_all(self) -> None:
-        """Repeat until the group is empty: a process may fork while we look for it."""
+        """All of the group but its keeper."""
         self.set_precedence(Precedence.EQUAL)  # or the end, and the launcher's report, come late
-        inside = self._inside()
-        deadline_s = time.monotonic() + _KILL_WITHIN_S
-        while inside and time.monotonic() < deadline_s:
+        if self._inside():
             self._turn(self._processes, 0)
-            for pid in inside:
-                process_tree.kill(pid)
-            time.sleep(0.001)
-            inside = self._inside()
+            process_tree.end_all(self._inside)
 
     def cpu_s(self) -> float:
         if self._cpu_used is None:
@@ -230,13 +226,17 @@ class CgroupFence:
             _remove(folder)
 
 
+def _listed(procs: Path) -> list[int]:
+    return [int(pid) for pid in procs.read_text().split()]
+
+
 def _written(cores: frozenset[int]) -> str:
     return ",".join(str(core) for core in sorted(cores))
 
 
 def _remove(folder: Path) -> None:
     """Remove a group, waiting for killed processes to disappear."""
-    deadline_s = time.monotonic() + _KILL_WITHIN_S
+    deadline_s = time.monotonic() + _REMOVE_WITHIN_S
     while folder.exists() and time.monotonic() < deadline_s:
         try:
             folder.rmdir()
@@ -278,14 +278,7 @@ class CgroupFences:
         """Kill what a killed supervisor of this name left."""
         lanes = {self._lane(controller, "lane-*") for controller in self._at}
         for folder in {child for lane in lanes for child in lane.parent.glob(lane.name)}:
-            deadline_s = time.monotonic() + _KILL_WITHIN_S
-            while time.monotonic() < deadline_s:
-                left = (folder / "cgroup.procs").read_text().split()
-                if not left:
-                    break
-                for pid in left:
-                    process_tree.kill(int(pid))
-                time.sleep(0.002)
+            process_tree.end_all(partial(_listed, folder / "cgroup.procs"))
             _remove(folder)
 
     def take(self, environment: str, user: int | None, cores: frozenset[int]) -> CgroupFence:

@@ -36,7 +36,6 @@ from slackwater.sandbox.limits import Limits
 _STARTED = struct.Struct("<i")
 _ENDED = struct.Struct("<iddq")
 _ANSWER_WITHIN_S = 20.0
-_KILL_WITHIN_S = 5.0
 _SUPERVISOR_GONE = signal.SIGUSR1
 
 
@@ -76,15 +75,13 @@ def start_below_reaper(launch: Launch) -> LaunchedProcess:
 
 
 def end_below(reaper: int) -> None:
-    """SIGKILL everything below until nothing is left: a process may fork meanwhile."""
-    deadline_s = time.monotonic() + _KILL_WITHIN_S
-    while time.monotonic() < deadline_s:
-        below = [pid for pid in process_tree.below(reaper) if pid != reaper]
-        if not any(process_tree.is_alive(pid) for pid in below):
-            return
-        for pid in below:
-            process_tree.kill(pid)
-        time.sleep(0.001)
+    """SIGKILL everything below it."""
+
+    def alive() -> list[int]:
+        below = (pid for pid in process_tree.below(reaper) if pid != reaper)
+        return [pid for pid in below if process_tree.is_alive(pid)]
+
+    process_tree.end_all(alive)
 
 
 def _reaped(pid: int, reaper: int, ours: socket.socket) -> ProcessExit:
@@ -100,10 +97,7 @@ def _reaped(pid: int, reaper: int, ours: socket.socket) -> ProcessExit:
 def _end(reaper: int, ours: socket.socket) -> None:
     ours.close()
     end_below(reaper)
-    process_tree.kill(reaper)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(reaper, 0)
-    process_tree.helpers.discard(reaper)
+    process_tree.end(reaper)
 
 
 def _live(

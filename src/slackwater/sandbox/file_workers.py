@@ -17,12 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.file_tasks import TASKS, Arguments
-from slackwater.sandbox.launch import close_all_but, fork_helper, whole
+from slackwater.sandbox.launch import fork_helper, whole
 from slackwater.sandbox.trees import TooDeepError
 
 logger = logging.getLogger(__name__)
@@ -215,24 +215,17 @@ class FileWorkers:
             time.sleep(0.002)
 
 
-def _live(ends: socket.socket) -> NoReturn:
+def _live(ends: socket.socket) -> None:
     """The process itself, until the supervisor's end is closed."""
-    try:
-        linux.die_with_parent(signal.SIGKILL)
-        close_all_but(ends.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        os.umask(0o022)
-        gc.disable()  # a collection would touch, and so copy, every page
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        while True:
-            body = whole(ends, _LENGTH.unpack(whole(ends, _LENGTH.size))[0])
-            kind, arguments = marshal.loads(body)
-            answer = marshal.dumps(_do(kind, arguments))
-            ends.sendall(_LENGTH.pack(len(answer)) + answer)
-    finally:
-        os._exit(0)
+    linux.die_with_parent(signal.SIGKILL)
+    gc.disable()  # a collection would touch, and so copy, every page
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    while True:
+        body = whole(ends, _LENGTH.unpack(whole(ends, _LENGTH.size))[0])
+        kind, arguments = marshal.loads(body)
+        answer = marshal.dumps(_do(kind, arguments))
+        ends.sendall(_LENGTH.pack(len(answer)) + answer)
 
 
 def _do(kind: str, arguments: Arguments) -> tuple[Any, str | None, bool]:

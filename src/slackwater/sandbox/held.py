@@ -19,19 +19,9 @@ from slackwater.sandbox.mounts import MountMaker, Mounts
 
 _READY_WITHIN_S = 20.0
 _HOLDER = "SLACKWATER_HOLDER"
-_NAMES = {
-    linux.CLONE_NEWNS: "mnt",
-    linux.CLONE_NEWPID: "pid",
-    linux.CLONE_NEWUTS: "uts",
-    linux.CLONE_NEWCGROUP: "cgroup",
-}
+_KINDS = (linux.CLONE_NEWNS, linux.CLONE_NEWPID, linux.CLONE_NEWUTS, linux.CLONE_NEWCGROUP)
 # says again what it hears, so it is known to run, and ends with whoever speaks to it
 _INSIDE = "/bin/cat"
-
-
-def _opened(pid: int, kinds: Sequence[int]) -> dict[int, int]:
-    flags = os.O_RDONLY | os.O_CLOEXEC
-    return {kind: os.open(f"/proc/{pid}/ns/{_NAMES[kind]}", flags) for kind in kinds}
 
 
 def _heard(descriptor: int) -> bytes:
@@ -153,7 +143,7 @@ class HeldSandbox:
                     why = _heard(starting.errors).decode(errors="replace").strip()
                     raise UnavailableError(f"bwrap does not start: {why}")
                 self._first = _Helper(_first_inside(starting.info))
-                self._open = _opened(self._first.pid, tuple(_NAMES))
+                self._open = {k: linux.open_namespace(k, self._first.pid) for k in _KINDS}
             finally:
                 starting.close()
         return self._open

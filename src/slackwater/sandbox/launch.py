@@ -270,9 +270,12 @@ def become(launch: Launch, ends: ChildPipes, said: int) -> NoReturn:
 
 
 def fork_helper(
-    live: Callable[[socket.socket], NoReturn], within_s: float
+    live: Callable[[socket.socket], None], within_s: float
 ) -> tuple[int, socket.socket]:
-    """Fork a process that runs `live`; its pid and our end of the socket pair between us."""
+    """Fork a process that runs `live` and ends; its pid and our end of the sockets between us.
+
+    It has nothing else of ours open, and leaves the end of the service to us.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         pid = os.fork()
@@ -281,8 +284,14 @@ def fork_helper(
         theirs.close()
         raise
     if pid == 0:
-        ours.close()
-        live(theirs)
+        try:
+            close_all_but(theirs.fileno())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            os.umask(0o022)
+            live(theirs)
+        finally:
+            os._exit(0)
     theirs.close()
     ours.settimeout(within_s)
     return pid, ours

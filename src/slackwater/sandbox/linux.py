@@ -16,6 +16,15 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+_NAMESPACES = {
+    CLONE_NEWNS: "mnt",
+    CLONE_NEWCGROUP: "cgroup",
+    CLONE_NEWUTS: "uts",
+    CLONE_NEWUSER: "user",
+    CLONE_NEWPID: "pid",
+    CLONE_NEWNET: "net",
+}
+
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_BIND = 4096
@@ -60,6 +69,11 @@ def unshare(flags: int) -> None:
 def enter(descriptor: int, kind: int) -> None:
     """Join the namespace of a /proc/*/ns/* descriptor."""
     _checked(_libc.setns(descriptor, kind), "setns")
+
+
+def open_namespace(kind: int, of: int | str = "self") -> int:
+    """A descriptor of a process's namespace, or of the one that this process is in."""
+    return os.open(f"/proc/{of}/ns/{_NAMESPACES[kind]}", os.O_RDONLY)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

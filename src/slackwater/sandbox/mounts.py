@@ -12,11 +12,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import close_all_but, fork_helper, received, whole
+from slackwater.sandbox.launch import fork_helper, received, whole
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # What is written to a cover stays in memory, on the account of some action, for as long as the
@@ -162,10 +161,7 @@ class MountMaker:
             return
         self._socket.close()
         self._socket = None
-        process_tree.kill(self._pid)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-        process_tree.helpers.discard(self._pid)
+        process_tree.end(self._pid)
 
     def _running(self) -> socket.socket:
         if self._socket is None:
@@ -195,28 +191,21 @@ class MountMaker:
             self._failed[number] = why
 
 
-def _live(ends: socket.socket) -> NoReturn:
+def _live(ends: socket.socket) -> None:
     """The process itself, until the supervisor's end is closed."""
-    try:
-        linux.die_with_parent(signal.SIGKILL)
-        close_all_but(ends.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        os.umask(0o022)  # others pass through the folders that are made on the way
-        gc.disable()  # a collection would touch, and so copy, every page
-        sys.path.clear()  # in an environment's mounts, nothing may be imported
-        home = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-        held: dict[int, int] = {}
-        while True:
-            kind, number, length = _ORDER.unpack(whole(ends, _ORDER.size))
-            body = whole(ends, length)
-            if kind == _MAKE:
-                _make(ends, number, body, held)
-                linux.enter(home, linux.CLONE_NEWNS)
-            elif number in held:
-                os.close(held.pop(number))
-    finally:
-        os._exit(0)
+    linux.die_with_parent(signal.SIGKILL)
+    gc.disable()  # a collection would touch, and so copy, every page
+    sys.path.clear()  # in an environment's mounts, nothing may be imported
+    home = linux.open_namespace(linux.CLONE_NEWNS)
+    held: dict[int, int] = {}
+    while True:
+        kind, number, length = _ORDER.unpack(whole(ends, _ORDER.size))
+        body = whole(ends, length)
+        if kind == _MAKE:
+            _make(ends, number, body, held)
+            linux.enter(home, linux.CLONE_NEWNS)
+        elif number in held:
+            os.close(held.pop(number))
 
 
 def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -> None:
@@ -224,7 +213,7 @@ def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -
     uncovered = tuple(UnreachableFolder(Path(barrier), Path(seen)) for barrier, seen in shown)
     try:
         Mounts(folder, own_tmp, uncovered).make()
-        held[number] = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        held[number] = linux.open_namespace(linux.CLONE_NEWNS)
         socket.send_fds(ends, [_ANSWER.pack(number, 0)], [held[number]])
     except OSError as error:
         why = str(error).encode()[:4000]

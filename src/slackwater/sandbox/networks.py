@@ -14,13 +14,12 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import close_all_but, fork_helper, received
+from slackwater.sandbox.launch import fork_helper, received
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128
@@ -96,15 +95,14 @@ def _make(number: int, *, as_root: bool) -> _Network:
         raise UnavailableError(f"no network can be made: {error}") from None
     finally:
         ours.close()
-        process_tree.kill(pid)
-        os.waitpid(pid, 0)
+        process_tree.end(pid)
     if len(descriptors) != len(kinds) + 1:
         why = said.decode(errors="replace") or "who makes it has gone"
         raise UnavailableError(f"no network can be made: {why}")
     return _Network(number, dict(zip(kinds, descriptors[1:], strict=True)), descriptors[0])
 
 
-def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> NoReturn:
+def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> None:
     try:
         user, group = os.getuid(), os.getgid()
         linux.unshare(sum(kinds))
@@ -114,13 +112,10 @@ def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> NoReturn:
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         linux.loopback_up()
         listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64)
-        names = {linux.CLONE_NEWUSER: "user", linux.CLONE_NEWNET: "net"}
-        opened = [os.open(f"/proc/self/ns/{names[kind]}", os.O_RDONLY) for kind in kinds]
+        opened = [linux.open_namespace(kind) for kind in kinds]
         socket.send_fds(theirs, [b"+"], [listener.fileno(), *opened])
     except OSError as error:
         theirs.sendall(str(error).encode()[:4000])
-    finally:
-        os._exit(0)
 
 
 class _ProxyProcess:
@@ -170,34 +165,28 @@ class _ProxyProcess:
         process_tree.helpers.discard(self._pid)
 
 
-def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> NoReturn:
+def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
     """The proxy's process: without root's rights, a thread for each network and each connection."""
-    try:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-        close_all_but(theirs.fileno())
-        if os.getuid() == 0:
-            linux.drop_capabilities()
-            os.setgroups([])
-            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
-        linux.gain_no_privileges()
-        linux.filter_calls(filter_program())
-        os.chdir("/")
-        proxy = EgressProxy(allowed)
-        listeners: dict[int, socket.socket] = {}
-        while True:
-            head, descriptors = received(theirs, _ORDER.size)
-            if len(head) < _ORDER.size:
-                os._exit(0)  # the supervisor has gone
-            kind, number = _ORDER.unpack(head)
-            if kind == _SERVE:
-                listeners[number] = socket.socket(fileno=descriptors[0])
-                served = listeners[number]
-                threading.Thread(target=proxy.serve, args=(served,), daemon=True).start()
-            elif number in listeners:
-                # Or the thread that waits there keeps the socket open.
-                listeners[number].shutdown(socket.SHUT_RDWR)
-                listeners.pop(number).close()
-    finally:
-        os._exit(0)
+    if os.getuid() == 0:
+        linux.drop_capabilities()
+        os.setgroups([])
+        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+        os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    linux.gain_no_privileges()
+    linux.filter_calls(filter_program())
+    os.chdir("/")
+    proxy = EgressProxy(allowed)
+    listeners: dict[int, socket.socket] = {}
+    while True:
+        head, descriptors = received(theirs, _ORDER.size)
+        if len(head) < _ORDER.size:
+            return  # the supervisor has gone
+        kind, number = _ORDER.unpack(head)
+        if kind == _SERVE:
+            listeners[number] = socket.socket(fileno=descriptors[0])
+            served = listeners[number]
+            threading.Thread(target=proxy.serve, args=(served,), daemon=True).start()
+        elif number in listeners:
+            # Or the thread that waits there keeps the socket open.
+            listeners[number].shutdown(socket.SHUT_RDWR)
+            listeners.pop(number).close()

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 
 # Children of this process that no action started: nobody takes them for what an action has left
 # behind.
 helpers: set[int] = set()
+_END_WITHIN_S = 5.0
 
 
 def _read(name: str) -> bytes:
@@ -26,9 +28,10 @@ def children(pid: int) -> list[int]:
 
 def below(pid: int) -> Iterator[int]:
     """The process and everything that it started, and they started."""
-    yield pid
-    for child in children(pid):
-        yield from below(child)
+    found = [pid]
+    while found:
+        yield (pid := found.pop())
+        found += children(pid)
 
 
 def is_alive(pid: int) -> bool:
@@ -61,6 +64,26 @@ def kill(pid: int) -> None:
     """SIGKILL, if it is still there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
+
+
+def end(helper: int) -> None:
+    """SIGKILL a child that no action started, and reap it."""
+    kill(helper)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(helper, 0)
+    helpers.discard(helper)
+
+
+def end_all(find: Callable[[], Collection[int]]) -> bool:
+    """SIGKILL what is found until nothing is: a process may fork meanwhile. False: it stays."""
+    deadline_s = time.monotonic() + _END_WITHIN_S
+    while left := find():
+        if time.monotonic() >= deadline_s:
+            return False
+        for pid in left:
+            kill(pid)
+        time.sleep(0.001)
+    return True
 
 
 def kill_all_of_user(user: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from slackwater.model.errors import RefusedError
+from slackwater.sandbox import process_tree
 
 DEPTH_MOST = 512  # of what is walked; deleting has no bound
 NAME_BYTES = 4096  # what a name is charged at least, so that empty files are not free
@@ -173,7 +174,7 @@ def disk_bytes(
         if total > enough:
             return total
     seen: set[tuple[int, int]] = set()
-    for pid in _processes(user, set(first)):
+    for pid in _processes(user, first):
         for device, number, size in _deleted_files(pid):
             if device in devices and (device, number) not in seen:
                 seen.add((device, number))
@@ -183,35 +184,11 @@ def disk_bytes(
     return total
 
 
-def _processes(user: int | None, first: set[int]) -> Iterable[int]:
+def _processes(user: int | None, first: Sequence[int]) -> Iterable[int]:
     """The numbers of an environment's processes."""
-    parents: dict[int, int] = {}
-    own = os.getuid() if user is None else user
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if entry.stat().st_uid == own:
-                    parents[int(entry.name)] = _parent(int(entry.name))
     if user is not None:
-        return parents
-    return [pid for pid in parents if _is_below(pid, first, parents)]
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read(4096).rpartition(b")")[2].split()[1])
-
-
-def _is_below(pid: int, tops: set[int], parents: dict[int, int]) -> bool:
-    passed: set[int] = set()
-    while pid in parents and pid not in passed:
-        if pid in tops:
-            return True
-        passed.add(pid)
-        pid = parents[pid]
-    return pid in tops
+        return process_tree.owned_by(range(user, user + 1))
+    return {pid for top in first for pid in process_tree.below(top)}
 
 
 def _deleted_files(pid: int) -> Iterator[tuple[int, int, int]]:

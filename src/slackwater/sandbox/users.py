@@ -6,7 +6,6 @@ the kernel counts each user's processes.
 
 import fcntl
 import os
-import time
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
@@ -15,7 +14,6 @@ from slackwater.sandbox import process_tree
 FIRST = 1_000_000_000
 BLOCK = 65_536
 _BLOCKS = 4_096
-_END_WITHIN_S = 5.0
 LOCKS = Path("/run/slackwater/users")
 
 
@@ -42,13 +40,12 @@ class Users:
     def _end_left(self) -> None:
         """Kill what a killed supervisor left: the lock's holder owns the whole block."""
         block = range(self._first, self._first + BLOCK)
-        deadline_s = time.monotonic() + _END_WITHIN_S
-        while left := [pid for pid in process_tree.owned_by(block) if process_tree.is_alive(pid)]:
-            for pid in left:
-                process_tree.kill(pid)
-            if time.monotonic() >= deadline_s:
-                raise UnavailableError(f"processes of users {self._first} and up cannot be ended")
-            time.sleep(0.001)
+
+        def left() -> list[int]:
+            return [pid for pid in process_tree.owned_by(block) if process_tree.is_alive(pid)]
+
+        if not process_tree.end_all(left):
+            raise UnavailableError(f"processes of users {self._first} and up cannot be ended")
 
     def take(self) -> int:
         """The lowest number that is free."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldSandbox
 from slackwater.sandbox.launch import FIRST_INPUT, LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
@@ -78,7 +78,7 @@ def _disabled_userns(program: str) -> list[str]:
     return [option] if option in told.stdout + told.stderr else []
 
 
-class BubblewrapBackend:
+class BubblewrapBackend(Backend):
     """`program` is bwrap; `etc` is where /etc is copied to; `shown` are further readable folders;
     `networks` may be granted.
 

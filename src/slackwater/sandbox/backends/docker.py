@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Guarantee, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.networks import Networks
@@ -29,7 +29,7 @@ _LABEL = "slackwater.folder"
 _API = "/v1.40"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ANSWER_WITHIN_S = 60.0
-_KINDS = {linux.CLONE_NEWPID: "pid", linux.CLONE_NEWUTS: "uts", linux.CLONE_NEWNS: "mnt"}
+_KINDS = (linux.CLONE_NEWPID, linux.CLONE_NEWUTS, linux.CLONE_NEWNS)
 
 
 def socket_path() -> str:
@@ -155,9 +155,8 @@ class _Container:
         self._first = -1
         try:
             self._first = os.pidfd_open(pid)
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            for kind, name in _KINDS.items():
-                self._open[kind] = os.open(f"/proc/{pid}/ns/{name}", flags)
+            for kind in _KINDS:
+                self._open[kind] = linux.open_namespace(kind, pid)
         except OSError as error:
             self.close()
             raise UnavailableError(f"a container's namespaces cannot be entered: {error}") from None
@@ -177,12 +176,12 @@ class _Container:
         self._engine.remove(self._name)
 
 
-class DockerBackend:
+class DockerBackend(Backend):
     """`root` is the environments' folder; containers that a killed supervisor left are removed."""
 
     name = "docker"
     isolates = True
-    guarantees: frozenset[Guarantee] = ALL_GUARANTEES
+    guarantees = ALL_GUARANTEES
 
     def __init__(
         self, engine: DockerEngine, image: str, root: Path, *, networks: Networks | None = None
@@ -198,10 +197,6 @@ class DockerBackend:
     def opened(self, environment: Environment) -> None:
         body = container_body(self._image, environment, self._owner)
         self._containers[environment.name] = _Container(self._engine, body)
-
-    def readiness(self, environment: Environment) -> int | None:
-        del environment
-        return None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         if self._containers[environment.name].is_lost:

@@ -17,7 +17,7 @@ from typing import Any
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Guarantee, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import SHARED_TMP, has_any, tmp_beside
@@ -44,12 +44,12 @@ def find_gvisor() -> tuple[str | None, str]:
     return program, "runsc runs"
 
 
-class GvisorBackend:
+class GvisorBackend(Backend):
     """`program` is runsc's path; `root` is a folder of the supervisor's, for bundles and state."""
 
     name = "gvisor"
     isolates = True
-    guarantees: frozenset[Guarantee] = ALL_GUARANTEES
+    guarantees = ALL_GUARANTEES
 
     def __init__(self, program: str, root: Path) -> None:
         self._program = program
@@ -85,10 +85,6 @@ class GvisorBackend:
 
     def opened(self, environment: Environment) -> None:
         (self._root / "bundles" / environment.name).mkdir(mode=0o700)
-
-    def readiness(self, environment: Environment) -> int | None:
-        del environment
-        return None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         if order.limits.network:

@@ -8,7 +8,7 @@ it says so at start.
 from collections.abc import Mapping
 
 from slackwater.model.errors import RefusedError
-from slackwater.sandbox.backends.port import Guarantee, Order, hidden_pythons, variables
+from slackwater.sandbox.backends.port import Backend, Guarantee, Order, hidden_pythons, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
@@ -19,7 +19,7 @@ _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "
 _WITH_NAMESPACES: frozenset[Guarantee] = frozenset(("foreign files", "network"))
 
 
-class PlainBackend:
+class PlainBackend(Backend):
     """`has_users`: one user per environment; `has_namespaces`: own networks and mounts."""
 
     name = "process"
@@ -43,10 +43,6 @@ class PlainBackend:
 
     def _mounts(self, environment: Environment) -> Mounts:
         return Mounts(environment.view, environment.tmp, self._shown)
-
-    def readiness(self, environment: Environment) -> int | None:
-        del environment
-        return None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces

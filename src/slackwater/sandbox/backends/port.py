@@ -2,10 +2,11 @@
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from slackwater.model.action_input import check_command
 from slackwater.sandbox.environment import Environment
@@ -39,24 +40,30 @@ class Order:
         return [part.replace("{cores}", str(len(self.cores))) for part in self.command]
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One way to confine actions, with its `guarantees`; `isolates` if tenants need no trust."""
 
     name: str
     isolates: bool
     guarantees: frozenset[Guarantee]
 
+    @abstractmethod
     def opened(self, environment: Environment) -> None: ...
 
     def readiness(self, environment: Environment) -> int | None:
         """A descriptor that is readable once `launch` would not wait; None: it would not now."""
+        del environment
+        return None
 
+    @abstractmethod
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         """The process to start for an order; `rlimits` come from its fence."""
 
+    @abstractmethod
     def closed(self, environment: Environment) -> None:
         """Release the environment's resources."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release shared resources."""
 
