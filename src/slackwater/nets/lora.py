@@ -15,6 +15,8 @@ from slackwater.model.adapter_config import adapter_config
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.tensor_parallel import TensorParallel
+from slackwater.weights.plan.layout import Layout
+from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
 
 _PREFIX = "base_model.model."
 
@@ -63,9 +65,11 @@ class LoraSpec:
     def tensor_shapes(self, config: NetConfig) -> dict[str, tuple[int, ...]]:
         """Both factors of every adapted layer, by peft's names."""
         return {
-            f"{_PREFIX}{layer}.lora_{factor}.weight": shape
+            name: shape
             for layer, (rows, columns) in self.shapes(config).items()
-            for factor, shape in (("A", (self.rank, columns)), ("B", (rows, self.rank)))
+            for name, shape in zip(
+                _factors(layer), ((self.rank, columns), (rows, self.rank)), strict=True
+            )
         }
 
     def peft_config(self, base_model: str | None = None) -> dict[str, Any]:
@@ -80,19 +84,16 @@ class LoraSpec:
         )
 
 
-def _slices(
-    layer: str, shape: tuple[int, int], parallel: TensorParallel | None
-) -> tuple[slice, slice]:
-    """The rows and columns of a layer that a rank computes."""
-    rows, columns = (slice(0, size) for size in shape)
+def _factors(layer: str) -> tuple[str, str]:
+    return f"{_PREFIX}{layer}.lora_A.weight", f"{_PREFIX}{layer}.lora_B.weight"
+
+
+def _shards(spec: LoraSpec, config: NetConfig, parallel: TensorParallel | None) -> RankShards:
+    """What a rank holds of an adapter: of a layer that is cut, the slices that it computes."""
+    shapes = spec.tensor_shapes(config)
     if parallel is None:
-        return rows, columns
-    if layer == "lm_head":
-        return slice(*parallel.vocabulary(shape[0])), columns
-    cut_by_columns = layer.endswith(("o_proj", "down_proj"))
-    each = shape[1 if cut_by_columns else 0] // parallel.size
-    mine = slice(parallel.rank * each, (parallel.rank + 1) * each)
-    return (rows, mine) if cut_by_columns else (mine, columns)
+        return RankShards.whole(shapes)
+    return ShardMap(shapes, config.head_dim, Layout(tp=parallel.size)).rank(parallel.rank)
 
 
 class LoraAdapter:
@@ -109,21 +110,15 @@ class LoraAdapter:
     ) -> None:
         self.spec = spec
         self.tensors = dict(tensors)
-        self._pairs: dict[str, tuple[Tensor, Tensor]] = {}
-        expected: set[str] = set()
-        for layer, (rows, columns) in spec.shapes(config).items():
-            names = (f"{_PREFIX}{layer}.lora_A.weight", f"{_PREFIX}{layer}.lora_B.weight")
-            expected.update(names)
-            out, into = _slices(layer, (rows, columns), parallel)
-            wanted = ((spec.rank, into.stop - into.start), (out.stop - out.start, spec.rank))
-            for name, shape in zip(names, wanted, strict=True):
-                if name not in tensors or tuple(tensors[name].shape) != shape:
-                    seen = tuple(tensors[name].shape) if name in tensors else "missing"
-                    raise ConfigError.of(f"adapter tensor {name}", seen, f"must be {shape}")
-            self._pairs[layer] = (self.tensors[names[0]], self.tensors[names[1]])
-        extra = set(tensors) - expected
-        if extra:
+        wanted = _shards(spec, config, parallel).shapes
+        for name, shape in wanted.items():
+            seen = tuple(tensors[name].shape) if name in tensors else "missing"
+            if seen != shape:
+                raise ConfigError.of(f"adapter tensor {name}", seen, f"must be {shape}")
+        if extra := tensors.keys() - wanted.keys():
             raise ConfigError.of("adapter tensors", sorted(extra)[:3], "are not of this adapter")
+        pairs = ((layer, _factors(layer)) for layer in spec.shapes(config))
+        self._pairs = {layer: (self.tensors[a], self.tensors[b]) for layer, (a, b) in pairs}
 
     @classmethod
     def create(
@@ -137,15 +132,14 @@ class LoraAdapter:
     ) -> "LoraAdapter":
         """An adapter without effect (A random from the seed, B zero), or a rank's slices."""
         generator = torch.Generator().manual_seed(spec.seed)
-        tensors = {}
-        for layer, (rows, columns) in spec.shapes(config).items():
-            bound = 1 / math.sqrt(columns)
-            first = torch.empty(spec.rank, columns).uniform_(-bound, bound, generator=generator)
-            out, into = _slices(layer, (rows, columns), parallel)
-            first = first[:, into].contiguous()
-            tensors[f"{_PREFIX}{layer}.lora_A.weight"] = first.to(device=device, dtype=dtype)
-            second = torch.zeros(out.stop - out.start, spec.rank, dtype=dtype, device=device)
-            tensors[f"{_PREFIX}{layer}.lora_B.weight"] = second
+        shards, tensors = _shards(spec, config, parallel), {}
+        boxes = {piece.tensor: piece.box for piece in shards.pieces}
+        for layer, (_, columns) in spec.shapes(config).items():
+            bound, (first, second) = 1 / math.sqrt(columns), _factors(layer)
+            drawn = torch.empty(spec.rank, columns).uniform_(-bound, bound, generator=generator)
+            own = drawn[boxes[first].within(Box.whole(drawn.shape))].contiguous()
+            tensors[first] = own.to(device=device, dtype=dtype)
+            tensors[second] = torch.zeros(shards.shapes[second], dtype=dtype, device=device)
         return cls(spec, config, tensors, parallel)
 
     def parameters(self) -> Iterator[Tensor]:
