@@ -1,7 +1,7 @@
 """A run as Chrome trace events for Perfetto: a process per pool, a thread per node."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from slackwater.model.ids import NodeId
@@ -15,22 +15,21 @@ _MAX_WRITTEN = 200_000  # spans of lanes
 
 def trace_json(timeline: Timeline) -> Iterator[bytes]:
     """The trace in pieces, so that a long run need not be held twice."""
-    yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
-    separator = b""
-    for event in _events(timeline):
-        yield separator + json.dumps(event, separators=(",", ":")).encode()
-        separator = b",\n"
-    yield b'\n],"otherData":' + json.dumps(dict(timeline.about)).encode() + b"}\n"
+    yield from _written(_events(timeline), timeline.about)
 
 
 def lanes_json(timeline: LaneTimeline, now_s: float) -> Iterator[bytes]:
     """A service's lanes as a trace, newest spans: a process per pool, a thread per device."""
+    yield from _written(_lane_events(timeline, now_s), {})
+
+
+def _written(events: Iterable[dict[str, Any]], about: Mapping[str, Any]) -> Iterator[bytes]:
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     separator = b""
-    for event in _lane_events(timeline, now_s):
+    for event in events:
         yield separator + json.dumps(event, separators=(",", ":")).encode()
         separator = b",\n"
-    yield b"\n]}\n"
+    yield b'\n],"otherData":' + json.dumps(dict(about)).encode() + b"}\n"
 
 
 def _lane_events(timeline: LaneTimeline, now_s: float) -> Iterator[dict[str, Any]]:
