@@ -46,8 +46,6 @@ def submit(
     as_json: AsJson = False,
 ) -> int:
     """Submit a job: the service starts and restarts its driver and keeps its output."""
-    from slackwater.cli.job import read_job_file
-
     table = read_job_file(file)
     if dry_run:
         print(json.dumps(table, indent=2))

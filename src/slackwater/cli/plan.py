@@ -67,7 +67,12 @@ def plan(
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
-    from slackwater.cli.scenario_source import check_policy, fleet_of_pools, plot_format
+    from slackwater.cli.scenario_source import (
+        check_policy,
+        fleet_of_pools,
+        plot_format,
+        settings_text,
+    )
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
     from slackwater.sim.inputs.job_entry import read_jobs
@@ -108,7 +113,7 @@ def plan(
     check_place(output, "--output")
     pools = fleet_of_pools(entry.pools())
     if dry_run:
-        _print_input({"fleet": plain(entry), "jobs": plain(specs)}, as_json)
+        print(settings_text({"fleet": plain(entry), "jobs": plain(specs)}, as_json))
         return
     scenario = ClusterScenario("plan", entry.pools(), specs, policy=PolicyConfig(name=policy))
     check_policy(scenario)
@@ -166,12 +171,6 @@ def _say_first(plan: "SharingPlan") -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _print_input(read: dict[str, Any], as_json: bool) -> None:
-    from slackwater.model.toml_text import toml_text
-
-    print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
 
 
 def _tables(figures: dict[str, Any]) -> "RenderableType":

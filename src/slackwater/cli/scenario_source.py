@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slackwater.cli.atomic_file import check_place
-from slackwater.model.config import plain
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
@@ -79,9 +80,8 @@ def fleet_of_pools(pools: tuple[Pool, ...]) -> FleetView:
     return FleetView(by_role[Role.ROLLOUT], by_role[Role.TRAIN])
 
 
-def resolved_text(written: ScenarioFile, as_json: bool) -> str:
-    """All settings, defaults too; as TOML it can be saved and run."""
-    table = plain(written)
+def settings_text(table: Mapping[str, Any], as_json: bool) -> str:
+    """Settings as they were read, defaults too; as TOML they can be saved and run."""
     return json.dumps(table) if as_json else toml_text(table).rstrip("\n")
 
 

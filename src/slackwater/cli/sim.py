@@ -8,6 +8,8 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from slackwater.model.config import plain
+
 if TYPE_CHECKING:
     from slackwater.control.record import Divergence
     from slackwater.sim.cluster.scenario import ClusterScenario
@@ -67,7 +69,7 @@ def run(
     fmt, window = source.plot_format(plot), source.hour_window(hours)
     check_place(trace, "--trace")
     if dry_run:
-        print(source.resolved_text(written, as_json))
+        print(source.settings_text(plain(written), as_json))
         return
     if joint:
         _run_jointly(scenario, as_json, trace)
@@ -82,7 +84,6 @@ def run(
             )
     write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
-        from slackwater.model.config import plain
         from slackwater.sim.cluster.summary import run_summary
 
         print(json.dumps({**run_summary(report), "config": plain(written)}))
@@ -113,7 +114,7 @@ def compare(
     scenarios = source.under_each(scenario, written, policies)
     fmt = source.plot_format(plot)
     if dry_run:
-        print(source.resolved_text(written, as_json))
+        print(source.settings_text(plain(written), as_json))
         return
     from slackwater.sim.cluster.simulate import simulate
 
@@ -132,7 +133,6 @@ def compare(
         image = comparison_image(title, [report.timeline() for report in reports], fmt)
         write_atomically(plot, image, "--plot")
     if as_json:
-        from slackwater.model.config import plain
         from slackwater.sim.cluster.summary import comparison
 
         print(json.dumps({"policies": comparison(reports), "config": plain(written)}))
@@ -152,8 +152,6 @@ def replay(
     """Replay a recorded run and check that the co-scheduler decides the same."""
     agreed, divergence = _replayed(record)
     if as_json:
-        from slackwater.model.config import plain
-
         print(json.dumps({"events_agreed": agreed, "divergence": plain(divergence)}))
     elif divergence is None:
         print(f"{agreed:,} events replayed; every command is the same")

@@ -33,9 +33,8 @@ def plan_slacks(
     from slackwater.cli.atomic_file import check_place, write_atomically
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.run_tables import show
-    from slackwater.cli.scenario_source import plot_format
+    from slackwater.cli.scenario_source import plot_format, settings_text
     from slackwater.model.config import plain
-    from slackwater.model.toml_text import toml_text
     from slackwater.sim.slacks.contributions import SlackStudy, study_in_steps
     from slackwater.sim.slacks.scenario import read_slack_scenario
 
@@ -44,7 +43,7 @@ def plan_slacks(
     check_place(output, "--output")
     if dry_run:
         read = {key: value for key, value in plain(scenario).items() if key != "folder"}
-        print(json.dumps(read) if as_json else toml_text(read).rstrip("\n"))
+        print(settings_text(read, as_json))
         return
     study = SlackStudy(scenario)
     with progress_bar("plan") as progress:
