@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from harness.simulated_devices import DeploymentCommand, SimulatedDevices
 from slackwater.control.fleet.controller import FleetController, Handler
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.lending import commands as do
@@ -85,6 +86,23 @@ class InvariantChecks(SimulatedFleet):
 
     controller: CheckedController
     controller_type = CheckedController
+
+    def _open(self) -> None:
+        self.devices = SimulatedDevices(self)
+        super()._open()
+
+    def _execute(self, command: FleetCommand) -> None:
+        if isinstance(command, DeploymentCommand):
+            self.devices.execute(command)
+        else:
+            super()._execute(command)
+
+    def started(self, place: NodeId, role: str) -> None:
+        self.devices.start(place, role)
+
+    def lose_node(self, node: NodeId) -> None:
+        self.devices.lose_node(node)
+        super().lose_node(node)
 
     def _handled(self) -> None:
         self.controller.check_changed()

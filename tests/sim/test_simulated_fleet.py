@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.fleet.storm import fleet_storm
 from harness.checked_fleet import CheckedFleet
+from harness.simulated_devices import DEVICES
 from harness.visitor import Visitor
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.phase_limits import PhaseLimits
@@ -21,7 +22,6 @@ from slackwater.model.placement import Phase
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.fleet.costs import FleetCosts, MachineShare
-from slackwater.sim.fleet.devices import DEVICES
 from slackwater.sim.fleet.job import TurnPlan
 from slackwater.sim.fleet.simulate import simulate_jointly
 from slackwater.timeline.spans import Timeline

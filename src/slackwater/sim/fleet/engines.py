@@ -67,7 +67,7 @@ class SimulatedEngines:
     # ---- processes ----
     def start(self, node: NodeId) -> None:
         """The node's engine comes up, empty."""
-        self._fleet.devices.start(node, "engine")
+        self._fleet.started(node, "engine")
         self._starts += 1
         name = InstanceId(f"{node}/engine/{self._starts}")
         spec = InstanceSpec(

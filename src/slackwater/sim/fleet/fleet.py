@@ -27,7 +27,6 @@ from slackwater.model.placement import Phase, is_within, node_of
 from slackwater.sim.core.queue import EventQueue, explained
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
 from slackwater.sim.fleet.costs import FleetCosts
-from slackwater.sim.fleet.devices import DeploymentCommand, SimulatedDevices
 from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
 from slackwater.sim.fleet.job import SimulatedJob, TurnPlan
 from slackwater.sim.fleet.serving import ServingCommand, ServingNodes
@@ -94,7 +93,6 @@ class SimulatedFleet:
             deliver=self._timer_due,
             handled=self._handled,
         )
-        self.devices = SimulatedDevices(self)
         self.trainers = SimulatedTrainers(self)
         self.serving: ServingNodes | None = None
         self._open()
@@ -169,8 +167,6 @@ class SimulatedFleet:
         elif isinstance(command, ServingCommand):
             assert self.serving is not None
             self.serving.execute(command)
-        elif isinstance(command, DeploymentCommand):
-            self.devices.execute(command)
 
     def _note(self, command: FleetCommand) -> None:
         """Permits as stretches of time, collected as the live runtime collects them."""
@@ -203,12 +199,16 @@ class SimulatedFleet:
         """The node is gone with all that runs on it; another takes its place."""
         self.engines.lose_node(node)
         self.trainers.lose_node(node, "its node is gone")
-        self.devices.lose_node(node)
         self.tell(NodeLost(self.now_s, node))
 
     # ---- invariants ----
     def _handled(self) -> None:
-        """After every event."""
+        """After every event: a fleet that is checked looks at its invariants."""
+
+    def started(self, place: NodeId, role: str) -> None:
+        """A process of the role begins on a node, or on a part of it: a fleet that is checked gives
+        it devices.
+        """
 
     def check_integrity(self) -> None:
         """What runs has a permit to, and nothing that a client waits for is lost."""

@@ -73,7 +73,7 @@ class SimulatedTrainers:
     # ---- processes ----
     def start(self, node: NodeId) -> None:
         """The node's trainer comes up, empty."""
-        self._fleet.devices.start(node, "trainer")
+        self._fleet.started(node, "trainer")
         self._starts += 1
         worker = WorkerId(f"{node}/trainer/{self._starts}")
         self.living[worker] = SimulatedTrainer(worker, node)

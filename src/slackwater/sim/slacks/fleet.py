@@ -105,7 +105,7 @@ class LinkedEngines(SimulatedBody):
 
     def start(self, node: NodeId) -> None:
         """A node's engine comes up, empty."""
-        self._fleet.devices.start(node, "engine")
+        self._fleet.started(node, "engine")
         self._starts += 1
         name = InstanceId(f"{node}/engine/{self._starts}")
         cost = self._costs[Role(node.partition("-")[0])]
