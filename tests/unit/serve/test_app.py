@@ -389,6 +389,7 @@ def test_a_download_link_is_its_whole_path(tmp_path: Path) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         session, _, _ = await open_model(client)
         url = (await client.get(f"sessions/{session}/trace_export")).json()["url"]
+        assert (await client.get(f"sessions/{session}/trace_export")).json()["url"] == url
         whole = await client.get(url)
         assert whole.status_code == 200
         assert f"{session}.json" in whole.headers["content-disposition"]

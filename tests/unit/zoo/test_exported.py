@@ -105,7 +105,7 @@ class Trained:
             user_metadata=None,
         )
         base, shelf = BaseModel.read("tiny", self.base), ExportCatalog(root / "weights")
-        for name, content in weight_files(held, base, shelf, lambda: root / "joined").items():
+        for name, content in weight_files(held, base, shelf, root / "joined").items():
             data = content if isinstance(content, bytes) else content.read_bytes()
             (self.exported / name).write_bytes(data)
 

@@ -9,8 +9,10 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -42,48 +44,81 @@ EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 _GIGABYTE = 1e9
 
 
+Files = dict[str, Path | bytes]
+Content = Path | bytes | Callable[[], Awaitable[bytes]]
+Key = tuple[str | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    content: Path | bytes
+    content: Content
     name: str
     ends_s: float
 
 
+@dataclass(slots=True)
+class _Made:
+    folder: Path
+    making: "asyncio.Task[Files]"
+    ends_s: float = 0.0
+
+
 class Downloads:
-    """Expiring links, which a restart revokes; `scratch` holds files made for one download."""
+    """Expiring links, which a restart revokes; `scratch` holds files made for downloads.
+
+    What is asked for again is the same link and the same files, so that nobody fills memory or disk
+    by asking. A `Key` begins with the tenant and says what the content is of.
+    """
 
     def __init__(self, scratch: Path) -> None:
         self._offers: dict[str, _Offer] = {}
+        self._tokens: dict[tuple[Key, str], str] = {}
         self._scratch = scratch
-        self._folders: dict[Path, float] = {}
+        self._made: dict[Key, _Made] = {}
         shutil.rmtree(scratch, ignore_errors=True)
 
-    def new_folder(self) -> Path:
-        """A folder for one download's files; removes expired ones."""
+    async def made(self, of: Key, make: Callable[[Path], Coroutine[Any, Any, Files]]) -> Files:
+        """What `make` puts into a folder, once for as long as it is asked for."""
         now_s = time.time()
-        for folder in [folder for folder, ends_s in self._folders.items() if ends_s <= now_s]:
-            shutil.rmtree(folder, ignore_errors=True)
-            del self._folders[folder]
-        made = self._scratch / secrets.token_hex(12)
-        self._folders[made] = now_s + 2 * LINK_LIVES_S
-        return made
+        for key in [key for key, held in self._made.items() if held.ends_s <= now_s]:
+            self._remove(key)
+        held = self._made.get(of)
+        if held is None:
+            folder = self._scratch / secrets.token_hex(12)
+            held = self._made[of] = _Made(folder, asyncio.create_task(make(folder)))
+        held.ends_s = now_s + 2 * LINK_LIVES_S
+        try:
+            return await asyncio.shield(held.making)  # others may wait for it
+        except Exception:
+            if self._made.get(of) is held:
+                self._remove(of)
+            raise
 
-    def offer(self, request: Request, content: Path | bytes, name: str) -> tuple[str, float]:
+    def _remove(self, of: Key) -> None:
+        shutil.rmtree(self._made.pop(of).folder, ignore_errors=True)
+
+    def offer(self, request: Request, of: Key, content: Content, name: str) -> tuple[str, float]:
         """A link to `content` for the caller, and its expiry."""
         now_s = time.time()
-        self._offers = {key: held for key, held in self._offers.items() if held.ends_s > now_s}
-        token = secrets.token_urlsafe(24)
+        token = self._tokens.get((of, name))
+        if token is None:
+            for key in [key for key, old in self._tokens.items() if self._has_ended(old, now_s)]:
+                del self._offers[self._tokens.pop(key)]
+            token = self._tokens[of, name] = secrets.token_urlsafe(24)
         self._offers[token] = _Offer(content, name, now_s + LINK_LIVES_S)
         return f"{request.base_url}downloads/{token}/{quote(name)}", now_s + LINK_LIVES_S
 
-    def take(self, token: str, name: str) -> _Offer:
+    def _has_ended(self, token: str, now_s: float) -> bool:
+        return self._offers[token].ends_s <= now_s
+
+    def take(self, token: str, name: str) -> Content:
         """The content of a link, whose file name must match."""
         found = self._offers.get(token)
         if found is None or found.name != name or found.ends_s <= time.time():
             raise NotFoundError(
                 "download: there is none under this link, or it has ended; ask for a new one"
             )
-        return found
+        return found.content
 
 
 def download_routes(downloads: Downloads) -> APIRouter:
@@ -91,11 +126,13 @@ def download_routes(downloads: Downloads) -> APIRouter:
 
     @router.get("/downloads/{token}/{name}")
     async def download(token: str, name: str) -> Response:
-        offer = downloads.take(token, name)
-        if isinstance(offer.content, Path):
-            return FileResponse(offer.content, filename=offer.name)
+        content = downloads.take(token, name)
+        if isinstance(content, Path):
+            return FileResponse(content, filename=name)
+        if not isinstance(content, bytes):
+            content = await content()
         shown = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
-        return Response(offer.content, media_type="application/json", headers=shown)
+        return Response(content, media_type="application/json", headers=shown)
 
     return router
 
@@ -201,15 +238,20 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     @router.get("/sessions/{session_id}/trace_export")
     async def trace_export(request: Request, session_id: str, tenant: Caller) -> dict[str, Any]:
         session = plane.sessions.get(tenant, session_id).session
-        trace = await plane.store.call(lambda c: _timeline(c, session))
-        return {"status": "ready", "url": downloads.offer(request, trace, f"{session}.json")[0]}
+
+        async def trace() -> bytes:
+            return await plane.store.call(lambda c: _timeline(c, session))
+
+        link, _ = downloads.offer(request, (tenant, "trace"), trace, f"{session}.json")
+        return {"status": "ready", "url": link}
 
     @router.get("/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls")
     async def external_weights_urls(
         request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> dict[str, Any]:
-        files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")
-        links = {file: downloads.offer(request, files[file], file) for file in files}
+        path = f"tinker://{run_id}/{kind}/{name}"
+        of, files = await _exported(plane, downloads, tenant, path)
+        links = {file: downloads.offer(request, of, files[file], file) for file in files}
         ends_s = min(link[1] for link in links.values())
         return {"urls": {file: link[0] for file, link in links.items()}, "expires": moment(ends_s)}
 
@@ -218,10 +260,11 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
         request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> Response:
         """One tar of the same files, as older SDKs ask for them: this redirects to its link."""
-        files = await _exported(plane, downloads, tenant, f"tinker://{run_id}/{kind}/{name}")
-        target = downloads.new_folder() / f"{name}.tar"
-        made = await asyncio.to_thread(archived, files, target)
-        url, ends_s = downloads.offer(request, made, target.name)
+        path = f"tinker://{run_id}/{kind}/{name}"
+        of, files = await _exported(plane, downloads, tenant, path)
+        whole, work = (*of, "tar"), plane.fair_work.run
+        made = await downloads.made(whole, partial(work, tenant, archived, files, f"{name}.tar"))
+        url, ends_s = downloads.offer(request, whole, made[f"{name}.tar"], f"{name}.tar")
         headers = {"location": url, "expires": formatdate(ends_s, usegmt=True)}
         return Response(status_code=302, headers=headers)
 
@@ -230,12 +273,14 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
 
 async def _exported(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
-) -> dict[str, Path | bytes]:
-    """The files of a checkpoint's export, encrypted if it has recipients."""
+) -> tuple[Key, Files]:
+    """What a checkpoint's export is of, and its files, encrypted if it has recipients."""
     held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
-    base, new_folder = plane.bases.get(held.base_model), downloads.new_folder
-    files = await asyncio.to_thread(weight_files, held, base, plane.shelf, new_folder)
-    kept = (held.user_metadata or {}).get(RECIPIENTS)
-    if kept is None:
-        return files
-    return await asyncio.to_thread(encrypted, files, kept, downloads.new_folder())
+    base, kept = plane.bases.get(held.base_model), (held.user_metadata or {}).get(RECIPIENTS)
+
+    def export(folder: Path) -> Files:
+        files = weight_files(held, base, plane.shelf, folder)
+        return files if kept is None else encrypted(files, kept, folder)
+
+    of = (tenant, path, held.held_as, kept)
+    return of, await downloads.made(of, partial(plane.fair_work.run, tenant, export))

@@ -7,7 +7,7 @@ With age recipients, as the Tinker cookbook uses them, every file is encrypted a
 import io
 import json
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyrage
@@ -37,10 +37,10 @@ _TEXT_FILES = (
 
 
 def weight_files(
-    held: Checkpoint, base: BaseModel, versions: VersionShelf, new_folder: Callable[[], Path]
+    held: Checkpoint, base: BaseModel, versions: VersionShelf, folder: Path
 ) -> dict[str, Path | bytes]:
     """Every file of a checkpoint's export by name; small ones are made on the spot, and what
-    several ranks wrote is joined in a new folder.
+    several ranks wrote is joined in the folder.
     """
     if held.kind not in shelf.HELD_AS_VERSIONS:
         raise ConfigError.of(
@@ -49,8 +49,7 @@ def weight_files(
     parts = versions.paths(held.held_as)
     file = parts[0]
     if len(parts) > 1:
-        folder = new_folder()
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         file = folder / "joined.safetensors"
         versions.join(held.held_as, file)
     lora = versions.meta(held.held_as).get("lora")
@@ -72,18 +71,18 @@ def weight_files(
     }
 
 
-def archived(files: dict[str, Path | bytes], target: Path) -> Path:
+def archived(files: dict[str, Path | bytes], name: str, folder: Path) -> dict[str, Path | bytes]:
     """All files in one tar, as older SDKs download them; `checkpoint_complete` ends it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(target, "w") as archive:
-        for name, content in {**files, "checkpoint_complete": b""}.items():
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(folder / name, "w") as archive:
+        for each, content in {**files, "checkpoint_complete": b""}.items():
             if isinstance(content, Path):
-                archive.add(content.resolve(), name)
+                archive.add(content.resolve(), each)
                 continue
-            entry = tarfile.TarInfo(name)
+            entry = tarfile.TarInfo(each)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return target
+    return {name: folder / name}
 
 
 def check_recipients(recipients: Sequence[str]) -> str:
