@@ -33,11 +33,9 @@ def test_files_are_made_once_and_again_where_that_failed(tmp_path: Path) -> None
 
     async def make(folder: Path) -> Files:
         begun.append(folder)
-        folder.mkdir(parents=True)
-        await asyncio.sleep(0)
+        await asyncio.to_thread(folder.mkdir, parents=True)
         if fails[0]:
             raise RefusedError("not now")
-        (folder / "x.tar").write_bytes(b"x")
         return {"x.tar": folder / "x.tar"}
 
     async def ask() -> list[Files | BaseException]:
@@ -62,7 +60,7 @@ def test_links_and_files_end_and_leave_nothing(
     monkeypatch.setattr(records.time, "time", lambda: now_s[0])
 
     async def make(folder: Path) -> Files:
-        folder.mkdir(parents=True)
+        await asyncio.to_thread(folder.mkdir, parents=True)
         return {}
 
     async def made(number: int) -> None:
