@@ -10,6 +10,8 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
+import zstandard
+
 from slackwater.model.errors import ConfigError
 
 BLOCK = 1 << 16  # elements of a block; positions in it fit 16 bits
@@ -19,13 +21,6 @@ FORMAT = 1
 _HEAD = struct.Struct("<4sBBBBQQQI")
 _STREAM = struct.Struct("<BII")
 HEAD_BYTES = _HEAD.size
-
-try:
-    import zstandard
-except (
-    ImportError
-):  # pragma: no cover  (frames are then written as they are, and such ones are read)
-    zstandard = None  # type: ignore[assignment]  # a module, or nothing
 
 
 class IndexEncoding(IntEnum):
@@ -139,7 +134,7 @@ _kept = threading.local()
 
 def _squeezed(plane: bytes) -> tuple[int, bytes]:
     """(1, compressed) if that is at least 3 % smaller, else (0, as it is)."""
-    if zstandard is None or len(plane) < 64:
+    if len(plane) < 64:
         return 0, plane
     compressor = zstandard.ZstdCompressor(
         level=1, write_checksum=False, write_content_size=True, write_dict_id=False
@@ -153,7 +148,7 @@ def _squeezed(plane: bytes) -> tuple[int, bytes]:
     return (1, found) if len(found) < 0.97 * len(plane) else (0, plane)
 
 
-def _decompressor() -> "zstandard.ZstdDecompressor":
+def _decompressor() -> zstandard.ZstdDecompressor:
     """This thread's own: making one takes longer than a small stream."""
     found: zstandard.ZstdDecompressor | None = getattr(_kept, "decompressor", None)
     if found is None:
@@ -166,7 +161,7 @@ def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
         if len(stored) != raw:
             raise refused(f"a stream of {raw} bytes is stored in {len(stored)}")
         return bytes(stored)
-    if coding != 1 or zstandard is None:
+    if coding != 1:
         raise refused(f"stream coding {coding} is unknown here")
     # An empty Zstandard frame hides what follows it from the check for extra data below.
     if raw == 0:

@@ -71,10 +71,6 @@ class RelayClient:
         manifest.check()
         return manifest
 
-    def filled(self, keys: Sequence[BucketKey]) -> list[int]:
-        """The number of bytes the relay has of each bucket."""
-        return msgspec.convert(self._ask(say.QueryFilled(tuple(keys))), list[int])
-
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
         """Send a bucket, resuming an earlier try; a no-op if the relay has it."""
         try:

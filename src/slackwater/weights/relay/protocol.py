@@ -43,12 +43,6 @@ class PutBucket(msgspec.Struct, frozen=True, tag=True):
     tag: Count
 
 
-class QueryFilled(msgspec.Struct, frozen=True, tag=True):
-    """How much of these buckets is there?"""
-
-    keys: tuple[BucketKey, ...]
-
-
 class SealVersion(msgspec.Struct, frozen=True, tag=True):
     """All buckets are there: make the version visible."""
 
@@ -86,7 +80,6 @@ class DropRelayVersion(msgspec.Struct, frozen=True, tag=True):
 
 Request = (
     PutBucket
-    | QueryFilled
     | SealVersion
     | ListVersions
     | GetManifest

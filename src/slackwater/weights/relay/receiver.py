@@ -81,21 +81,25 @@ class Receiver:
         return found, keep
 
     def _visible(self, version: str, deadline_s: float) -> Manifest:
-        while True:
-            left_s = deadline_s - time.monotonic()
-            try:
-                return self._reader.manifest(version, min(max(left_s, 0.0), 10.0))
-            except (NotFoundError, ConnectionError):
-                if left_s <= 0:
-                    raise
-                time.sleep(min(_AGAIN_S, left_s))
+        """The version's manifest; waits for it."""
 
-    def _insisting(self, ask: Callable[[], T], deadline_s: float) -> T:
+        def ask() -> Manifest:
+            left_s = deadline_s - time.monotonic()
+            return self._reader.manifest(version, min(max(left_s, 0.0), 10.0))
+
+        return self._insisting(ask, deadline_s, (NotFoundError, ConnectionError))
+
+    def _insisting(
+        self,
+        ask: Callable[[], T],
+        deadline_s: float,
+        transient: tuple[type[Exception], ...] = (ConnectionError,),
+    ) -> T:
         """What the relay answers, asked again until the deadline while the link to it is down."""
         while True:
             try:
                 return ask()
-            except ConnectionError:
+            except transient:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise

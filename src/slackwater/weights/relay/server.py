@@ -147,16 +147,10 @@ class RelayServer:
 
     def _done(
         self,
-        request: say.QueryFilled
-        | say.SealVersion
-        | say.ListVersions
-        | say.GetManifest
-        | say.DropRelayVersion,
+        request: say.SealVersion | say.ListVersions | say.GetManifest | say.DropRelayVersion,
     ) -> object:
         shelf = self.shelf
         match request:
-            case say.QueryFilled(keys):
-                return shelf.filled(keys)
             case say.SealVersion(manifest):
                 shelf.seal(manifest)
             case say.ListVersions():
