@@ -24,7 +24,7 @@ _ANSWER_S = 60.0
 
 
 class StateClient:
-    """A `StatePort`; orders of the manager go to the holder that is attached."""
+    """Orders of the manager go to the holder that is attached."""
 
     def __init__(self, path: str, name: str, secret: str, device: str = "") -> None:
         self.name = name

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,11 @@ from slackwater.policy.state.layout import ImageLayout, aligned
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import PIECE
 from slackwater.state.image import HostImage
-from slackwater.state.port import About, HolderMove, MoveOutcome, StatePort
+from slackwater.state.port import About, HolderMove, MoveOutcome
+
+if TYPE_CHECKING:
+    from slackwater.state.client import StateClient
+    from slackwater.state.manager import StateManager
 
 _ROUND = 2 << 20
 _WASTE = 1.25
@@ -195,9 +199,13 @@ class _Tenant:
 
 
 class DeviceTier:
-    """One holder of the manager. Operations run inside `use`; the manager does the rest."""
+    """One holder of the manager, which is in this process or reached by a client. Operations run
+    inside `use`; the manager does the rest.
+    """
 
-    def __init__(self, port: StatePort, name: str, budget: int, device: str = "cpu") -> None:
+    def __init__(
+        self, port: "StateManager | StateClient", name: str, budget: int, device: str = "cpu"
+    ) -> None:
         self.name = name
         self._port = port
         self._blocks = HostBlockPool(budget, device)

@@ -33,7 +33,7 @@ class StoredParts:
 
 
 class StateManager:
-    """See the module; a `StatePort` for workers of the same process."""
+    """See the module. `StateClient` has the calls of a worker in another process."""
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
         self._body = body = StateBody(budgets, folder)

@@ -1,10 +1,10 @@
 """What a worker and its node's state manager ask of each other, in process or over a socket."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from slackwater.model.residency import Registration, StoredPart, Tier
+from slackwater.model.residency import Tier
 from slackwater.state.image import HostImage, ImageArrivalProgress
 
 # Counters and the like, that belong to a state and are no tensors ("meta"). "empty_kinds" are kinds
@@ -49,23 +49,3 @@ class DeviceHolder(Protocol):
 
     def drop_image(self, image: str) -> None:
         """A host image is about to go: unmap it."""
-
-
-class StatePort(Protocol):
-    """The manager as a worker sees it. Calls block: when they return, the state is there."""
-
-    def register(
-        self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
-    ) -> Registration: ...
-
-    def ensure(
-        self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
-    ) -> None: ...
-
-    def release(self, deployment: str) -> None: ...
-
-    def evict(
-        self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0
-    ) -> None: ...
-
-    def forget(self, deployment: str) -> None: ...

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.nets.ranks import Ranks, fail_together, leave_at_once
@@ -23,16 +22,6 @@ logger = logging.getLogger(__name__)
 
 _BEAT_S = 2.0
 _SOON_S = 0.02  # while parts of a version are being written
-
-
-class MessageSource(Protocol):
-    """Where a worker's messages come from and its answers go."""
-
-    def receive(
-        self, timeout_s: float | None, *wakers: HasFileno
-    ) -> Sequence[messages.ToWorker]: ...
-
-    def send(self, *frames: bytes) -> None: ...
 
 
 class RankLink:

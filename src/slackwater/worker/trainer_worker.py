@@ -42,7 +42,7 @@ from slackwater.worker.process import (
     secret,
 )
 from slackwater.worker.publishing import VersionPublisher
-from slackwater.worker.rank_link import MessageSource, RankLink
+from slackwater.worker.rank_link import RankLink
 from slackwater.worker.state_service import MOVED
 from slackwater.worker.weight_lane import lora_meta
 
@@ -145,7 +145,7 @@ class TrainerWorker:
             self._link = RankLink(ranks, connection)
         source = self._link or connection
         assert source is not None, "the only rank, and rank 0 of several, has a connection"
-        self._connection: MessageSource = source
+        self._connection: Connection | RankLink = source
         self._files = files
         self._publishing = VersionPublisher(
             files.weights(),
