@@ -172,6 +172,17 @@ class NetConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model directory, whether they are there or not."""
+    index = directory / "model.safetensors.index.json"
+    if not index.is_file():
+        return [directory / "model.safetensors"]
+    return [
+        directory / name
+        for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    ]
+
+
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:
     if value is None:
         return ()

@@ -1,8 +1,6 @@
 """Models from and to Hugging Face directories, or random from a configuration and a seed."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
-from slackwater.nets.config import NetConfig
+from slackwater.nets.config import NetConfig, weight_files
 from slackwater.nets.tensor_parallel import TensorParallel
 
 
@@ -78,21 +76,12 @@ def net_shapes(config: NetConfig) -> dict[str, tuple[int, ...]]:
 
 
 def save_net(net: CausalLM, directory: Path) -> None:
-    """Write `config.json` and `model.safetensors`; the directory appears whole or not at all."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
-    try:
-        tensors = {name: tensor.contiguous() for name, tensor in net_tensors(net).items()}
-        write_tensors(tensors, partial / "model.safetensors")
-        fields = net.config.to_hf() | {"dtype": str(net.dtype).removeprefix("torch.")}
-        (partial / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
-        partial.chmod(0o755)
-        if directory.exists():
-            shutil.rmtree(directory)
-        partial.replace(directory)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    """Write `config.json` and `model.safetensors` into a folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in net_tensors(net).items()}
+    write_tensors(tensors, directory / "model.safetensors")
+    fields = net.config.to_hf() | {"dtype": str(net.dtype).removeprefix("torch.")}
+    (directory / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -166,13 +155,7 @@ def _checked(
 
 
 def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        shards = json.loads(index.read_text())["weight_map"].values()
-        files = [directory / name for name in sorted(set(shards))]
-    else:
-        files = [directory / "model.safetensors"]
-    for file in files:
+    for file in weight_files(directory):
         if not file.is_file():
             raise ConfigError.of("model file", str(file), "is missing; safetensors are needed")
         with safe_open(file, framework="pt") as stored:

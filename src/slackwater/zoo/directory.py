@@ -1,9 +1,10 @@
 """A model as a Hugging Face directory (net, tokenizer, chat template), written atomically."""
 
+import contextlib
 import json
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,19 +33,26 @@ class TextSide:
         return int(found)
 
 
-def write_model(directory: Path, net: "CausalLM", text: TextSide) -> None:
-    """Write beside `directory`, then rename, replacing an existing model."""
-    from slackwater.nets.loading import save_net  # late: 2 s for PyTorch
-
-    directory.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def whole_folder(directory: Path) -> Iterator[Path]:
+    """A folder beside `directory` that takes its place if the block succeeds."""
     partial = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}.partial")
+    partial.mkdir(parents=True)
     try:
-        save_net(net, partial)
-        _write_text_side(partial, net, text)
+        yield partial
         shutil.rmtree(directory, ignore_errors=True)
         partial.replace(directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_model(directory: Path, net: "CausalLM", text: TextSide) -> None:
+    """Write a whole model, replacing an existing one."""
+    from slackwater.nets.loading import save_net  # late: 2 s for PyTorch
+
+    with whole_folder(directory) as partial:
+        save_net(net, partial)
+        _write_text_side(partial, net, text)
 
 
 def _write_text_side(directory: Path, net: "CausalLM", text: TextSide) -> None:

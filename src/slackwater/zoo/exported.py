@@ -6,7 +6,6 @@ head.
 
 import json
 import shutil
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from slackwater.model.adapter_config import HEAD
 from slackwater.model.errors import ConfigError
+from slackwater.nets.config import weight_files
 from slackwater.nets.loading import write_tensors
-from slackwater.zoo.sources import weight_files
+from slackwater.zoo.directory import whole_folder
 
 _PREFIX = "base_model.model."
 _EMBEDDING = "model.embed_tokens.weight"
@@ -68,9 +68,7 @@ def _write(
     if not all(file.is_file() for file in files):
         raise ConfigError.of("base model", str(base), "must hold model.safetensors")
     config = _read(base / "config.json")
-    partial = out.with_name(f".{out.name}.{uuid.uuid4().hex}.partial")
-    partial.mkdir(parents=True)
-    try:
+    with whole_folder(out) as partial:
         for file in base.iterdir():
             if file.is_file() and file.suffix != ".safetensors" and file.name != _INDEX:
                 shutil.copy(file, partial / file.name)
@@ -85,9 +83,6 @@ def _write(
                         config["tie_word_embeddings"] = False
         shards.finish()
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        partial.replace(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 class _Shards:

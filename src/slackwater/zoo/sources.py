@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableError
-from slackwater.nets.config import NetConfig
+from slackwater.nets.config import NetConfig, weight_files
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 # What an engine, a trainer and a tokenizer read; other frameworks' weights stay at the hub.
@@ -126,16 +126,6 @@ def describe_model(name: str, directory: Path) -> StoredModel:
         reason = f"{directory} cannot be read: {type(error).__name__} {error}"
         return StoredModel(name, directory, problem=reason)
     return StoredModel(name, directory, parameters)
-
-
-def weight_files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if not index.is_file():
-        return [directory / "model.safetensors"]
-    return [
-        directory / name
-        for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    ]
 
 
 def _parameters(file: Path) -> int:
