@@ -17,7 +17,6 @@ from slackwater.engine.coserving.executor import CoservingExecutor, CoservingSte
 from slackwater.engine.coserving.step_profile import measure_step_cost
 from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.pages import PagePool
-from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.model.serving import ServingSlo
 from slackwater.nets.causal_lm import CausalLM
@@ -27,9 +26,9 @@ from slackwater.policy.serving.modes import MODES, mode_of
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
-from slackwater.worker.engine_worker import heartbeat_gauges, text_engine
+from slackwater.worker.engine_worker import EngineWorker, heartbeat_gauges, text_engine
 from slackwater.worker.files import NodeFiles, node_files
-from slackwater.worker.loan import Activation, LentDevice, Loan, SharedDesk
+from slackwater.worker.loan import Activation, LentDevice, Loan
 from slackwater.worker.process import address_of, dial, engine_parser, pin, run_worker, secret
 from slackwater.worker.weight_lane import WeightLane
 
@@ -122,21 +121,11 @@ class SloCounts:
         return {"slo_requests": float(self._requests), "slo_met": float(self._met)}
 
 
-class ServingFrontend(SharedDesk):
-    """The service's requests, which the executor times."""
-
-    def _add(self, request: GenerationRequest) -> None:
-        self._executor.serve(request)
-
-    def _abort(self, request: int) -> None:
-        self._executor.abort_served(request)
-
-
 class CoservingWorker:
     """One loop over both connections and the executor."""
 
     def __init__(
-        self, connection: Connection, desk: ServingFrontend, device: LentDevice, counts: SloCounts
+        self, connection: Connection, desk: EngineWorker, device: LentDevice, counts: SloCounts
     ) -> None:
         self._connection, self._desk, self._device = connection, desk, device
         self._executor, self._counts = device.executor, counts
@@ -297,7 +286,9 @@ def main() -> None:
     with dial(options.connect, hello) as connection:
         if options.lend and why is not None:
             connection.send(messages.encode(lending.LoanOver(why)))
-        desk = ServingFrontend(connection, engine, WeightLane(files.weights()), device.executor)
+        serve, abort = device.executor.serve, device.executor.abort_served
+        lane = WeightLane(files.weights())
+        desk = EngineWorker(connection, engine, lane, add=serve, abort=abort)
         worker = CoservingWorker(connection, desk, device, SloCounts(slo))
         connection.report_gauges(worker.gauges)
         worker.run()

@@ -46,7 +46,8 @@ _BEAT_S = 2.0
 class EngineWorker:
     """One engine with one base model and its versions; `least_step_s` is for benchmarks.
 
-    `beat` tells the engine's other ranks, where it has some, that it is idle and alive.
+    `beat` tells the engine's other ranks, where it has some, that it is idle and alive. Requests go
+    through `add` and `abort` where the engine shares its device.
     """
 
     def __init__(
@@ -56,7 +57,11 @@ class EngineWorker:
         lane: WeightLane,
         least_step_s: float = 0.0,
         beat: Callable[[], None] | None = None,
+        *,
+        add: Callable[[GenerationRequest], None] | None = None,
+        abort: Callable[[int], object] | None = None,
     ) -> None:
+        self._add, self._abort = add or engine.add, abort or engine.abort
         self._beat = beat
         self._idle_s = _RELEASE_EVERY_S if beat is None else _BEAT_S
         self._connection = connection
@@ -140,12 +145,6 @@ class EngineWorker:
                 self._drop(version)
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
-
-    def _add(self, request: GenerationRequest) -> None:
-        self._engine.add(request)
-
-    def _abort(self, request: int) -> None:
-        self._engine.abort(request)
 
     def _generate(self, message: messages.Generate) -> None:
         try:

@@ -12,7 +12,6 @@ from slackwater.engine.coserving.executor import CoservingExecutor, CoservingSte
 from slackwater.engine.coserving.staged_weights import StagedWeights
 from slackwater.engine.coserving.step_profile import measure_step_cost
 from slackwater.engine.engine import Engine
-from slackwater.engine.request import GenerationRequest
 from slackwater.model.errors import RefusedError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import load_net
@@ -32,21 +31,8 @@ _WARM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 _WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
 
-class SharedDesk(EngineWorker):
-    """An engine worker on a shared device: requests go through its executor."""
-
-    def __init__(
-        self, connection: Connection, engine: Engine, lane: WeightLane, executor: CoservingExecutor
-    ) -> None:
-        super().__init__(connection, engine, lane)
-        self._executor = executor
-
-
-class RolloutFrontend(SharedDesk):
+class RolloutFrontend(EngineWorker):
     """The rollout's turns."""
-
-    def _add(self, request: GenerationRequest) -> None:
-        self._executor.roll_out(request)
 
     def give_back(self, requests: Sequence[int], error: str) -> None:
         """Return evicted requests: they resume elsewhere with the tokens streamed so far."""
@@ -300,7 +286,8 @@ class LentDevice:
         )
         hello = messages.Hello(f"{self.worker}~{self.loans}", "engine", facts)
         connection = Connection(self.address, hello, secret(), pin=pin(), orphaned=_only_the_loan)
-        desk = RolloutFrontend(connection, rollout, WeightLane(self.files.weights()), executor)
+        lane = WeightLane(self.files.weights())
+        desk = RolloutFrontend(connection, rollout, lane, add=executor.roll_out)
         cold = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
         loan = Loan(connection, desk, executor, cold)
         connection.report_gauges(loan.gauges)
