@@ -57,7 +57,7 @@ def test_links_and_files_end_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     downloads, now_s = Downloads(tmp_path / "downloads"), [0.0]
-    monkeypatch.setattr(records.time, "time", lambda: now_s[0])
+    monkeypatch.setattr("slackwater.serve.tinker.records.time.time", lambda: now_s[0])
 
     async def make(folder: Path) -> Files:
         await asyncio.to_thread(folder.mkdir, parents=True)
