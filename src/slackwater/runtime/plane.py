@@ -40,6 +40,7 @@ from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.housekeeping import Housekeeping
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.runtime.services.jobs import Jobs
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
@@ -232,8 +233,8 @@ class ControlPlane:
     def _open_sampling(self) -> None:
         names = self.tenants.names()
         self.shares = TurnShares(self.settings.max_live_turns, names)
-        self.fair_work = FairWork(len(names))
-        self.queues = TenantQueues()
+        loop_shares = LoopShares(len(names))
+        self.fair_work, self.queues = FairWork(loop_shares), TenantQueues(loop_shares)
         self.loop_watch = LoopWatch()
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.sampling = SamplingService(

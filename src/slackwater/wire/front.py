@@ -121,6 +121,12 @@ class Refused(Record, frozen=True):
     message: str
 
 
+class Spent(Record, frozen=True):
+    """Seconds that the control plane has worked for tenants since it said so last."""
+
+    seconds: dict[str, float]
+
+
 class Tokens(Record, frozen=True):
     """Columns: choice `numbers[i]` got the next `counts[i]` tokens, with their log-probs.
 
@@ -197,6 +203,7 @@ ToFront = (
     | StopServing
     | Accepted
     | Refused
+    | Spent
     | Tokens
     | MoreTokens
     | Completed

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.turn_shares import TurnShares
 
 LOUD, QUIET = TenantId("loud"), TenantId("quiet")
@@ -15,7 +17,7 @@ LOUD, QUIET = TenantId("loud"), TenantId("quiet")
 
 def test_a_tenant_with_nothing_under_way_starts_at_once_whatever_another_does() -> None:
     async def scenario() -> None:
-        work, gate = FairWork(tenants=2, threads=2), threading.Event()
+        work, gate = FairWork(LoopShares(2), threads=2), threading.Event()
         held = [asyncio.create_task(work.run(LOUD, gate.wait, 60)) for _ in range(50)]
         await asyncio.sleep(0)
         async with asyncio.timeout(30):
@@ -31,7 +33,7 @@ def test_a_tenant_with_nothing_under_way_starts_at_once_whatever_another_does() 
 def test_lines_are_served_in_turn() -> None:
     async def scenario() -> None:
         # One thread: with more, the machine would have a say in the order too.
-        work, gate = FairWork(tenants=2, threads=1), threading.Event()
+        work, gate = FairWork(LoopShares(2), threads=1), threading.Event()
         done: list[str] = []
         blocker = asyncio.create_task(work.run(LOUD, gate.wait, 60))
         await asyncio.sleep(0)
@@ -49,7 +51,7 @@ def test_lines_are_served_in_turn() -> None:
 
 def test_errors_come_back_and_work_that_nobody_waits_for_is_not_begun() -> None:
     async def scenario() -> None:
-        work, gate = FairWork(tenants=1, threads=1), threading.Event()
+        work, gate = FairWork(LoopShares(1), threads=1), threading.Event()
         ran: list[int] = []
         first = asyncio.create_task(work.run(LOUD, gate.wait, 60))
         given_up = asyncio.create_task(work.run(LOUD, ran.append, 1))
@@ -67,7 +69,7 @@ def test_errors_come_back_and_work_that_nobody_waits_for_is_not_begun() -> None:
 
 def test_who_leaves_while_its_work_runs_has_its_thread_until_it_is_done() -> None:
     async def scenario() -> None:
-        work, gate, ran = FairWork(tenants=2, threads=2), threading.Event(), threading.Event()
+        work, gate, ran = FairWork(LoopShares(2), threads=2), threading.Event(), threading.Event()
         began = threading.Event()
 
         def hold() -> None:
@@ -84,6 +86,39 @@ def test_who_leaves_while_its_work_runs_has_its_thread_until_it_is_done() -> Non
             assert not ran.is_set()
             gate.set()
             await later
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_threads_time_is_its_tenants_and_the_next_work_waits_until_it_is_paid() -> None:
+    def spin() -> None:
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+
+    async def scenario() -> None:
+        now_s = 0.0
+        shares = LoopShares(2, about_s=1e9, clock=lambda: now_s)
+        shares.seen(QUIET)
+        work = FairWork(shares, threads=2)
+        async with asyncio.timeout(60):
+            await work.run(LOUD, spin)
+            while shares.totals[LOUD] < 0.01:  # noqa: ASYNC110  (told after the result)
+                await asyncio.sleep(0)
+            later = asyncio.create_task(work.run(LOUD, lambda: None))
+            assert await work.run(QUIET, lambda: 7) == 7
+            assert not later.done()
+            now_s += 10
+            await later
+            assert shares.totals[QUIET] < 0.01
+            given_up = asyncio.create_task(work.run(LOUD, spin))
+            await given_up
+            waiting = asyncio.create_task(work.run(LOUD, lambda: None))
+            await asyncio.sleep(0)
+            waiting.cancel()  # who leaves while it waits keeps no thread from the tenant
+            now_s += 10
+            assert await work.run(LOUD, lambda: 8) == 8
         work.close()
 
     asyncio.run(scenario())

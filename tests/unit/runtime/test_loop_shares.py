@@ -23,7 +23,7 @@ class Clock:
 
 def shared(clock: Clock) -> LoopShares:
     """Where another tenant is about, too, however long this takes."""
-    shares = LoopShares(2, 1e9, clock)
+    shares = LoopShares(2, 1e9, clock, clock)
     shares.seen(QUIET)
     return shares
 
@@ -60,7 +60,7 @@ def test_every_step_of_a_request_is_counted_and_who_had_too_much_waits() -> None
 def test_a_tenant_without_others_about_never_waits() -> None:
     async def scenario() -> None:
         clock = Clock()
-        shares = LoopShares(2, clock=clock)
+        shares = LoopShares(2, clock=clock, used=clock)
         await shares.metered(LOUD, work_of(clock, 1.0, 3))
         assert not await waits(shares, LOUD)
         shares.seen(QUIET)
@@ -133,7 +133,7 @@ def test_a_burst_of_requests_of_a_tenant_that_is_alone_leaves_the_loop_to_others
     async def scenario() -> None:
         nonlocal most
         clock = Clock()
-        shares = LoopShares(2, clock=clock)
+        shares = LoopShares(2, clock=clock, used=clock)
 
         async def request() -> None:
             nonlocal begun

@@ -34,6 +34,7 @@ from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
@@ -101,9 +102,9 @@ def with_desk(
         runtime = live_driver(CONTROLLERS[-1])
         rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
-        desk = SamplingService(
-            store, board, background, rollout, shares, (TenantQueues(), FairWork(1)), JobId
-        )
+        loop_shares = LoopShares(1)
+        fair = (TenantQueues(loop_shares), FairWork(loop_shares))
+        desk = SamplingService(store, board, background, rollout, shares, fair, JobId)
         await desk.adopt()
         for worker, message in engines:
             rollout.engine_said(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))

@@ -123,7 +123,10 @@ def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:
     async def nothing(message: Any) -> None: ...
 
     async def scenario() -> None:
-        shares = LoopShares(2, about_s=1e9, clock=lambda: time.perf_counter() + extra[0])
+        def clock() -> float:
+            return time.perf_counter() + extra[0]
+
+        shares = LoopShares(2, about_s=1e9, clock=clock, used=clock)
         limits = BodyLimits(
             parse,
             max_bytes=1 << 20,

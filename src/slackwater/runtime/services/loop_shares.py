@@ -1,7 +1,8 @@
-"""The event loop's time, shared by tenants: a tenant that had more than its part lately waits.
+"""A process' time, shared by tenants: a tenant that had more than its part lately waits.
 
-The steps of a tenant's requests (`metered`) and what its streams write (`spent`) are counted. With
-others active a tenant may have two fifths of the loop's time; for what it had beyond that it waits
+The steps of a tenant's requests (`metered`) and all else that is done for it (`spent`) are counted:
+what its streams write, its work on threads, and in a front end what the control plane did for it.
+With others active a tenant may have two fifths of a processor; for what it had beyond that it waits
 (`turn`), one request at a time, until the debt is paid. Alone it never waits longer than a round of
 the loop.
 """
@@ -30,12 +31,15 @@ class LoopShares:
         tenants: int,
         about_s: float = ABOUT_S,
         clock: Callable[[], float] = time.perf_counter,
+        used: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`used` is the loop's processor time: who was kept waiting is not charged for it."""
         self.several = tenants > 1
         self._about_s = about_s
-        self._clock = clock
+        self._clock, self._used = clock, used
         self._seen_s: dict[TenantId, float] = {}
         self._owed: dict[TenantId, tuple[float, float]] = {}
+        self.totals: defaultdict[TenantId, float] = defaultdict(float)  # seconds, ever
         self._turns: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def seen(self, tenant: TenantId) -> None:
@@ -50,39 +54,39 @@ class LoopShares:
         return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
 
     def spent(self, tenant: TenantId, seconds: float) -> None:
-        """So much of the loop's time went to the tenant, which is thus about."""
+        """So much time went to the tenant, which is thus about."""
         if not self.several:
             return
+        self.totals[tenant] += seconds
         now_s = self._seen_s[tenant] = self._clock()
         self._owed[tenant] = (min(self._owed_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
 
     async def turn(self, tenant: TenantId) -> None:
         """When the tenant may go on: a busy one alone is let on once in a round of the loop."""
-        if self.several and (self._turns[tenant].locked() or self._rest_s(tenant) > 0):
+        if self.several and (self._turns[tenant].locked() or self._debt_s(tenant) > 0):
             async with self._turns[tenant]:
                 await asyncio.sleep(0)
-                await self._paid(tenant)
+                rest_s = self.rest_s(tenant)
+                while rest_s > 0:
+                    await asyncio.sleep(rest_s)
+                    rest_s = self.rest_s(tenant)  # streams spend without waiting for a turn
 
     async def metered(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; the time of its steps is counted as the tenant's."""
         if not self.several:
             return await work
-        return await _Metered(work, self._clock, lambda took_s: self.spent(tenant, took_s))
+        return await _Metered(work, self._used, lambda took_s: self.spent(tenant, took_s))
 
-    async def _paid(self, tenant: TenantId) -> None:
-        """When the tenant owes nothing, or nobody else is about."""
-        rest_s = self._rest_s(tenant)
-        while rest_s > 0 and self.shared(tenant):
-            await asyncio.sleep(rest_s)
-            rest_s = self._rest_s(tenant)  # streams spend without waiting for a turn
+    def rest_s(self, tenant: TenantId) -> float:
+        """Until the tenant's debt is small enough; 0 where nobody else is about."""
+        return self._debt_s(tenant) / _SHARE if self.shared(tenant) else 0.0
 
     def _owed_s(self, tenant: TenantId, now_s: float) -> float:
         owed_s, at_s = self._owed.get(tenant, (0.0, now_s))
         return max(owed_s - _SHARE * (now_s - at_s), 0.0)
 
-    def _rest_s(self, tenant: TenantId) -> float:
-        """Until the debt is small enough."""
-        return max(self._owed_s(tenant, self._clock()) - _ALLOWED_S, 0.0) / _SHARE
+    def _debt_s(self, tenant: TenantId) -> float:
+        return max(self._owed_s(tenant, self._clock()) - _ALLOWED_S, 0.0)
 
 
 class _Metered(Generic[T]):

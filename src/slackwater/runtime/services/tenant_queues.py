@@ -1,6 +1,7 @@
 """Work for the event loop, one queue per tenant: a step of one tenant after a step of another.
 
 Each round of the loop takes a few milliseconds of it, so that connections and timers go between.
+The queue of a tenant that has had more than its share of the time waits while others are active.
 """
 
 import asyncio
@@ -10,50 +11,66 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from slackwater.model.ids import TenantId
+from slackwater.runtime.services.loop_shares import LoopShares
 
 T = TypeVar("T")
 
 _SLICE_S = 0.002
+_AND_ITS_END = 2.0  # what a step begins must end, which takes about as long again
 
 
 class TenantQueues:
     """Use from the event loop's thread alone."""
 
-    def __init__(self, slice_s: float = _SLICE_S) -> None:
+    def __init__(self, shares: LoopShares, slice_s: float = _SLICE_S) -> None:
+        self.shares = shares
         self._slice_s = slice_s
         self._queues: OrderedDict[TenantId, deque[Iterator[None]]] = OrderedDict()
-        self._is_due = False
+        self._due: asyncio.Handle | None = None
+        self._is_resting = False
 
     def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
         """Take these steps after all that the tenant has waiting."""
+        self.shares.seen(tenant)
         self._queues.setdefault(tenant, deque()).append(steps)
-        if not self._is_due:
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._work)
+        if self._due is not None and self._is_resting:  # for another's sake
+            self._due.cancel()
+            self._due = None
+        if self._due is None:
+            self._plan(0.0)
 
     def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
         """A step for every item."""
         self.put(tenant, (None for item in items if work(item) or True))
 
     def _work(self) -> None:
+        self._due = None
         until_s = time.perf_counter() + self._slice_s
+        rest_s = 0.0
         try:
             while self._queues:
-                self._step()
+                tenant = min(self._queues, key=self.shares.rest_s)  # who has waited longest of them
+                rest_s = self.shares.rest_s(tenant)
+                if rest_s > 0:
+                    break
+                self._step(tenant)
                 if time.perf_counter() > until_s:
                     break
         finally:
-            self._is_due = bool(self._queues)
-            if self._is_due:
-                asyncio.get_running_loop().call_soon(self._work)
+            if self._queues:
+                self._plan(rest_s)
 
-    def _step(self) -> None:
-        """One of the tenant that has waited longest."""
-        tenant, queue = self._queues.popitem(last=False)
-        steps = queue.popleft()
+    def _plan(self, rest_s: float) -> None:
+        loop, self._is_resting = asyncio.get_running_loop(), rest_s > 0
+        self._due = loop.call_later(rest_s, self._work) if rest_s else loop.call_soon(self._work)
+
+    def _step(self, tenant: TenantId) -> None:
+        queue = self._queues.pop(tenant)
+        steps, began_s = queue.popleft(), time.thread_time()
         try:
             if next(steps, self) is None:
                 queue.appendleft(steps)
         finally:
+            self.shares.spent(tenant, _AND_ITS_END * (time.thread_time() - began_s))
             if queue:
                 self._queues[tenant] = queue

@@ -118,6 +118,7 @@ class _Front:
         self._is_open = True
         self.turns: dict[int, _Choice] = {}
         self._unsent = _no_tokens()
+        self._told = self._plane.queues.shares.totals.copy()
         self.connection = _Told(self, channel.joined)
 
     def heard(self, body: bytes) -> None:
@@ -282,6 +283,14 @@ class _Front:
         tokens.extend(some)
         logprobs.extend(scores)
 
+    def tell_spent(self) -> None:
+        """With what is written anyway: what the control plane did for tenants."""
+        spent = self._plane.queues.shares.totals
+        if spent != self._told:
+            told = ((name, seconds - self._told[name]) for name, seconds in spent.items())
+            self.connection.put(wire.Spent({name: since for name, since in told if since}))
+            self._told = spent.copy()
+
     def gather(self) -> None:
         """Before all else: a choice's tokens come before its end."""
         if self._unsent[0]:
@@ -306,6 +315,7 @@ class _Told(ChannelConnection):
 
     def flush(self) -> None:
         self._front.gather()
+        self._front.tell_spent()
         super().flush()
 
 

@@ -90,6 +90,7 @@ class Gateway:
             wire.StopServing: self._stop,
             wire.Accepted: self._answered,
             wire.Refused: self._refused,
+            wire.Spent: self._spent,
             wire.Tokens: self._tokens,
             wire.MoreTokens: self._more_tokens,
             wire.Completed: self._completed,
@@ -108,7 +109,8 @@ class Gateway:
         self.bases = BaseModels(models, or_none=True)
         names = self.tenants.names()
         self.shares = TurnShares(setup.max_turns, ("",))
-        self.loop_shares, self.fair_work = LoopShares(len(names)), FairWork(len(names))
+        self.loop_shares = LoopShares(len(names))
+        self.fair_work = FairWork(self.loop_shares)
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.ready.set_result(True)
 
@@ -267,6 +269,10 @@ class Gateway:
             self._ended(record.number, error)
         elif not asked.done():
             asked.set_exception(error)
+
+    def _spent(self, record: wire.Spent) -> None:
+        for tenant, seconds in record.seconds.items():
+            self.loop_shares.spent(TenantId(tenant), seconds)
 
     def _tokens(self, record: wire.Tokens) -> None:
         numbers = np.frombuffer(record.numbers, "<u8").tolist()

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import socket
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ def frame_of(*records: front.Record) -> bytes:
 
 
 class Visitor:
-    """The other end of a channel, byte by byte."""
+    """The other end of a channel, byte by byte; what was spent is counted apart."""
 
     def __init__(self, channel: FrontChannel) -> None:
         self._channel = channel
         channel.open()
         self._decoder = FrameDecoder()
         self._heard: list[front.ToFront] = []
+        self.spent: defaultdict[str, float] = defaultdict(float)
 
     async def __aenter__(self) -> "Visitor":
         ours, self._theirs = socket.socketpair()
@@ -61,7 +63,12 @@ class Visitor:
                 if not data:
                     return None
                 for frame in self._decoder.feed(data):
-                    self._heard += front.decode_to_front(frame.body)
+                    for record in front.decode_to_front(frame.body):
+                        if isinstance(record, front.Spent):
+                            for name, seconds in record.seconds.items():
+                                self.spent[name] += seconds
+                        else:
+                            self._heard.append(record)
         return self._heard.pop(0)
 
 
@@ -236,3 +243,21 @@ class _Listener:
 
     def completed(self, result: TurnResult) -> None: ...
     def failed(self, error: SlackwaterError) -> None: ...
+
+
+def test_a_front_end_is_told_what_the_control_plane_did_for_each_tenant(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            for number in range(1, 4):
+                await visitor.ask(generate(number, stream=True))
+                await visitor.next()
+            so_far = plane.queues.shares.totals[TenantId("mine")]
+            async with asyncio.timeout(60):
+                while visitor.spent["mine"] < 0.99 * so_far:
+                    await visitor.ask(front.AskModel(9, "mine", "no"))
+                    await visitor.next()
+                    await asyncio.sleep(0)
+            assert so_far > 0
+            assert "other" not in visitor.spent
+
+    with_plane(tmp_path, work)
