@@ -21,15 +21,15 @@ def resident_bytes() -> float:
         return 0.0
 
 
-def keep_heap_small() -> None:
+def keep_heap_small(large_bytes: int = _LARGE_BYTES) -> None:
     """For a process with many threads that lives long, before it starts them: one heap for all, and
     large buffers apart from it, so that what is freed is used again or returned. glibc would make a
     heap per thread, and let ever larger buffers into it.
     """
     if (limit := _of_glibc("mallopt")) is not None:
         limit(_M_ARENA_MAX, 1)
-        limit(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        limit(_M_TRIM_THRESHOLD, _LARGE_BYTES)
+        limit(_M_MMAP_THRESHOLD, large_bytes)
+        limit(_M_TRIM_THRESHOLD, large_bytes)
 
 
 def trim_heap() -> None:

@@ -19,6 +19,8 @@ from slackwater.serve.front.sockets import CHANNEL, HTTP
 from slackwater.serve.http.server import HttpServer
 from slackwater.wire.memory import keep_heap_small
 
+_LARGE_BYTES = 2 << 20  # what sockets are read into, a quarter of a MiB, is used again and again
+
 
 async def serve(folder: Path, listening: socket.socket) -> None:
     """Until the control plane says so, or has gone."""
@@ -29,7 +31,7 @@ async def serve(folder: Path, listening: socket.socket) -> None:
     if not await gateway.ready:
         return
     behind = PassThrough(folder / HTTP)
-    app = create_front_app(gateway, behind)
+    app = create_front_app(gateway, behind, folder)
     server = HttpServer(app, several_tenants=gateway.loop_shares.several)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(gateway.stopping.wait())
@@ -52,7 +54,7 @@ def log_to(path: Path, most_bytes: int = 1 << 20) -> None:
 
 
 def main() -> None:
-    keep_heap_small()
+    keep_heap_small(_LARGE_BYTES)
     log_to(Path(sys.argv[3]))
     for number in (signal.SIGINT, signal.SIGTERM):  # the control plane says when
         signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """A front end's HTTP application: what is asked often it answers itself, the rest it passes on."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,8 +22,8 @@ from slackwater.serve.tinker.samples import sample_routes
 _DOCUMENT = "/openapi.json"
 
 
-def create_front_app(gateway: Gateway, plane: ASGIApp) -> FastAPI:
-    """`plane` gets every request that is not answered here."""
+def create_front_app(gateway: Gateway, plane: ASGIApp, folder: Path) -> FastAPI:
+    """`plane` gets every request that is not answered here; its large bodies are in the folder."""
     app = App()
     app.state.plane = gateway
     add_error_handlers(app)
@@ -52,6 +53,7 @@ def create_front_app(gateway: Gateway, plane: ASGIApp) -> FastAPI:
         stall_s=BODY_STALL_S,
         tenant_of=lambda headers: find_tenant(gateway.tenants, headers),
         shares=gateway.loop_shares,
+        folder=folder,
     )
     app.front = HostCheck(limited, bound=setup.host, allowed=setup.allowed_hosts)
     return app

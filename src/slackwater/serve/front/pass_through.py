@@ -9,13 +9,14 @@ from multidict import CIMultiDict
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from slackwater.serve.http.body_file import HEADER
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY
 
 # Of one connection alone, or written anew.
 _OWN = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"upgrade"}
-    | {b"expect", b"proxy-connection", b"x-forwarded-for", b"x-forwarded-proto"}
+    | {b"expect", b"proxy-connection", b"x-forwarded-for", b"x-forwarded-proto", HEADER}
 )
 _WRITTEN_ANEW = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
 
@@ -91,6 +92,8 @@ def _headers(scope: Scope) -> "CIMultiDict[str]":
     if scope.get("client"):
         headers.add("x-forwarded-for", scope["client"][0])
     headers.add("x-forwarded-proto", scope["scheme"])
+    if (file := scope[BODY].file) is not None:
+        headers.add(HEADER.decode(), str(file))
     return headers
 
 

@@ -2,18 +2,20 @@
 
 Small JSON bodies are parsed on the event loop, large ones by helper processes (`large_bodies.py`).
 With several tenants, a request starts when its tenant has not exceeded its share of the loop
-(`runtime/services/loop_shares.py`), and large bodies are read at a bounded rate.
+(`runtime/services/loop_shares.py`), which large bodies count towards while they are read.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.serve.http.body_file import BodyFile
 from slackwater.serve.http.body_reader import broken_text
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import send_refusal
@@ -23,8 +25,8 @@ from slackwater.serve.http.whole_bodies import ReadBody, joined
 BODY_STALL_S = 10.0
 _LEAST_JSON_BYTES = 2 << 20
 _STRANGERS_BYTES = LARGE_JSON_BYTES  # what may be sent without a key that is known
-_LARGE_BYTES = 64 << 10  # from here on a body is read at a bounded rate
-_SHARED_BYTES_PER_S = 64 << 20
+_LARGE_BYTES = 64 << 10  # from here on what is read of a body is counted
+_READ_S = 0.4 / (64 << 20)  # of the loop for a byte: beside others a tenant reads 64 MiB a second
 _UNSEEN_S = 0.0003  # of the loop for a connection and a request's head, which nobody else counts
 _BODIES_AT_ONCE = 4  # of the largest size, by one tenant
 _ARRIVED = "slackwater.arrived_s"
@@ -46,7 +48,7 @@ class BodyLimits:
     """ASGI middleware: 413 for a large body, 408 for a slow one, 429 for too many bytes in flight.
 
     Compressed bodies are decompressed within the same limits. `json_limits` lists paths whose JSON
-    may exceed `max_json_bytes`, because helpers read it.
+    may exceed `max_json_bytes`, because helpers read it: large bodies go to a file of `folder`.
     """
 
     def __init__(
@@ -60,8 +62,9 @@ class BodyLimits:
         json_limits: Mapping[str, int] | None = None,
         tenant_of: Callable[[Headers], TenantId | None] = lambda headers: TenantId(""),
         shares: LoopShares | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self._app = app
+        self._app, self._folder = app, folder
         self._max_bytes = max_bytes
         self._max_json_bytes = max_bytes if max_json_bytes is None else max_json_bytes
         self._json_limits = json_limits or {}
@@ -82,11 +85,14 @@ class BodyLimits:
             self._shares.seen(tenant)
             self._shares.spent(tenant, _UNSEEN_S)
         held = _Held(self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes)
+        file = None
         try:
             try:
                 limit = self._limit(scope["path"], headers, tenant)
                 encoding = encoding_of(headers.get("content-encoding"))
-                body = await self._read(receive, headers, tenant, held, limit)
+                if self._folder is not None and scope["path"] in self._json_limits and not encoding:
+                    file = BodyFile(self._folder)
+                body = await self._read(receive, headers, tenant, held, limit, file)
                 if body is not None and encoding:
                     body = await asyncio.to_thread(decompress, body, encoding, limit)
                     held.grow(len(body))
@@ -98,9 +104,12 @@ class BodyLimits:
             if body is not None and small and _is_json(headers) and (broken := broken_text(body)):
                 await send_refusal(scope, send, 422, f"body: {broken}")
             elif body is not None:
-                await self._pass_on(scope, ReadBody(body, receive), send, tenant)
+                path = None if file is None else file.path
+                await self._pass_on(scope, ReadBody(body, receive, path), send, tenant)
         finally:
             held.release()
+            if file is not None:
+                file.close()
 
     def _limit(self, path: str, headers: Headers, tenant: TenantId | None) -> int:
         if tenant is None:
@@ -110,9 +119,15 @@ class BodyLimits:
         return min(self._json_limits.get(path, self._max_json_bytes), self._max_bytes)
 
     async def _read(
-        self, receive: Receive, headers: Headers, tenant: TenantId | None, held: "_Held", limit: int
+        self,
+        receive: Receive,
+        headers: Headers,
+        tenant: TenantId | None,
+        held: "_Held",
+        limit: int,
+        file: BodyFile | None,
     ) -> bytes | None:
-        """The whole body; None if the client left."""
+        """The whole body, empty where it is in the file; None if the client left."""
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
             raise RefusedBodyError(413, f"body: {declared} bytes, must be at most {limit} bytes")
@@ -129,14 +144,22 @@ class BodyLimits:
                     held.grow(len(pieces[-1]))
                     if held.size > limit:
                         raise RefusedBodyError(413, f"body: must be at most {limit} bytes")
+                    if held.size > _LARGE_BYTES and tenant is not None:
+                        self._shares.spent(tenant, len(pieces[-1]) * _READ_S)
+                        if file is not None:
+                            file.write(pieces)
+                            pieces.clear()
                     if not message.get("more_body", False):
                         return await joined(pieces)
-                    if held.size > _LARGE_BYTES and tenant and self._shares.shared(tenant):
+                    if held.size > _LARGE_BYTES and tenant is not None:
                         patience.reschedule(latest_s)
-                        await asyncio.sleep(len(pieces[-1]) / _SHARED_BYTES_PER_S)
+                        await asyncio.sleep(self._shares.rest_s(tenant))
                     patience.reschedule(min(clock() + self._stall_s, latest_s))
         except TimeoutError:
             raise RefusedBodyError(408, "body: it came too slowly") from None
+        except OSError as error:
+            why = f"body: {held.size} bytes cannot be kept ({error.strerror}); try again"
+            raise RefusedBodyError(503, why) from None
 
     async def _pass_on(
         self, scope: Scope, body: ReadBody, send: Send, tenant: TenantId | None

@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slackwater.model.ids import TenantId
+from slackwater.serve.http.body_file import HEADER
 from slackwater.serve.http.large_bodies import BODY, TENANT
 
 _JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
@@ -28,8 +30,10 @@ class WholeBodies:
                 return
             pieces.append(message.get("body", b""))
             more = message.get("more_body", False)
-        body = ReadBody(await joined(pieces), receive)
-        tenant = self._tenant_of(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        name = headers.get(HEADER.decode())
+        body = ReadBody(await joined(pieces), receive, None if name is None else Path(name))
+        tenant = self._tenant_of(headers)
         await self._app({**scope, TENANT: tenant, BODY: body}, body, send)
 
 
@@ -45,7 +49,9 @@ async def joined(pieces: Sequence[bytes]) -> bytes:
 class ReadBody:
     """Gives the body that was read, then whatever else comes: the client's leaving."""
 
-    def __init__(self, body: bytes, receive: Receive) -> None:
+    def __init__(self, body: bytes, receive: Receive, file: Path | None = None) -> None:
+        """`file` is where a large body is instead (`BodyFile`)."""
+        self.file = file
         self._body: bytes | None = body
         self._receive = receive
 

@@ -1,9 +1,11 @@
 """Parses, checks and packs training batches; large ones in a helper process."""
 
+import os
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.serve.tinker import json_pass
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.wire.batches import encode_batch
@@ -39,14 +41,25 @@ def read_pass(body: bytes, form: str) -> tuple[PassHead, bytes]:
         return PassHead(*head, error), b""
 
 
-def question(body: bytes, form: str) -> tuple[bytes, bytes]:
-    return f"pass {form}".encode(), body
+def question(form: str, body: Path) -> tuple[bytes, bytes]:
+    """For a helper, which writes the batch to another file (`batch_of`)."""
+    return f"pass {form}".encode(), bytes(body)
 
 
-def answer(form: str, body: bytes) -> tuple[bytes, bytes]:
-    """A pickled head or error, and the batch."""
+def batch_of(body: Path) -> Path:
+    """The batch's own file."""
+    return body.with_name(f"{body.name}.batch")
+
+
+def answer(form: str, name: bytes) -> tuple[bytes, bytes]:
+    """A pickled head or error; the batch is in its file."""
+    body = Path(os.fsdecode(name))
     try:
-        head, batch = read_pass(body, form)
+        head, batch = read_pass(body.read_bytes(), form)
+        batch_of(body).write_bytes(batch)
     except SlackwaterError as error:
         return pickle.dumps(error), b""
-    return pickle.dumps(head), batch
+    except OSError as error:  # the disk is full, or who sent it has left
+        why = f"body: the batch cannot be read and kept ({error.strerror}); try again"
+        return pickle.dumps(UnavailableError(why)), b""
+    return pickle.dumps(head), b""

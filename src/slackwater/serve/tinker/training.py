@@ -1,11 +1,13 @@
 """Tinker API: models and their operations. Each route parses, calls the plane, and answers."""
 
+import asyncio
 import contextlib
 import pickle
 import secrets
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Request
 
@@ -20,7 +22,7 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.op_payloads import LoadPayload, PublishPayload, SavePayload, encode
 from slackwater.serve.http.auth import Caller, read_tenant
 from slackwater.serve.http.errors import FailedTurnError, GoneError
-from slackwater.serve.http.large_bodies import LargeBodyRoute
+from slackwater.serve.http.large_bodies import BODY, LargeBodyRoute
 from slackwater.serve.tinker import bodies, json_pass
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.serve.tinker.pass_reader import (
@@ -28,6 +30,7 @@ from slackwater.serve.tinker.pass_reader import (
     JSON_FORWARD,
     PROTOBUF,
     PassHead,
+    batch_of,
     question,
     read_pass,
 )
@@ -40,7 +43,6 @@ _KIND_BY_PATH = {
     "/api/v1/save_weights_for_sampler": OpKind.PUBLISH,
     "/api/v1/save_weights_external": OpKind.PUBLISH,
 }
-_LARGE_PASS_BYTES = 64 << 10
 _JSON_CONTENT = {json_pass.MEDIA_TYPE: {"schema": {"type": "object"}}}
 _PROTO_CONTENT = {tinker_proto.MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _JSON_BODY = {"requestBody": {"required": True, "content": _JSON_CONTENT}}
@@ -82,11 +84,15 @@ class TrainingFace:
         return self.model(tenant, name), seq, kind
 
     async def submit_pass(
-        self, tenant: TenantId, body: bytes, form: str
+        self, tenant: TenantId, request: Request, form: str
     ) -> tuple[TrainedModel, str]:
-        """Submit a forward or forward_backward; large batches are parsed off the event loop."""
-        read = self._read_elsewhere if len(body) > _LARGE_PASS_BYTES else read_pass
-        head, payload = await self.plane.fair_work.run(tenant, read, body, form)
+        """Submit a forward or forward_backward; a helper reads a large batch."""
+        fair, file = self.plane.fair_work, request.scope[BODY].file
+        batch: bytes | BinaryIO
+        if file is None:
+            head, batch = await fair.run(tenant, read_pass, await request.body(), form)
+        else:
+            head, batch = await fair.run(tenant, self._read_elsewhere, file, form)
         model = self.model(tenant, head.model_id)
         kind = OpKind.FORWARD if head.forward_only else OpKind.FORWARD_BACKWARD
         if head.seq_id < 1:
@@ -94,14 +100,19 @@ class TrainingFace:
         if head.error is not None:
             await self.plane.training.reject(model, head.seq_id, kind, str(head.error))
             raise head.error
+        payload = batch if isinstance(batch, bytes) else await asyncio.to_thread(batch.read)
         return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
 
-    def _read_elsewhere(self, body: bytes, form: str) -> tuple[PassHead, bytes]:
-        answer, payload = self.plane.helpers.ask(question(body, form))
-        head: PassHead | SlackwaterError = pickle.loads(answer)
-        if isinstance(head, SlackwaterError):
-            raise head
-        return head, payload
+    def _read_elsewhere(self, body: Path, form: str) -> tuple[PassHead, BinaryIO]:
+        """The batch is not read before it is known that it is wanted."""
+        try:
+            answer, _ = self.plane.helpers.ask(question(form, body))
+            head: PassHead | SlackwaterError = pickle.loads(answer)
+            if isinstance(head, SlackwaterError):
+                raise head
+            return head, batch_of(body).open("rb")
+        finally:
+            batch_of(body).unlink(missing_ok=True)
 
     async def submit_save(
         self, tenant: TenantId, body: bodies.SaveBody
@@ -233,12 +244,12 @@ def training_routes(face: TrainingFace) -> APIRouter:
     async def forward_backward(request: Request, tenant: Caller) -> dict[str, str]:
         """Protobuf, or JSON as older SDKs send it: the content type says which."""
         form = JSON if _is_json(request) else PROTOBUF
-        return _future(await face.submit_pass(tenant, await request.body(), form))
+        return _future(await face.submit_pass(tenant, request, form))
 
     @router.post("/forward", openapi_extra=_JSON_BODY)
     async def forward(request: Request, tenant: Caller) -> dict[str, str]:
         """A pass without gradients, as older SDKs ask for it."""
-        return _future(await face.submit_pass(tenant, await request.body(), JSON_FORWARD))
+        return _future(await face.submit_pass(tenant, request, JSON_FORWARD))
 
     @router.post("/optim_step")
     async def optim_step(body: bodies.OptimStepBody, tenant: Caller) -> dict[str, str]:
