@@ -107,7 +107,8 @@ def test_a_threads_time_is_its_tenants_and_the_next_work_waits_until_it_is_paid(
             while shares.totals[LOUD] < 0.01:  # noqa: ASYNC110  (told after the result)
                 await asyncio.sleep(0)
             later = asyncio.create_task(work.run(LOUD, lambda: None))
-            assert await work.run(QUIET, lambda: 7) == 7
+            for _ in range(20):
+                assert await work.run(QUIET, lambda: 7) == 7
             assert not later.done()
             now_s += 10
             await later

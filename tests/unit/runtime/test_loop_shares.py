@@ -71,6 +71,19 @@ def test_a_tenant_without_others_about_never_waits() -> None:
     asyncio.run(scenario())
 
 
+def test_a_step_that_garbage_was_collected_in_is_charged_as_a_long_one() -> None:
+    """Whose step it is has nothing to do with whose garbage that was."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        shares = shared(clock)
+        await shares.metered(LOUD, work_of(clock, 1.0, 1))
+        assert shares.totals[LOUD] < 0.01
+        assert 0 < shares.rest_s(LOUD) < 0.025
+
+    asyncio.run(scenario())
+
+
 def test_requests_that_wait_go_on_one_at_a_time() -> None:
     """Each has used up the tenant's share for a while, so that the next is not let through
     with it.

@@ -21,6 +21,7 @@ ABOUT_S = 2.0  # a tenant is about for so long after its last request came
 _SHARE = 0.4
 _ALLOWED_S = 0.001  # that may be owed
 _MOST_OWED_S = 0.05
+_LONGEST_STEP_S = 0.005  # more is a collection of garbage, whoever's step it came in
 
 
 class LoopShares:
@@ -61,6 +62,10 @@ class LoopShares:
         now_s = self._seen_s[tenant] = self._clock()
         self._owed[tenant] = (min(self._owed_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
 
+    def worked(self, tenant: TenantId, seconds: float, times: float = 1.0) -> None:
+        """One step of the tenant's took so long."""
+        self.spent(tenant, times * min(seconds, _LONGEST_STEP_S))
+
     async def turn(self, tenant: TenantId) -> None:
         """When the tenant may go on: a busy one alone is let on once in a round of the loop."""
         if self.several and (self._turns[tenant].locked() or self._debt_s(tenant) > 0):
@@ -75,7 +80,7 @@ class LoopShares:
         """The work's result; the time of its steps is counted as the tenant's."""
         if not self.several:
             return await work
-        return await _Metered(work, self._used, lambda took_s: self.spent(tenant, took_s))
+        return await _Metered(work, self._used, lambda took_s: self.worked(tenant, took_s))
 
     def rest_s(self, tenant: TenantId) -> float:
         """Until the tenant's debt is small enough; 0 where nobody else is about."""

@@ -71,6 +71,6 @@ class TenantQueues:
             if next(steps, self) is None:
                 queue.appendleft(steps)
         finally:
-            self.shares.spent(tenant, _AND_ITS_END * (time.thread_time() - began_s))
+            self.shares.worked(tenant, time.thread_time() - began_s, _AND_ITS_END)
             if queue:
                 self._queues[tenant] = queue
