@@ -8,12 +8,14 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from harness.one_key import OneKey
 from slackwater.control.fleet.controller import FleetController
 from slackwater.model.errors import (
+    ConfigError,
     NotFoundError,
     RefusedError,
     SlackwaterError,
@@ -171,6 +173,29 @@ def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path)
         assert rollout.live() == 4
         desk.cancel(MINE, request)
         assert rollout.live() == 3
+
+    with_desk(tmp_path, work)
+
+
+def test_alternatives_count_towards_a_tenants_turns_until_they_are_given(tmp_path: Path) -> None:
+    def named(samples: int, **counts: int) -> SamplePayload:
+        return msgspec.structs.replace(sample(samples=samples), **counts)
+
+    async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
+        for many in (
+            named(1, max_tokens=16, topk_logprobs=1024),
+            named(4, max_tokens=4, topk_logprobs=1024),
+            named(1, topk_prompt_logprobs=4 * 4096),
+            named(1, alternatives=4 * 4096),
+        ):
+            with pytest.raises(ConfigError, match=r"samples x tokens x alternatives: (5|8)\b"):
+                await submit(desk, SESSION, 0, many)
+        request = await submit(desk, SESSION, 0, named(2, max_tokens=4, topk_logprobs=1024))
+        with pytest.raises(UnavailableError, match="4 samples of yours"):
+            await submit(desk, SESSION, 1, sample())
+        desk.cancel(MINE, request)
+        await submit(desk, SESSION, 1, sample(samples=4))
+        assert rollout.live() == 4
 
     with_desk(tmp_path, work)
 

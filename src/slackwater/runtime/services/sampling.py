@@ -105,7 +105,7 @@ class SamplingService:
             held = self._sessions.get(SamplingSessionId(name))
             if held is not None:
                 sample = decode_sample(payload)
-                self._shares.take(held.tenant, len(sample.seeds))
+                self._shares.take(held.tenant, sample.share)
                 self._adopted.append(self._open(RequestId(request), held, sample))
 
     def resume(self) -> None:
@@ -152,9 +152,10 @@ class SamplingService:
         number again is the same request, which is not new. Full up: UnavailableError.
         """
         sample = _decoded(payload)
-        turns, tenant = len(sample.seeds), session.tenant
-        self._shares.check(tenant, turns, "num_samples")
-        self._shares.take(tenant, turns)  # before it is written, or many could pass at once
+        share, tenant = sample.share, session.tenant
+        what = "num_samples" if share == len(sample.seeds) else "samples x tokens x alternatives"
+        self._shares.check(tenant, share, what)
+        self._shares.take(tenant, share)  # before it is written, or many could pass at once
         request = RequestId(f"sm-{secrets.token_hex(12)}")
         row = log.new_sample(request, session, seq, payload, time.time())
         known: list[RequestId | SlackwaterError | None] = [None]
@@ -170,7 +171,7 @@ class SamplingService:
                 told(request, True)
                 self._open(request, session, sample, over).start({})
             else:
-                self._shares.give_back(tenant, turns)
+                self._shares.give_back(tenant, share)
                 told(found, False)
 
         self._ahead.then(written, replace(row, if_known=write))
@@ -251,7 +252,7 @@ class SamplingService:
 
     def _close(self, request: RequestId) -> "_SampleRun":
         run = self._under_way.pop(request)
-        self._shares.give_back(run.session.tenant, run.turns)
+        self._shares.give_back(run.session.tenant, run.share)
         return run
 
     def _finish(self, request: RequestId, run: "_SampleRun", outcome: RequestOutcome) -> None:
@@ -285,7 +286,7 @@ class _SampleRun:
         self.over = over
         self._request = request
         self._sample = sample
-        self.turns = len(sample.seeds)
+        self.turns, self.share = len(sample.seeds), sample.share
         self._service = service
         self._rollout = rollout
         self._results: dict[int, CompleteTurn] = {}

@@ -61,6 +61,9 @@ class TargetTokens(msgspec.Struct, frozen=True):
     columns: list[int] | None = None
 
 
+_NAMED_PER_TURN = 4096  # tokens with their scores, about 100 bytes each
+
+
 class SamplePayload(msgspec.Struct, frozen=True):
     """A sample request as it is kept until it is answered; `seeds` has one per sequence."""
 
@@ -78,6 +81,16 @@ class SamplePayload(msgspec.Struct, frozen=True):
     prompt_logprobs_last_n: int | None = None
     targets: TargetTokens | None = None
     alternatives: int = 0
+
+    @property
+    def share(self) -> int:
+        """What counts towards the tenant's turns: its samples, and one more for every few thousand
+        tokens that may be named beside those drawn, which stay in memory until the last sample has
+        ended.
+        """
+        of_prompt = len(self.prompt) // 4 * (self.topk_prompt_logprobs + self.alternatives)
+        of_samples = len(self.seeds) * self.max_tokens * self.topk_logprobs
+        return len(self.seeds) + (of_prompt + of_samples) // _NAMED_PER_TURN
 
 
 class TargetScores(msgspec.Struct, frozen=True):
