@@ -20,8 +20,6 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import Role
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.report import JobRow
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
@@ -119,7 +117,7 @@ def _run_policy(policy: str, jobs: Sequence[JobSpec], seed: int) -> _Outcome:
 
 def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
     scenario = ClusterScenario(jobs=tuple(jobs), policy=PolicyConfig(name="group"))
-    fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    fleet = scenario.view()
     policy = OptimalPlacement(fleet, jobs, GROUP_SIZE)
     config = CoScheduleConfig(ordering="round_robin", switching=scenario.switching)
     cluster = SimulatedCluster(scenario, tuple(jobs), CoScheduler(policy, fleet, config))

@@ -158,7 +158,7 @@ class JobState:
         assert self.placement is not None
         train_nodes = len(self.placement.train_nodes)
         if phase is Phase.TRAIN:
-            return self.profile.train_s_on(train_nodes)
+            return fleet.train_s(self.profile, train_nodes)
         if self.is_local:
             return fleet.local_rollout_s(self.profile, train_nodes)
         return self.profile.rollout_s

@@ -67,6 +67,7 @@ class CoscheduleSettings:
             pool(Role.TRAIN, train_nodes, sizes[1]),
             self.move,
             engines_on_train_nodes=False,
+            switching=self.switching,
         )
         config = CoScheduleConfig(
             ordering=ordering_for(self.placement) if self.ordering == "auto" else self.ordering,

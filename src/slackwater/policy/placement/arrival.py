@@ -8,16 +8,17 @@ from slackwater.policy.placement.fleet import FleetView
 
 
 class ArrivingJob(NamedTuple):
-    """Lengths are worst cases. `train_s` and `local_rollout_s` (rollouts on train nodes) are those
-    on one train node.
+    """Lengths are worst cases. `train_work_s` and `local_work_s` (of rollouts on train nodes) are
+    those on one train node, without the `switch_s` that each phase takes on any number of them.
 
     `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`,
     which take `life_h` alone. `cap_s` bounds each iteration in a cycle of several, if its SLO does.
     """
 
     rollout_s: float
-    local_rollout_s: float
-    train_s: float
+    local_work_s: float
+    train_work_s: float
+    switch_s: float
     sync_s: float
     bound_s: float
     budget_s: float
@@ -33,10 +34,12 @@ def arriving(
     profile: JobProfile, fleet: FleetView, left: int, budget_s: float, cap_s: float = math.inf
 ) -> ArrivingJob:
     """A job that has `budget_s` for the iterations that are left."""
+    switch_s = fleet.switch_s(profile)
     return ArrivingJob(
         rollout_s=float(profile.rollout_s),
-        local_rollout_s=fleet.local_rollout_s(profile, 1),
-        train_s=float(profile.train_s_on(1)),
+        local_work_s=fleet.local_rollout_s(profile, 1) - switch_s,
+        train_work_s=fleet.train_s(profile, 1) - switch_s,
+        switch_s=switch_s,
         sync_s=float(profile.sync_s),
         bound_s=budget_s / max(left, 1),
         budget_s=float(budget_s),

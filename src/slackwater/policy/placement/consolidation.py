@@ -126,7 +126,7 @@ class Consolidation:
             jobs[:, index] = (
                 profile.rollout_s,
                 fleet.local_rollout_s(profile, train_nodes),
-                profile.train_s_on(train_nodes),
+                fleet.train_s(profile, train_nodes),
                 profile.sync_s,
                 candidate.budget_s,
                 candidate.left,
@@ -213,7 +213,7 @@ class Consolidation:
         share, nodes = 0.0, len(self._book.groups[row].train)
         for job in (*here, *incoming):
             member = self._book.members[job]
-            train_s = member.spec.profile.train_s_on(nodes)
+            train_s = self._book.fleet.train_s(member.spec.profile, nodes)
             share += train_s * member.left / max(member.budget_s, 1e-9)
         return share
 

@@ -8,8 +8,10 @@ from slackwater.model.ids import NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Pool, Role
 from slackwater.model.placement import place_devices, place_on
+from slackwater.model.switching import SwitchCosts
 
 _NEVER_S = 1e15  # past every budget, and still a number that the compiled scans can add to
+_SWITCHING = SwitchCosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class FleetView:
     train: Pool
     move: MoveCost = MoveCost()
     engines_on_train_nodes: bool = True
+    switching: SwitchCosts = _SWITCHING
 
     def __post_init__(self) -> None:
         if self.rollout.role is not Role.ROLLOUT:
@@ -108,19 +111,37 @@ class FleetView:
             + train_nodes * self.train.node_type.price_per_h
         )
 
+    def switch_s(self, profile: JobProfile) -> float:
+        """The part of each phase of a job that brings its state in: as long on any nodes."""
+        warm_s = self.switching.warm_s(profile.model_billions)
+        return min(warm_s, profile.rollout_s, profile.train_s)
+
+    def train_s(self, profile: JobProfile, train_nodes: int) -> float:
+        """Train time with the data-parallel degree matched to the nodes."""
+        return self._scaled_s(profile, profile.train_s, profile.train_nodes / train_nodes)
+
     def local_rollout_s(self, profile: JobProfile, train_nodes: int) -> float:
-        """Rollout time on train nodes: decoding is bound by memory bandwidth, and fewer nodes take
-        longer.
-        """
+        """Rollout time on train nodes."""
         if not self.engines_on_train_nodes:
             return _NEVER_S
+        return self._scaled_s(profile, profile.rollout_s, self.local_scale(profile, train_nodes))
+
+    def _scaled_s(self, profile: JobProfile, declared_s: float, scale: float) -> float:
+        """A phase that does `scale` times its work where it runs."""
+        switch_s = self.switch_s(profile)
+        return switch_s + (declared_s - switch_s) * scale
+
+    def local_scale(self, profile: JobProfile, train_nodes: int) -> float:
+        """How many times longer a rollout's work takes on train nodes: decoding is bound by memory
+        bandwidth.
+        """
         rollout_devices, train_devices = self.parts(profile)
         bandwidth = (
             self.rollout.node_type.hbm_tb_per_s
             * rollout_devices
             / (self.train.node_type.hbm_tb_per_s * train_devices)
         )
-        return profile.rollout_s * bandwidth * profile.rollout_nodes / train_nodes
+        return bandwidth * profile.rollout_nodes / train_nodes
 
     def why_never(self, profile: JobProfile) -> str | None:
         """Why a job fits nowhere even on an empty fleet with its own nodes, or None if it does."""

@@ -162,7 +162,8 @@ def scan_groups(
             copy_row(trial[column], work[row, column], count)
         copy_row(pinned, pins[row], count)
         trial[ROLL_S, count], trial[SYNC_S, count] = job.rollout_s, job.sync_s
-        trial[TRAIN_S, count], trial[BOUND_S, count] = job.train_s / train_nodes[row], job.bound_s
+        trial[TRAIN_S, count] = job.train_work_s / train_nodes[row] + job.switch_s
+        trial[BOUND_S, count] = job.bound_s
         tightest = trial[BOUND_S, : count + 1].min()
         if longest_solo_s(trial, count + 1) > tightest + TOLERANCE_S:
             continue

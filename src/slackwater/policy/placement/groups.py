@@ -192,7 +192,7 @@ class GroupBook:
         nodes = int(self.table.train_nodes[member.row])
         work = np.zeros(WORK_ROWS)
         work[ROLL_S] = self.rollout_s(profile, nodes, local=not member.pins)
-        work[TRAIN_S] = profile.train_s_on(nodes)
+        work[TRAIN_S] = self.fleet.train_s(profile, nodes)
         work[SYNC_S] = profile.sync_s if member.pins else 0.0
         work[BOUND_S] = member.spec.slo * profile.solo_s
         work[BUDGET_S], work[LEFT], work[ROUNDS] = member.budget_s, member.left, 1

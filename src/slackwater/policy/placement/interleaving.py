@@ -187,8 +187,9 @@ class Interleaving(GroupedPlacement):
         best, best_cost = None, np.inf
         ledger, fleet = self.book.ledger, self.fleet
         for nodes in range(1, profile.train_nodes + 1):
-            remote_s = profile.rollout_s + profile.train_s_on(nodes) + profile.sync_s
-            local_s = fleet.local_rollout_s(profile, nodes) + profile.train_s_on(nodes)
+            train_s = fleet.train_s(profile, nodes)
+            remote_s = profile.rollout_s + train_s + profile.sync_s
+            local_s = fleet.local_rollout_s(profile, nodes) + train_s
             shapes = (
                 (profile.rollout_nodes, remote_s, fleet.why_never(profile), Strategy.ISOLATE),
                 (0, local_s, fleet.why_never_local(profile), Strategy.COLOCATE),

@@ -179,7 +179,8 @@ def _local_cost(
     """Cost with the last member's rollouts on the train nodes; infinite if that does not fit."""
     last = members - 1
     pins[last] = 0
-    trial[ROLL_S, last], trial[SYNC_S, last] = job.local_rollout_s / train_nodes, 0.0
+    trial[ROLL_S, last] = job.local_work_s / train_nodes + job.switch_s
+    trial[SYNC_S, last] = 0.0
     cost = np.inf
     cycle = fit_cycle(trial, pins, members, starts, spent)
     if cycle > 0.0:
@@ -256,7 +257,7 @@ def _stay_costs(
             or train_gb[row] + job.train_gb > room.train_node_gb + 1e-9
         ):
             continue
-        more = job.train_s / nodes * job.left / job.budget_s
+        more = (job.train_work_s / nodes + job.switch_s) * job.left / job.budget_s
         if train_share(work[row], pins[row], count) + more > 1.0 + 1e-9:
             continue
         beyond_h = job.life_h - longest_life_s(work[row], count, cycle_s[row]) / 3600.0
@@ -294,7 +295,8 @@ def scan_cycles(
         for column in range(len(trial)):
             copy_row(trial[column], work[row, column], count)
         copy_row(pinned, pins[row], count)
-        trial[ROLL_S, count], trial[TRAIN_S, count] = job.rollout_s, job.train_s / nodes
+        trial[ROLL_S, count] = job.rollout_s
+        trial[TRAIN_S, count] = job.train_work_s / nodes + job.switch_s
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
         trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s
         prices = (nodes, room.rollout_price, room.train_price)

@@ -34,9 +34,7 @@ from slackwater.control.driver import Driver
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
-from slackwater.model.node import Role
 from slackwater.model.placement import Phase, node_of
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.job_body import JobBody, PhaseRun
 from slackwater.sim.cluster.ledger import FleetAccount
 from slackwater.sim.cluster.lengths import draw_shares
@@ -74,7 +72,7 @@ class SimulatedCluster:
             deliver=self._tell,
             handled=self._check,
         )
-        self._fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+        self._fleet = scenario.view()
         self.account = FleetAccount.of(scenario.fleet, keep_spans)
         self.tail_migrations = 0
         self.refusals: list[tuple[JobId, str]] = []

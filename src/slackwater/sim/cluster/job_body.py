@@ -99,7 +99,7 @@ class JobBody:
         if phase is Phase.TRAIN:
             return profile.train_nodes / self.train_nodes
         if self.local:
-            return self._fleet.local_rollout_s(profile, self.train_nodes) / profile.rollout_s
+            return self._fleet.local_scale(profile, self.train_nodes)
         return 1.0
 
     def solo_s(self) -> float:

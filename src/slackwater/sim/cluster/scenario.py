@@ -9,6 +9,7 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.switching import SwitchCosts
+from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
 
 _MOST_RESPONSES = 100_000
@@ -176,3 +177,8 @@ class ClusterScenario:
     def pool(self, role: Role) -> Pool:
         """The fleet's pool of a role."""
         return next(pool for pool in self.fleet if pool.role is role)
+
+    def view(self) -> FleetView:
+        """The fleet as placement sees it."""
+        rollout, train = self.pool(Role.ROLLOUT), self.pool(Role.TRAIN)
+        return FleetView(rollout, train, switching=self.switching)

@@ -19,7 +19,6 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.policy.placement.catalogue import make_policy
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport
@@ -71,7 +70,7 @@ def ordering_of(scenario: ClusterScenario) -> OrderingName:
 
 def new_controller(scenario: ClusterScenario) -> CoScheduler:
     """The co-scheduler that a scenario asks for, fresh."""
-    fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    fleet = scenario.view()
     chosen = scenario.policy
     guard = chosen.name in _GUARDED if chosen.guard == "auto" else chosen.guard == "yes"
     config = CoScheduleConfig(

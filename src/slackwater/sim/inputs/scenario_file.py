@@ -125,7 +125,7 @@ class ScenarioFile:
             drift=self.drift,
             seed=self.seed,
         )
-        fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+        fleet = scenario.view()
         for number, spec in enumerate(scenario.jobs):
             check_fits(spec, fleet, f"jobs[{number}]")
         return scenario

@@ -26,7 +26,6 @@ from slackwater.control.coschedule.events import JobArrived
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.model.node import Role
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.report import RunReport
@@ -183,7 +182,7 @@ def _orders(jobs: int) -> list[str]:
 
 
 def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingPlan:
-    fleet = FleetView(scenario.pool(Role.ROLLOUT), scenario.pool(Role.TRAIN))
+    fleet = scenario.view()
     never = {
         spec.job: UnplacedJob(spec.job, why, for_good=True)
         for spec in scenario.jobs
