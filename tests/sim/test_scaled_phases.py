@@ -8,10 +8,10 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.placement.arrival import arriving
-from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.job_body import JobBody
 from slackwater.sim.cluster.lengths import PhaseShares
-from slackwater.sim.cluster.scenario import default_fleet
+from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.workload import ProductionWorkload
 
 
 @settings(max_examples=200, deadline=None)
@@ -25,7 +25,7 @@ def test_at_its_worst_a_phase_takes_what_placement_plans_wherever_it_runs(
     lengths_s: tuple[float, float], asked: int, train_nodes: int, billions: float
 ) -> None:
     # To bring a state in takes as long on any number of nodes: only the work is divided.
-    fleet, costs = FleetView(*default_fleet()), SwitchCosts()
+    fleet, costs = ClusterScenario(workload=ProductionWorkload()).view(), SwitchCosts()
     profile = JobProfile(
         *lengths_s, rollout_nodes=asked, train_nodes=asked, model_billions=billions
     )
