@@ -375,6 +375,7 @@ def main() -> None:
         help="most memory of the weight relay; 0: none; below 0: a quarter of the node's",
     )
     parser.add_argument("--device", default="", help="cpu: do not look for GPUs")
+    parser.add_argument("--cores", help="the node's cores, such as 0,1; default: all")
     parser.add_argument("--devices", type=int, default=1, help="slices of the node's cores")
     parser.add_argument("--gpu-ids", help="the GPUs that the node lends, such as 0,1; default: all")
     parser.add_argument(
@@ -386,6 +387,8 @@ def main() -> None:
     parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
+    if options.cores:
+        os.sched_setaffinity(0, map(int, options.cores.split(",")))
     notice = EvictionNotice(options.notice_s)
     signal.signal(signal.SIGTERM, notice.receive)
     if options.notice_s:

@@ -76,7 +76,9 @@ class AgentPlan:
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
         site = ("--site", self.site) if self.site else ()
         connect = ("--connect", join.hub)
-        return ("-m", _AGENT, *connect, *named, *pool, *site, *self.options)
+        # The agent sets them itself: it reports them, maybe before we are on a core again.
+        cores = ("--cores", ",".join(map(str, self.cores))) if self.cores else ()
+        return ("-m", _AGENT, *connect, *named, *pool, *site, *cores, *self.options)
 
     def environment(self, join: JoinAddress) -> dict[str, str]:
         """Of the agent's process."""
@@ -213,8 +215,7 @@ class LocalAgents:
                 start_new_session=True,  # the control plane's priority and signals are its own
                 env=os.environ | plan.environment(join),
             )
-        if plan.cores:  # before it starts a worker, which inherits all three
-            os.sched_setaffinity(process.pid, plan.cores)
+        if plan.cores:  # before it starts a worker, which inherits both
             give_way(_NICE, process.pid, session_nice=_SESSION_NICE)
             os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
         self._pid_file(plan).write_text(str(process.pid))
