@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from typing import Any
 
 from benchmarks.slacks.demo_record import AloneMeasures
+from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.rollout import commands as do
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -17,6 +18,7 @@ from slackwater.sim.fleet.job import SimulatedJob
 from slackwater.sim.inputs.scenario_file import PoolEntry
 from slackwater.sim.rollout.agent_trace import AgentTurn, Session
 from slackwater.sim.rollout.engine_cost import Accelerator, EngineCost, ModelShape
+from slackwater.sim.serving.cluster import ServingCluster
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.serving_trace import Arrival
 from slackwater.sim.slacks.agents import SimulatedAgents
@@ -36,8 +38,7 @@ _SPOT = InstanceId("spot")
 _CORE = NodeType("core", 1, 2.0, 4096.0, 1000.0, 16.0, 1.0)
 _MODEL = ModelShape("small", 0.0016, 4, 128, 2, 32)
 _ASKED_S = 0.5  # between two requests of the demo's users
-# On two cores 266 actions took 1.96 times as long while a trainer worked as 1,191 others.
-_CONTESTED = 0.5
+_SLICES = 4  # how often a save adapts to the current pace
 _TRAJECTORIES, _GROUP, _TURNS = 32, 8, 2
 _ON = frozenset(Slack) - {Slack.SPOT}  # the spot engine comes when the demo says
 
@@ -95,8 +96,13 @@ class _Agents(SimulatedAgents):
 
     def __init__(self, fleet: "DemoFleet") -> None:
         super().__init__(fleet)
-        self._reply_s = fleet.measures.reply_s
+        self._demo, self._reply_s = fleet, fleet.measures.reply_s
         self._sampled: dict[tuple[JobId, int], list[do.CompleteTurn]] = defaultdict(list)
+
+    def _roll_out(self, job: SimulatedJob) -> None:
+        if job.iteration:
+            self._demo.save()
+        super()._roll_out(job)
 
     def _turn_completed(self, command: do.CompleteTurn) -> None:
         name, _, _, index = self._of[command.turn]
@@ -107,14 +113,16 @@ class _Agents(SimulatedAgents):
         group = self._sampled[job.job, int(name.rpartition(".")[2]) // _GROUP]
         group.append(command)
         if len(group) == _GROUP:
+            reply_s = self._reply_s / self._fleet.pace()
             for one in group:
-                self._fleet.after(self._reply_s, partial(super()._turn_completed, one))
+                self._fleet.after(reply_s, partial(super()._turn_completed, one))
             group.clear()
 
 
 class DemoFleet(FiveSlackFleet):
     """Of the JSON that `slackwater demo --slacks` prints, and of what was measured alone."""
 
+    serving: ServingCluster  # a demo always serves
     agents, linked_engines = _Agents, _Engines  # type: ignore[assignment]  # of this fleet
 
     def __init__(self, result: Mapping[str, Any], measures: AloneMeasures) -> None:
@@ -141,6 +149,7 @@ class DemoFleet(FiveSlackFleet):
         self._began_s: float | None = None
         self._up_s: float | None = None
         self._spot_s = 0.0
+        self._share, self._saves = 1.0, 0
         super().__init__(scenario, _ON)
         for row in rows:
             job = self.jobs[row["job"]]
@@ -162,10 +171,39 @@ class DemoFleet(FiveSlackFleet):
             arrival_s=_BEFORE_S,
         )
 
+    def tell(self, *events: FleetEvent) -> None:
+        """Whoever runs is as fast as its share of the cores is now."""
+        super().tell(*events)
+        share = self.pace()
+        if share != self._share:
+            self._share = share
+            for node in self.serving.nodes.values():
+                node.slowdown = 1.0 / share
+            for name in list(self.engines.places):
+                self.engines.slow_down(name, 1.0 / share)
+
     def pace(self) -> float:
-        """Trainers and actions are in each other's way."""
-        trains = any(one.ticket is not None for one in self.trainers.living.values())
-        return _CONTESTED if trains and self.cores.used else 1.0
+        """Engines, actions and trainers share the machine's cores evenly."""
+        nodes = self.serving.nodes.values()
+        serving = sum(bool(n.service.busy or (n.rollout and n.rollout.requests)) for n in nodes)
+        places = self.engines.places.values()
+        own = (one.engine for one in places if one.spec.kind is not InstanceKind.BORROWED)
+        engines = serving + sum(bool(engine.requests) for engine in own)
+        training = sum(one.ticket is not None for one in self.trainers.living.values())
+        busy = engines + self.cores.used + training + self._saves
+        return min(1.0, self.scenario.external.cores / max(busy, 1))
+
+    def save(self) -> None:
+        """A checkpoint of what was trained is written."""
+        self._saves += 1
+        self._go_on_saving(_SLICES)
+
+    def _go_on_saving(self, slices: int) -> None:
+        if slices:
+            slice_s = self.measures.save_s / _SLICES / self.pace()
+            self.after(slice_s, partial(self._go_on_saving, slices - 1))
+        else:
+            self._saves -= 1
 
     def sessions(self, job: SimulatedJob) -> list[Session]:
         """Every turn but the last is followed by a tool call as long as those alone."""

@@ -13,12 +13,13 @@ _TRAINING = ("forward_backward", "optim_step")
 
 @dataclass(frozen=True, slots=True)
 class AloneMeasures:
-    """Seconds: of a token on an engine, its turn's prefill counting as one (`step_s`); of a core
-    for an action; of a pull by the kind of engine; of a loan until its engine joins; from the last
-    action to the first training operation (`handover_s`); from the last update to the next turn
-    (`sync_s`); of an iteration's updates; and from the first group's answers to the first action
-    (`reply_s`). An engine runs `turns` at once, actions have `cores`, and `tokens` are those of
-    each turn.
+    """Seconds of a process that has a core to itself: of a token on an engine, its turn's prefill
+    counting as one (`step_s`); of a core for an action; of a pull by the kind of engine; of a loan
+    until its engine joins; from the last action to the first training operation (`handover_s`);
+    from the last update to the next turn (`sync_s`); of an iteration's updates, and of the
+    checkpoint that is saved while the next one rolls out; and from the first group's answers to the
+    first action (`reply_s`). An engine runs `turns` at once, actions have `cores`, and `tokens` are
+    those of each turn.
     """
 
     step_s: float
@@ -28,6 +29,7 @@ class AloneMeasures:
     handover_s: float
     sync_s: float
     train_s: float
+    save_s: float
     reply_s: float
     turns: int
     cores: int
@@ -56,6 +58,27 @@ def _lines(record: Path, controller: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
+class _CoreClock:
+    """How much a process that runs has had of a core: engines, actions and the trainer share the
+    machine's cores evenly.
+    """
+
+    def __init__(self) -> None:
+        self.cores, self.value_s, self._at_s = 1, 0.0, 0.0
+        self._running: Counter[str] = Counter()
+
+    def advance(self, now_s: float) -> None:
+        busy = sum(count > 0 for count in self._running.values())
+        self.value_s += (now_s - self._at_s) * min(1.0, self.cores / max(busy, 1))
+        self._at_s = now_s
+
+    def begin(self, process: str) -> None:
+        self._running[process] += 1
+
+    def end(self, process: str) -> None:
+        self._running[process] -= 1
+
+
 class _Alone:
     """Follows the record until a job that is not alone submits a turn. `marks` are the moments of
     the present iteration.
@@ -72,6 +95,8 @@ class _Alone:
         self._marks: dict[str, float] = {}
         self._tokens: list[int] = []
         self._turns = self._cores = self._serving_nodes = 0
+        self._clock = _CoreClock()
+        self._processes: dict[str, str] = {}  # of turns, actions and tickets that run
 
     def measures(self) -> AloneMeasures:
         took = self._took
@@ -84,6 +109,7 @@ class _Alone:
             median(took["handover"]),
             median(took["sync"]),
             fmean(took["train"]) if took["train"] else 0.0,
+            fmean(took["save"]) if took["save"] else 0.0,
             median(took["reply"]),
             *(self._turns, self._cores, self._serving_nodes),
             tuple(self._tokens),
@@ -92,7 +118,8 @@ class _Alone:
     def take(self, line: dict[str, Any]) -> None:
         """One event, and what was decided on it."""
         body = line["event"]["body"]
-        now_s = float(body["now_s"])
+        self._clock.advance(float(body["now_s"]))
+        now_s = self._clock.value_s
         self._event(line["event"]["type"], body, now_s)
         for command in line["commands"]:
             self._command(command["type"], command["body"], now_s)
@@ -114,14 +141,18 @@ class _Alone:
             case "ServingNodeJoined":
                 self._serving_nodes += 1
             case "WorkerJoined":
-                self._cores = sum(map(len, body["capacity"]["cores"]))
+                self._cores = self._clock.cores = sum(map(len, body["capacity"]["cores"]))
             case "ActionFinished":
+                self._rest(f"action {body['action']}")
                 self._end("action", now_s, body["action"])
                 self._marks["acted"] = now_s
             case "OpSubmitted":
                 self._asked(body["operation"]["kind"], now_s)
-            case "TicketDone" if self._begun.pop(("update", str(body["ticket"])), None):
-                self._marks["updated"] = now_s
+            case "TicketDone":
+                self._rest(f"ticket {body['ticket']}")
+                self._end("save", now_s, str(body["ticket"]))
+                if self._begun.pop(("update", str(body["ticket"])), None):
+                    self._marks["updated"] = now_s
 
     def _submitted(self, spec: dict[str, Any], now_s: float) -> None:
         job = self._jobs[spec["turn"]] = str(spec["job"])
@@ -139,6 +170,7 @@ class _Alone:
         marks.clear()
 
     def _ended(self, tokens: int, now_s: float, attempt: str) -> None:
+        self._rest(f"attempt {attempt}")
         began_s = self._begun.pop(("turn", attempt), None)
         if began_s is None:
             return
@@ -155,7 +187,26 @@ class _Alone:
         elif kind in (*_TRAINING, "save_weights_for_sampler"):
             self._marks.setdefault("asked", now_s)
 
+    def _run(self, kind: str, body: dict[str, Any]) -> None:
+        """What begins to run, and in which process."""
+        match kind:
+            case "Dispatch":  # what is lent is a part of the serving engine's process
+                what, process = f"attempt {body['attempt']}", body["instance"].partition("~")[0]
+            case "StartAction":
+                what = process = f"action {body['spec']['action']}"
+            case "RunOp":
+                what, process = f"ticket {body['ticket']}", "trainer"
+            case _:
+                return
+        self._processes[what] = process
+        self._clock.begin(process)
+
+    def _rest(self, what: str) -> None:
+        if (process := self._processes.pop(what, None)) is not None:
+            self._clock.end(process)
+
     def _command(self, kind: str, body: dict[str, Any], now_s: float) -> None:
+        self._run(kind, body)
         match kind:
             case "Dispatch" if self._jobs.get(body["turn"], "").endswith("-alone"):
                 self._begun["turn", str(body["attempt"])] = now_s
@@ -170,6 +221,8 @@ class _Alone:
                 self._marks.setdefault("acting", now_s)
             case "RunOp" if body["operation"]["kind"] in _TRAINING:
                 self._begun["update", str(body["ticket"])] = now_s
+            case "RunOp" if body["operation"]["kind"] == "save_weights":
+                self._begun["save", str(body["ticket"])] = now_s
 
     def _end(self, what: str, now_s: float, *of: str) -> None:
         began_s = self._begun.pop((what, *of), None)

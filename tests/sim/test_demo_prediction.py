@@ -16,7 +16,7 @@ ITERATIONS = 4
 ACTIONS_S = 64 * 0.05 / 2  # of an iteration, on two cores
 MEASURES = AloneMeasures(
     *(0.01, 0.05, {"dedicated": 0.3, "borrowed": 0.1}, 0.1),
-    *(0.02, 0.3, 0.2, 0.1),
+    *(0.02, 0.3, 0.2, 0.1, 0.1),
     *(1, 2, 2),
     (1, 2, 3, 4),
 )
@@ -70,8 +70,9 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
     spec = {"turn": turn, "job": "default/one-alone"}
     pull = {"instance": engine, "version": version}
     lend = {"LendNode": {"node": "engine"}}
-    sent = {"Dispatch": {"turn": turn, "attempt": start_s}}
+    sent = {"Dispatch": {"turn": turn, "attempt": start_s, "instance": engine}}
     update = {"RunOp": {"ticket": start_s, "operation": {"kind": "optim_step"}}}
+    save = {"RunOp": {"ticket": start_s + 1, "operation": {"kind": "save_weights"}}}
     borrowed = {"instance": engine, "kind": "borrowed", "max_running": 3}
     fleet = [
         line("TurnSubmitted", start_s, lend, spec=spec),
@@ -79,7 +80,8 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
         line("InstanceReady", start_s + 0.75, sent, **pull),
         line("TurnEnded", start_s + 1.75, {}, attempt=start_s, total_tokens=3),
         line("OpSubmitted", start_s + 4.5, update, operation={"kind": "optim_step"}),
-        line("TicketDone", start_s + 5.5, {}, ticket=start_s),
+        line("TicketDone", start_s + 5.5, save, ticket=start_s),
+        line("TicketDone", start_s + 5.625, {}, ticket=start_s + 1),
     ]
     begun = {"StartAction": {"spec": {"action": turn}}}
     actions = [
@@ -109,10 +111,31 @@ def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_togeth
     (tmp_path / "events.actions.jsonl").write_text("\n".join([cores, *act, *again]))
     assert measures_of(tmp_path / "events") == AloneMeasures(
         *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.25}, 0.5),
-        *(0.25, 2.5, 1.0, 0.5),
+        *(0.25, 2.5, 1.0, 0.125, 0.5),
         *(3, 3, 1),
         (3, 3),
     )
+
+
+def test_what_ran_beside_others_is_measured_as_if_it_had_a_core_to_itself(tmp_path: Path) -> None:
+    fleet, actions = iteration(0.0)
+    second, _ = iteration(8.0)
+    pull = {"PullWeights": {"instance": "own", "version": "v"}}
+    own = {"instance": "own", "kind": "dedicated", "max_running": 3}
+    begins = [
+        line("InstanceJoined", 0.0, pull, spec=own),
+        line("InstanceReady", 0.125, {}, instance="own", version="v"),
+    ]
+    (tmp_path / "events.fleet.jsonl").write_text("\n".join([*begins, *fleet, *second]))
+    beside = {"StartAction": {"spec": {"action": "beside"}}}
+    actions += [
+        line("WorkerJoined", 0.0, {}, capacity={"cores": [[0]]}),
+        line("ActionSubmitted", 2.25, beside),  # both have half of the core, for four seconds
+        line("ActionFinished", 6.25, {}, action="beside"),
+    ]
+    (tmp_path / "events.actions.jsonl").write_text("\n".join(actions))
+    found = measures_of(tmp_path / "events")
+    assert found.action_s == pytest.approx(1.71875)  # 3.0 by the clock
 
 
 def test_every_measure_counts_for_the_least_and_the_most() -> None:
