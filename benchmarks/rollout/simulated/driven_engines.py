@@ -58,14 +58,6 @@ class DrivenEngines(SimulatedBody):
                 return
             happen()
 
-    def slow_down(self, instance: InstanceId, slowdown: float) -> None:
-        """From now on its work takes `slowdown` times as long as its costs say."""
-        place = self.places.get(instance)
-        if place is not None and place.engine.slowdown != slowdown:
-            self._advance(place)
-            place.engine.slowdown = slowdown
-            self._arm(place)
-
     def cut(self, instance: InstanceId, share: float) -> None:
         """A serving node lends less from now on; what no longer fits moves away first."""
         place = self.places.get(instance)

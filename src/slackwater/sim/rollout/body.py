@@ -162,6 +162,14 @@ class SimulatedBody:
         self.places.pop(instance, None)
         self.tell(InstanceLost(self.now_s, instance, why))
 
+    def slow_down(self, instance: InstanceId, slowdown: float) -> None:
+        """From now on its work takes `slowdown` times as long as its costs say."""
+        place = self.places.get(instance)
+        if place is not None and place.engine.slowdown != slowdown:
+            self._advance(place)
+            place.engine.slowdown = slowdown
+            self._arm(place)
+
     def turns_ended(self, instance: InstanceId) -> None:
         """An engine that moves on by itself has ended turns."""
         place = self.places.get(instance)
