@@ -4,8 +4,7 @@ Looks and retries grow with the number of jobs, so one event takes a bounded par
 a timer that is due at once brings the rest. Looks go first: they make room. A retry tries everybody
 who waits once, in order of admission; a departure meanwhile lets it come to its end and begins
 another, so that nobody at the end of the queue is passed over for ever. Answers of one instant are
-carried out together, by a timer of that instant, so that a job starts once: where the last look
-leaves it after the last arrival.
+carried out together, so that a job starts once, where the last look leaves it.
 """
 
 from collections import deque
@@ -60,7 +59,7 @@ class Admission:
         self.observe(now_s, state)
         commands = self._admit(state, now_s)
         if state.spec.job in self._answers:
-            self._rebalance(state, now_s)
+            commands.extend(self._rebalance(state, now_s))
         commands.extend(self._continue_later(now_s))
         if self._config.rebalance_every_s and self._rebalance_at_s is None:
             commands.append(self._set_rebalance(now_s))
@@ -90,8 +89,7 @@ class Admission:
         others = self._places.alike(state) if self._fleet.owned else ()
         self._tell(now_s, (*others, state), state.size)
         self._looks[state.size] = (now_s, state)
-        self._answer([answer], now_s)
-        return []
+        return self._answer([answer], now_s)
 
     def depart(self, leaving: Sequence[JobState], now_s: float) -> list[Command]:
         """Jobs leave their nodes: others move together, and those that wait are tried again."""
@@ -105,29 +103,26 @@ class Admission:
             for state in states:
                 self._policy.remove(state.spec.job)
             self._look_later(states[0], now_s)
-        self._answered_s = now_s
-        self._look(now_s)
-        commands = self._settle_if_quiet(now_s)
+        commands = self._look(now_s)
         commands.extend(self._places.grant(tuple(freed), now_s))
         self._retry_again = True
         return commands + self._continue_later(now_s)
 
-    def _rebalance(self, state: JobState, now_s: float) -> None:
+    def _rebalance(self, state: JobState, now_s: float) -> list[Command]:
         moves = self._policy.rebalance(now_s, state.spec.profile)
         self._look_later(state, now_s)
         self._retry_again |= bool(moves)  # they may have made room
-        self._answer(moves, now_s)
+        return self._answer(moves, now_s)
 
-    def _answer(self, placements: Sequence[Placement], now_s: float) -> None:
-        """Note answers of the policy, the latest last."""
+    def _answer(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
+        """Note answers of the policy, the latest last, and carry them out if no look can change
+        them any more.
+        """
         for told in placements:
             self._answers.pop(told.job, None)
             self._answers[told.job] = told
         self._answered_s = now_s
-
-    def _settle_if_quiet(self, now_s: float) -> list[Command]:
-        """Carry out what was answered if no look can change it any more."""
-        return self.settle(now_s) if self.is_unsettled() and not self._due(now_s) else []
+        return [] if self._due(now_s) else self.settle(now_s)
 
     def settle(self, now_s: float) -> list[Command]:
         """Carry out what was answered, and rent and give back nodes."""
@@ -151,15 +146,15 @@ class Admission:
         """For whom the look is that has waited longest."""
         return next((state for at_s, state in self._looks.values() if at_s <= now_s), None)
 
-    def _look(self, now_s: float) -> None:
-        """A part of a look, if one is due."""
+    def _look(self, now_s: float) -> list[Command]:
+        """A part of a look that is due; rent is settled in any case."""
         state = self._due(now_s)
         if state is None:
-            return
+            return self._answer((), now_s)
         # What those that it has just moved lose by their restart is known to the policy alone.
         if not self._is_observed(now_s, state):
             self.observe(now_s, state)
-        self._rebalance(state, now_s)
+        return self._rebalance(state, now_s)
 
     def _retry(self, now_s: float) -> list[Command]:
         """Try some of those that wait, of one size, until one has a place: a look comes next."""
@@ -188,27 +183,21 @@ class Admission:
 
     def _continue_later(self, now_s: float) -> list[Command]:
         times_s = [at_s for at_s, _ in self._looks.values()]
-        if self._queue or (self._retry_again and self.held) or self.is_unsettled():
+        if self._queue or (self._retry_again and self.held):
             times_s.append(now_s)
         return [SetTimer(_CONTINUE, max(min(times_s), now_s))] if times_s else []
 
     def on_timer(self, event: TimerFired) -> list[Command]:
         """Go on with looks and retries, or look at all jobs because it is time."""
         if event.name == _CONTINUE:
-            commands: list[Command] = []
-            if self._due(event.now_s):
-                self._look(event.now_s)
-            else:
-                commands = self._retry(event.now_s)
-            commands.extend(self._settle_if_quiet(event.now_s))
-            return commands + self._continue_later(event.now_s)
+            step = self._look if self._due(event.now_s) else self._retry
+            return step(event.now_s) + self._continue_later(event.now_s)
         due_s = self._rebalance_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:
             return []
         self._rebalance_at_s = None
         self._tell(event.now_s, self._places.placed.values(), None)
-        self._answer(self._policy.rebalance(event.now_s), event.now_s)
-        commands = self._settle_if_quiet(event.now_s)
+        commands = self._answer(self._policy.rebalance(event.now_s), event.now_s)
         if self._places.placed or self.held:
             commands.append(self._set_rebalance(event.now_s))
         return commands

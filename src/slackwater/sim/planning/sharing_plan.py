@@ -12,7 +12,6 @@ all reason: their lengths are taken for a slip of the pen.
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +22,7 @@ from slackwater.control.coschedule.commands import (
     ReturnNodes,
     StartJob,
 )
-from slackwater.control.coschedule.events import Event, JobArrived
-from slackwater.control.timer import SetTimer, TimerFired
+from slackwater.control.coschedule.events import JobArrived
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
@@ -198,11 +196,9 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
     starts: dict[JobId, StartJob] = {}
     away: dict[JobId, UnplacedJob] = dict(never)
     rented: set[NodeId] = set()
-    events = deque[Event](JobArrived(spec.arrival_s, spec) for spec in jobs)
-    while events:
-        progress(max(1 - len(events) / len(jobs), 0.0))
-        event = events.popleft()
-        for command in controller.handle(event):
+    for number, spec in enumerate(jobs):
+        progress(number / len(jobs))
+        for command in controller.handle(JobArrived(spec.arrival_s, spec)):
             match command:
                 case StartJob(job=job):
                     starts[job] = command
@@ -211,8 +207,6 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
                     away[job] = UnplacedJob(job, reason, for_good=False)
                 case RefuseJob(job=job, reason=reason):
                     away[job] = UnplacedJob(job, reason, for_good=True)
-                case SetTimer(name=name, at_s=at_s) if not events and at_s <= event.now_s:
-                    events.append(TimerFired(event.now_s, name))  # carries out the last answer
                 case RentNodes(nodes=nodes):
                     rented.update(nodes)
                 case ReturnNodes(nodes=nodes):

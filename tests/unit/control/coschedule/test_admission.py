@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_stage import Stage, job, of
 
 from slackwater.control.coschedule.admission import _RETRIES
-from slackwater.control.coschedule.commands import Command, StartJob, StopJob
+from slackwater.control.coschedule.commands import Command, StartJob
 from slackwater.control.coschedule.events import Event, JobArrived, JobFinished
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId
@@ -131,25 +131,3 @@ def test_an_event_looks_for_moves_or_tries_those_that_wait_but_never_both() -> N
                 seen.append(dict(done))
     assert all(each["looks"] + (each["tries"] > 0) <= 1 for each in seen)
     assert any(each["looks"] for each in seen) and any(each["tries"] for each in seen)
-
-
-def test_of_jobs_that_arrive_in_one_instant_each_is_started_once_after_the_last() -> None:
-    stage = Stage("ours")
-    first = job("a", 310, 220, slo=1.7, iterations=575)
-    second = job("b", 120, 330, slo=1.9, iterations=224)
-    timers: set[str] = set()
-    for spec in (first, second):
-        commands = stage.step(JobArrived(0.0, spec))
-        assert not of(StartJob, commands)
-        timers |= {timer.name for timer in of(SetTimer, commands) if timer.at_s <= 0.0}
-    assert len(timers) == 1
-    commands = stage.tell(TimerFired(0.0, timers.pop()))
-    assert {start.job for start in of(StartJob, commands)} == {first.job, second.job}
-    assert len(of(StartJob, commands)) == 2 and not of(StopJob, commands)
-
-
-def test_a_phase_that_begins_in_the_instant_of_an_arrival_finds_its_answer_carried_out() -> None:
-    stage = Stage("group")
-    stage.step(JobArrived(1.0, job("a")))
-    commands = stage.step(JobFinished(1.0, JobId("b"), 1))
-    assert [start.job for start in of(StartJob, commands)] == ["a"]

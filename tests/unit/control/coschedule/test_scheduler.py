@@ -27,7 +27,6 @@ from slackwater.control.coschedule.events import (
     ProfilingAsked,
     TailReached,
 )
-from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 
@@ -35,7 +34,7 @@ from slackwater.model.placement import Phase
 def test_an_arriving_job_gets_nodes_and_is_told_to_load() -> None:
     stage = Stage()
     commands = stage.arrive(job("a"))
-    assert [type(c) for c in commands] == [SetTimer, RentNodes, StartJob]
+    assert [type(c) for c in commands] == [RentNodes, StartJob]
     assert stage.starts["a"].epoch == 1
 
 

@@ -45,8 +45,6 @@ class Stage:
         for command in list(commands):
             if isinstance(command, StartEngine):
                 commands += self.tell(InstanceJoined(event.now_s, command.spec))
-            elif isinstance(command, SetTimer) and command.at_s <= event.now_s:
-                commands += self.tell(TimerFired(event.now_s, command.name))
         return [command for command in commands if not isinstance(command, SetTimer)]
 
     def submit(self, now_s: float, seq: int, kind: OpKind) -> list[Any]:
