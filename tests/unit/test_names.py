@@ -48,7 +48,7 @@ def _is_no_noun(name: str) -> bool:
     words = [word.lower() for word in re.findall(r"[A-Z][a-z]*", name)]
     if not words:
         return True
-    return len(words) == 1 and _is_participle(words[0]) or bool(_NO_NOUN.fullmatch(words[-1]))
+    return (len(words) == 1 and _is_participle(words[0])) or bool(_NO_NOUN.fullmatch(words[-1]))
 
 
 def broken_names(package: str = "") -> Iterator[str]:
