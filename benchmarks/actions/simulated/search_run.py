@@ -99,9 +99,9 @@ def with_broker(workload: SearchWorkload, calls: Sequence[tuple[float, float]]) 
                 case SetTimer(name, at_s):
                     timers[name] = at_s
                     queue.push(max(at_s, queue.now_s), TimerFired(max(at_s, queue.now_s), name))
-        if broker.books.waiting and waiting_since_s is None:
+        if broker.state.waiting and waiting_since_s is None:
             waiting_since_s = queue.now_s
-        if not broker.books.waiting and waiting_since_s is not None:
+        if not broker.state.waiting and waiting_since_s is not None:
             busy_s += queue.now_s - waiting_since_s
             waiting_since_s = None
     times.finished_s = queue.now_s

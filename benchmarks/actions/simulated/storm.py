@@ -111,7 +111,7 @@ class Storm:
         self._run_until(self.queue.now_s + 3600, lambda: not self.log)
         assert not self.log, f"{len(self.log)} actions never ended"
         self._run_until(self.queue.now_s + 60)
-        assert not self.broker.books.attempts, "an attempt still holds something"
+        assert not self.broker.state.attempts, "an attempt still holds something"
         self._check_quota()
         counted = dict.fromkeys(OutcomeKind, 0)
         for kind in self.outcomes.values():

@@ -135,7 +135,7 @@ def test_an_environment_keeps_its_memory_and_holds_no_cores_between_actions() ->
     desk.tell(on.EnvironmentOpened(1.0, EnvironmentId("e1")))
     assert desk.started["a"].grant.node == NODE
     desk.finish("a", 2.0)
-    assert desk.broker.books.nodes[NODE].free == 2
+    assert desk.broker.state.nodes[NODE].free == 2
     desk.tell(on.EnvironmentClosed(3.0, EnvironmentId("e1")))
     assert isinstance(desk.said[-2], do.CloseEnvironment)
     assert isinstance(desk.said[-1], do.OpenEnvironment)

@@ -71,7 +71,7 @@ class Machine:
         while self._events and self._events[0][0] <= until_s:
             self.now_s, _, what = heappop(self._events)
             self.tell(self._event(what))
-            books = self.broker.books
+            books = self.broker.state
             free = self.cores - sum(len(a.grant.cores) for a in books.attempts.values())
             self.idle_while_waiting += bool(free and books.waiting)
 
@@ -91,7 +91,7 @@ class Machine:
             if isinstance(command, do.StartAction):
                 self.started_s[command.spec.action] = self.now_s
                 self._push(self.now_s + self._pieces[command.spec.action].run_s, command)
-        if self.broker.books.waiting < 60:  # it looks at everybody who waits
+        if self.broker.state.waiting < 60:  # it looks at everybody who waits
             self.broker.check_integrity()
 
     def _push(self, at_s: float, what: object) -> None:
@@ -214,7 +214,7 @@ def test_a_limit_is_claimed_by_who_came_first_whatever_another_tenants_priority(
     both = (*spec("x", B).needs, Need(web, Amounts.exactly(1)))
     tell(on.ActionSubmitted(2.0, replace(spec("first", B), needs=both)))
     tell(on.ActionSubmitted(3.0, permit("loud", A, priority=1000)))
-    attempt = next(iter(broker.books.attempts))
+    attempt = next(iter(broker.state.attempts))
     tell(on.ActionFinished(4.0, ActionId("holds"), attempt, OutcomeKind.DONE, 1.0))
     assert started == ["holds", "first"]
 
@@ -398,7 +398,7 @@ def test_the_longer_a_tenants_queue_the_longer_it_pauses_between_requests(
 ) -> None:
     machine = Machine(1, BrokerSettings())
     machine.run([Piece(B, 0.0, run_s=9.0)] * 2 + [Piece(A, 0.0)] * queued, until_s=0.0)
-    books = machine.broker.books
+    books = machine.broker.state
     pauses_s = [books.tenant(A).pause_s() for _ in range(16)]
     assert least_s <= min(pauses_s) <= max(pauses_s) <= most_s
     assert books.tenant(B).pause_s() == 0
@@ -411,7 +411,7 @@ def test_a_tenant_whose_environments_wait_for_room_pauses_too() -> None:
     for number in range(80):
         spec = EnvironmentSpec(EnvironmentId(f"e{number}"), JobId("j"), 64, tenant=A)
         broker.handle(on.EnvironmentAsked(0.0, spec))
-    owner = broker.books.tenant(A)
+    owner = broker.state.tenant(A)
     assert owner.waiting_environments == 80 and owner.pause_s() >= 0.5
     for number in range(72):
         broker.handle(on.EnvironmentClosed(0.0, EnvironmentId(f"e{number}")))

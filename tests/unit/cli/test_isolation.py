@@ -86,11 +86,11 @@ def test_a_worker_that_does_not_isolate_gets_no_action_where_tenants_need_it(nee
     body = ActionExecutor(None, None, driver, needs_isolation=needed)  # type: ignore[arg-type]
     body.worker_joined(WorkerId("w"), SandboxFacts("n", [[0, 1]], 1024, "process"))
     assert bool(body.facts) is not needed
-    assert bool(broker.books.nodes) is not needed
+    assert bool(broker.state.nodes) is not needed
     body.worker_joined(
         WorkerId("v"), SandboxFacts("m", [[0, 1]], 1024, "bubblewrap", isolates=True)
     )
-    assert "m" in broker.books.nodes
+    assert "m" in broker.state.nodes
     body.close()
 
 

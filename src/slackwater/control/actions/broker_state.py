@@ -1,11 +1,11 @@
-"""The broker's state, and what all its parts do: end an action, release an attempt."""
+"""The broker's state, and the changes that all its parts make, such as ending an action."""
 
 import heapq
 import math
 
-from slackwater.control.actions import commands as do
+from slackwater.control.actions import commands
 from slackwater.control.actions.lanes import CoreLane, GpuLane, Lane
-from slackwater.control.actions.limits import LimitBook
+from slackwater.control.actions.limit_usage import LimitUsage
 from slackwater.control.actions.live import Attempt, BrokerCounters, LiveAction, LiveEnvironment
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.actions.tenants import TenantState
@@ -19,7 +19,7 @@ CLOCK = "actions"
 
 
 class BrokerState:
-    """The state, and the commands of the event in hand."""
+    """The state, and the commands that answer the current event."""
 
     def __init__(self, settings: BrokerSettings) -> None:
         self.settings = settings
@@ -27,21 +27,21 @@ class BrokerState:
         self.attempts: dict[int, Attempt] = {}
         self.environments: dict[EnvironmentId, LiveEnvironment] = {}
         self.tenants: dict[TenantId, TenantState] = {}
-        self.homeless: dict[ActionId, LiveAction] = {}  # wait for a worker that could run them
+        self.unplaced: dict[ActionId, LiveAction] = {}  # wait for a first worker
         self.nodes: dict[NodeId, CoreLane] = {}
         self.gpus = GpuLane()
         self.lanes: dict[str, Lane] = {self.gpus.name: self.gpus}
-        self.limits: dict[ResourceName, LimitBook] = {}
+        self.limits: dict[ResourceName, LimitUsage] = {}
         self.durations = DurationBook(settings.guess_s)
         self.counters = BrokerCounters()
-        self.out: list[do.Command] = []
+        self.out: list[commands.Command] = []
         self.now_s = 0.0
         self.waiting = 0
-        self._dirty: dict[str, None] = {}
-        self._stirred: dict[EnvironmentId, LiveEnvironment] = {}
+        self._touched: dict[str, None] = {}
+        self._woken: dict[EnvironmentId, LiveEnvironment] = {}
         self._alarms: list[tuple[float, int, str]] = []
         self._pending: dict[str, float] = {}
-        self._set_for_s: float | None = None
+        self._timer_s: float | None = None
         self._numbers = 0
 
     def number(self) -> int:
@@ -49,37 +49,37 @@ class BrokerState:
         self._numbers += 1
         return self._numbers
 
-    # ---- lanes to look at ----
+    # ---- lanes to schedule ----
     def touch(self, lane: str) -> None:
-        """Something changed there: see at the end of this event who can start."""
-        self._dirty[lane] = None
+        """Something changed in this lane: schedule it at the end of this event."""
+        self._touched[lane] = None
 
     def next_touched(self) -> Lane | None:
-        while self._dirty:
-            name = next(iter(self._dirty))
-            del self._dirty[name]
+        while self._touched:
+            name = next(iter(self._touched))
+            del self._touched[name]
             if name in self.lanes:
                 return self.lanes[name]
         return None
 
     def touch_waiters(self, resource: ResourceName) -> None:
-        """Whoever waits for this limit may go now."""
-        for lane in self.limits[resource].blocked:
+        """Schedule every lane whose first action waits for this limit."""
+        for lane in self.limits[resource].first_claims:
             self.touch(lane)
 
     # ---- time ----
-    def alarm(self, at_s: float, what: str) -> None:
-        """Come back at `at_s`: `what` says why."""
+    def set_alarm(self, at_s: float, what: str) -> None:
+        """Call `ActionBroker._handle_alarm` at `at_s`; `what` is KIND:NAME."""
         heapq.heappush(self._alarms, (at_s, self.number(), what))
 
-    def alarm_once(self, at_s: float, what: str) -> None:
-        """The same, unless one for the same reason is set for no later."""
+    def set_alarm_once(self, at_s: float, what: str) -> None:
+        """The same, unless an alarm with this `what` is already set for an earlier time."""
         if self._pending.get(what, math.inf) > at_s:
             self._pending[what] = at_s
-            self.alarm(at_s, what)
+            self.set_alarm(at_s, what)
 
-    def due(self, now_s: float) -> list[str]:
-        """What was to come back by now."""
+    def pop_due(self, now_s: float) -> list[str]:
+        """Remove and return the alarms that are due."""
         found: list[str] = []
         while self._alarms and self._alarms[0][0] <= now_s:
             at_s, _, what = heapq.heappop(self._alarms)
@@ -89,12 +89,12 @@ class BrokerState:
         return found
 
     def set_timer(self, *, fired: bool) -> None:
-        """One timer stands for all alarms; it is set again when the first of them changes."""
+        """Keep one timer for all alarms, set for the earliest of them."""
         if fired:
-            self._set_for_s = None
-        if self._alarms and (self._set_for_s is None or self._alarms[0][0] < self._set_for_s):
-            self._set_for_s = self._alarms[0][0]
-            self.out.append(SetTimer(CLOCK, self._set_for_s))
+            self._timer_s = None
+        if self._alarms and (self._timer_s is None or self._alarms[0][0] < self._timer_s):
+            self._timer_s = self._alarms[0][0]
+            self.out.append(SetTimer(CLOCK, self._timer_s))
 
     # ---- changes ----
     def count_waiting(self, action: LiveAction, change: int) -> None:
@@ -112,39 +112,39 @@ class BrokerState:
     def memory_mib(self) -> int:
         return sum(lane.capacity.memory_mib for lane in self.nodes.values())
 
-    def unline(self, action: LiveAction) -> None:
-        """Take a waiting action out of wherever it waits."""
+    def dequeue(self, action: LiveAction) -> None:
+        """Take a waiting action out of the queue it waits in."""
         assert action.attempt is None
-        self.homeless.pop(action.spec.action, None)
+        self.unplaced.pop(action.spec.action, None)
         if action.lane is not None:
             action.lane.remove(action)
             self.touch(action.lane.name)
             action.lane = None
 
     def end(self, action: LiveAction, kind: OutcomeKind, reason: str, ran_s: float = 0.0) -> None:
-        """Its one outcome. A running attempt keeps what it holds until its worker reports."""
+        """Give an action its one outcome. An attempt keeps its grant until its worker reports."""
         attempt = action.attempt
         if attempt is None:
-            self.unline(action)
+            self.dequeue(action)
             self.count_waiting(action, -1)
             queued_s, grant = self.now_s - action.submitted_s, None
         else:
             queued_s, grant = attempt.started_s - action.submitted_s, attempt.grant
-            attempt.told = True
+            attempt.outcome_reported = True
         del self.actions[action.spec.action]
         environment = action.environment
         if environment is not None:
-            was_first = environment.line[0] is action
-            environment.line.remove(action)
-            # The next one may not start while a stopped one might still run in there.
+            was_first = environment.queue[0] is action
+            environment.queue.remove(action)
+            # The next action may not start while a stopped one may still run in the environment.
             if was_first and attempt is None:
-                self.stir(environment)
+                self.wake(environment)
         self.counters.ended[kind] += 1
         outcome = Outcome(kind, reason, queued_s, ran_s, grant)
-        self.out.append(do.EndAction(action.spec.action, outcome))
+        self.out.append(commands.EndAction(action.spec.action, outcome))
 
     def release(self, attempt: Attempt) -> None:
-        """Its worker has reported, or is gone: everything that it held is free again."""
+        """Free what an attempt held: its worker has reported its end, or is lost."""
         del self.attempts[attempt.number]
         lane = self.lanes.get(attempt.lane)
         if lane is not None and lane.end(attempt, self.now_s):
@@ -158,28 +158,28 @@ class BrokerState:
             self.touch_waiters(resource)
         attempt.action.attempt = None
 
-    def stir(self, environment: LiveEnvironment) -> None:
-        """See at the end of this event whether its next action can stand in line."""
-        self._stirred[environment.spec.environment] = environment
+    def wake(self, environment: LiveEnvironment) -> None:
+        """At the end of this event, queue the environment's next action if it is idle."""
+        self._woken[environment.spec.environment] = environment
 
-    def advance_stirred(self) -> None:
-        while self._stirred:
-            name = next(iter(self._stirred))
-            environment = self._stirred.pop(name)
+    def advance_woken(self) -> None:
+        while self._woken:
+            name = next(iter(self._woken))
+            environment = self._woken.pop(name)
             if self.environments.get(name) is environment:
                 self._advance(environment)
 
     def _advance(self, environment: LiveEnvironment) -> None:
-        """Let the first action of an open, quiet environment into its node's lane."""
-        if not environment.ready or environment.busy is not None or not environment.line:
+        """Queue the first action of an open, idle environment in its node's lane."""
+        if not environment.ready or environment.busy is not None or not environment.queue:
             return
-        action = environment.line[0]
+        action = environment.queue[0]
         if action.lane is None and action.attempt is None:
             assert environment.node is not None
-            self.enter(action, self.nodes[environment.node])
+            self.enqueue(action, self.nodes[environment.node])
 
-    def enter(self, action: LiveAction, lane: Lane) -> None:
-        """Stand in line; refused at once if it can never run there."""
+    def enqueue(self, action: LiveAction, lane: Lane) -> None:
+        """Queue an action in a lane; refuse it at once if it can never run there."""
         why = lane.refusal(action)
         if why is not None:
             self.end(action, OutcomeKind.REFUSED, why)

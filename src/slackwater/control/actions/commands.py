@@ -1,4 +1,4 @@
-"""What the body must do about actions. Commands to one node are carried out in their order."""
+"""The broker's commands. The runtime executes commands to one node in their order."""
 
 from typing import TypeAlias
 
@@ -9,8 +9,8 @@ from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ServiceName
 
 
 class StartAction(Message, frozen=True):
-    """Run it on exactly this; answered by `ActionFinished` when all its processes are gone. Without
-    `grant.node` (an API call) it needs no worker.
+    """Run the action on exactly this grant; answered by `ActionFinished` when all its processes are
+    gone. Without `grant.node` (an API call) it needs no worker.
     """
 
     spec: ActionSpec
@@ -28,35 +28,35 @@ class StopAction(Message, frozen=True):
 
 
 class EndAction(Message, frozen=True):
-    """The action's one outcome: make it durable, then tell its owner."""
+    """The action's one outcome: log it durably, then notify its owner."""
 
     action: ActionId
     outcome: Outcome
 
 
 class OpenEnvironment(Message, frozen=True):
-    """Make it on this node; answer with `EnvironmentOpened` or `EnvironmentLost`."""
+    """Create the environment on this node; answer with `EnvironmentOpened` or `EnvironmentLost`."""
 
     node: NodeId
     spec: EnvironmentSpec
 
 
 class CloseEnvironment(Message, frozen=True):
-    """Remove it from the node with everything in it; nothing is reported back."""
+    """Remove the environment from the node with all its contents; there is no answer."""
 
     node: NodeId
     environment: EnvironmentId
 
 
 class EndEnvironment(Message, frozen=True):
-    """Tell its owner that it is gone, and why."""
+    """Notify the owner that the environment is gone, and why."""
 
     environment: EnvironmentId
     reason: str
 
 
 class EvictService(Message, frozen=True):
-    """Free a service's memory on these GPUs. Its copy in host memory stays; nothing is written."""
+    """Free a service's memory on these GPUs. Its copy in host memory stays."""
 
     node: NodeId
     gpus: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What can happen to actions, environments, workers, limits and services."""
+"""Events of the broker: of actions, environments, workers, limits and services."""
 
 from typing import TypeAlias, get_args
 
@@ -16,7 +16,7 @@ from slackwater.model.ids import ActionId, EnvironmentId, NodeId
 
 
 class ActionSubmitted(TimedMessage, frozen=True):
-    """A job asks for an action; it is in the durable log, if the body has one."""
+    """A job submitted an action; it is in the durable log, if the runtime has one."""
 
     spec: ActionSpec
 
@@ -50,7 +50,7 @@ class ActionCancelled(TimedMessage, frozen=True):
 
 
 class EnvironmentAsked(TimedMessage, frozen=True):
-    """A trajectory wants an environment; actions in it may be submitted from now on."""
+    """A trajectory requested an environment; actions in it may be submitted from now on."""
 
     spec: EnvironmentSpec
 
@@ -62,13 +62,13 @@ class EnvironmentAdopted(TimedMessage, frozen=True):
 
 
 class EnvironmentOpened(TimedMessage, frozen=True):
-    """The worker has made it."""
+    """The worker has created the environment."""
 
     environment: EnvironmentId
 
 
 class EnvironmentLost(TimedMessage, frozen=True):
-    """It could not be made, or it died by itself: its actions are lost."""
+    """The environment could not be created, or died: its actions are lost."""
 
     environment: EnvironmentId
     reason: str
@@ -96,7 +96,7 @@ class WorkerLost(TimedMessage, frozen=True):
 
 
 class LimitDeclared(TimedMessage, frozen=True):
-    """There is a limited resource by this name, or its limit changed."""
+    """A limited resource of this name exists, or its limit changed."""
 
     limit: Limit
 
@@ -107,7 +107,7 @@ class ServiceDeclared(TimedMessage, frozen=True):
     service: GpuService
 
 
-PlaceEvent: TypeAlias = (
+SandboxEvent: TypeAlias = (
     EnvironmentAsked
     | EnvironmentAdopted
     | EnvironmentOpened
@@ -118,6 +118,6 @@ PlaceEvent: TypeAlias = (
 )
 
 ActionEvent: TypeAlias = ActionSubmitted | ActionAdopted | ActionFinished | ActionCancelled
-Event: TypeAlias = ActionEvent | PlaceEvent | LimitDeclared | ServiceDeclared | TimerFired
+Event: TypeAlias = ActionEvent | SandboxEvent | LimitDeclared | ServiceDeclared | TimerFired
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}

@@ -25,7 +25,7 @@ class ResidentService:
 
 @dataclass(slots=True)
 class GpuNode:
-    """One node's GPUs: which are idle, and what lies in their memory."""
+    """One node's GPUs: which are idle, and which services their memory holds."""
 
     node: NodeId
     count: int
@@ -53,7 +53,7 @@ class GpuNode:
     def resident(self, service: ServiceName, gpus: tuple[int, ...]) -> ResidentService | None:
         return next((r for r in self.residents if r.service == service and r.gpus == gpus), None)
 
-    def places(
+    def chunks(
         self, service: ServiceName, size: int
     ) -> Iterable[tuple[tuple[bool, int, float, NodeId, int], tuple[int, ...]]]:
         """Idle chunks of this size by preference: with the service, small, long unused."""
@@ -65,7 +65,7 @@ class GpuNode:
                 yield (gpus not in ready, len(whole), used_s, self.node, gpus[0]), gpus
 
     def last_used_s(self, gpus: Sequence[int]) -> float:
-        """When something on these GPUs was last used; never, if they are empty."""
+        """When a service on these GPUs was last used; -1 if they are empty."""
         held = set(gpus)
         return max((r.used_s for r in self.residents if held & set(r.gpus)), default=-1.0)
 
@@ -101,7 +101,7 @@ class GpuPool:
         return tuple(counts)
 
     def degrees(self, service: ServiceName, choices: Sequence[int]) -> tuple[int, ...]:
-        """The amounts on which the service can be held somewhere in the pool."""
+        """The numbers of GPUs on which some node of the pool can hold the service."""
         declared = self.services.get(service)
         if declared is None:
             return ()
@@ -114,7 +114,7 @@ class GpuPool:
         )
 
     def idle_residents(self, service: ServiceName, size: int) -> int:
-        """On how many idle chunks of this size the service lies ready."""
+        """How many idle chunks of this size hold the service in memory."""
         return sum(
             1
             for node in self.nodes.values()
@@ -130,16 +130,16 @@ class GpuPool:
         """A chunk with the service on it, and what to do first; None if no idle chunk fits."""
         degree = self.services[service].degree(size)
         assert degree is not None
-        places = (
-            (place, node, chunk)
+        candidates = (
+            (preference, node, chunk)
             for node in self.nodes.values()
             if node.gpu_mib >= degree.gpu_mib
-            for place, chunk in node.places(service, size)
+            for preference, chunk in node.chunks(service, size)
         )
-        found = min(places, key=lambda found: found[0], default=None)
-        if found is None:
+        best = min(candidates, key=lambda candidate: candidate[0], default=None)
+        if best is None:
             return None
-        _, node, gpus = found
+        _, node, gpus = best
         commands = self._make_resident(node, gpus, service, degree, now_s)
         node.idle.difference_update(gpus)
         self.free -= size

@@ -1,4 +1,4 @@
-"""Lanes: what waits and runs on one node's cores, on the pool's GPUs, or under one limit."""
+"""Lanes: the queue and running attempts of one node's cores, the GPU pool, or one limit."""
 
 import math
 from collections import Counter
@@ -9,7 +9,7 @@ import numpy as np
 
 from slackwater.control.actions.commands import Command
 from slackwater.control.actions.cores import NodeCores
-from slackwater.control.actions.fair_line import FairLine
+from slackwater.control.actions.fair_queue import FairQueue
 from slackwater.control.actions.gpus import GpuPool
 from slackwater.control.actions.live import Attempt, LiveAction
 from slackwater.control.actions.tenants import TenantState
@@ -21,23 +21,23 @@ from slackwater.policy.actions.elastic_load import ElasticLoad
 from slackwater.policy.actions.short_load import LoadAverage
 from slackwater.policy.actions.topology import Topology, chunks, units
 
-_ENOUGH = 1 << 30
+_UNLIMITED = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What a lane gave to an action, and what must be done before it starts."""
+    """What a lane granted to an action, and the commands to execute before it starts."""
 
     node: NodeId | None = None
     cores: tuple[int, ...] = ()
     gpus: tuple[int, ...] = ()
-    before: tuple[Command, ...] = ()
+    setup: tuple[Command, ...] = ()
     setup_s: float = 0.0
 
 
 class Lane:
-    """`resource` is the one whose units are shared out here. As it is, a lane has more of them than
-    anybody needs.
+    """The queue and the running attempts of one resource, whose units the lane allocates. The base
+    class has unlimited units.
     """
 
     resource: ResourceName
@@ -47,93 +47,93 @@ class Lane:
         self.running: dict[int, Attempt] = {}
         self.short = LoadAverage()
         self.elastic = ElasticLoad()
-        self.wanted = 0  # units that those in line need at least
-        self.held: dict[TenantId, int] = {}  # units of what runs
-        self.line = FairLine()
+        self.queued_units = 0  # the least units that queued actions need
+        self.held_units: dict[TenantId, int] = {}  # by running attempts
+        self.queue = FairQueue()
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self.queue)
 
     def __iter__(self) -> Iterator[LiveAction]:
-        return iter(self.line.in_order())
+        return iter(self.queue.iterate())
 
     def add(self, action: LiveAction) -> None:
-        self.line.add(action)
-        self.wanted += action.curve.least
+        self.queue.add(action)
+        self.queued_units += action.curve.least
 
     def __contains__(self, action: LiveAction) -> bool:
-        return action in self.line
+        return action in self.queue
 
     def remove(self, action: LiveAction) -> None:
-        self.line.remove(action)
-        self.wanted -= action.curve.least
+        self.queue.remove(action)
+        self.queued_units -= action.curve.least
 
     def first(self, count: int) -> list[LiveAction]:
-        return self.line.first(count)
+        return self.queue.first(count)
 
     def start(self, attempt: Attempt, expected_s: float) -> None:
-        """It runs here from now on."""
+        """Add a running attempt."""
         self.running[attempt.number] = attempt
         tenant = attempt.action.spec.tenant
-        self.held[tenant] = self.held.get(tenant, 0) + attempt.units
-        self.line.started(attempt, expected_s)
+        self.held_units[tenant] = self.held_units.get(tenant, 0) + attempt.units
+        self.queue.charge_start(attempt, expected_s)
 
     def end(self, attempt: Attempt, now_s: float) -> bool:
-        """It runs here no more; whether it did."""
+        """Remove a running attempt; return whether it ran here."""
         if self.running.pop(attempt.number, None) is None:
             return False
-        self.held[attempt.action.spec.tenant] -= attempt.units
-        self.line.ended(attempt, now_s)
+        self.held_units[attempt.action.spec.tenant] -= attempt.units
+        self.queue.settle(attempt, now_s)
         return True
 
-    def most_for(self, owner: TenantState) -> float:
-        """Units that the tenant may hold here, if there is a bound."""
+    def max_units_for(self, owner: TenantState) -> float:
+        """The most units that the tenant may hold here."""
         del owner
         return math.inf
 
-    def left_for(self, owner: TenantState) -> float:
+    def remaining_for(self, owner: TenantState) -> float:
         """Units that the tenant may still take here, free or not."""
-        return self.most_for(owner) - self.held.get(owner.tenant, 0)
+        return self.max_units_for(owner) - self.held_units.get(owner.tenant, 0)
 
     @property
     def free(self) -> int:
-        """Units that nobody holds."""
-        return _ENOUGH
+        """Free units."""
+        return _UNLIMITED
 
     @property
     def capacity_units(self) -> int:
-        """Units in all, held or not."""
-        return _ENOUGH
+        """All units, free or not."""
+        return _UNLIMITED
 
     @property
-    def may_come(self) -> float:
-        """How many could be added to the line at most, as far as is known."""
+    def max_arrivals(self) -> float:
+        """The most actions that can still arrive in the queue, as far as is known."""
         return math.inf
 
     def topology(self, most: int) -> Topology:
-        raise AssertionError(f"{self.name} is not shared out")
+        raise AssertionError(f"{self.name} allocates no units by a policy")
 
     def curve(self, action: LiveAction) -> DurationCurve:
-        """How long it would take here and now."""
+        """The action's duration by units, if it started here now."""
         return action.curve
 
     def refusal(self, action: LiveAction) -> str | None:
-        """Why it can never run here, if so."""
+        """Why the action can never run here, or None."""
         del action
         return None
 
     def has_memory(self, action: LiveAction, promised_mib: int) -> bool:
-        """Whether memory does not stand in its way, with so much promised to others."""
+        """Whether its memory is free, with `promised_mib` promised to others."""
         del action, promised_mib
         return True
 
     def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
-        """Units of its own; None if they are not available after all, and it must wait."""
+        """Allocate units to an action; None if they are not available and it must wait."""
         del action, amount, now_s
         return Allocation()
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
-        """They are free again."""
+        """Free the units of a grant."""
 
 
 class CoreLane(Lane):
@@ -158,21 +158,21 @@ class CoreLane(Lane):
     def capacity_units(self) -> int:
         return self.cores.total
 
-    def most_for(self, owner: TenantState) -> float:
+    def max_units_for(self, owner: TenantState) -> float:
         most = owner.limits.cores_of(self.cores.total)
         return math.inf if most >= self.cores.total else most
 
     @property
-    def may_come(self) -> float:
-        """Environments between two actions; actions that need no environment are not counted."""
+    def max_arrivals(self) -> float:
+        """Environments that run no action now; actions without an environment are not counted."""
         if not self.environments:
             return math.inf
         return max(len(self.environments) - len(self) - len(self.running), 0)
 
     @property
     def backlog(self) -> int:
-        """Cores that those in line need at least, over those that are free."""
-        return self.wanted - self.cores.free
+        """How many more cores queued actions need, at least, than are free."""
+        return self.queued_units - self.cores.free
 
     def topology(self, most: int) -> Topology:
         return units(self.cores.free, most)
@@ -223,7 +223,7 @@ class GpuLane(Lane):
         return chunks(self.pool.free_chunks())
 
     def curve(self, action: LiveAction) -> DurationCurve:
-        """With the time to restore its service, on sizes of which no idle chunk holds it."""
+        """Adds the time to restore the service for sizes of which no idle chunk holds it."""
         service = action.spec.service
         assert service is not None
         declared = self.pool.services[service]
@@ -251,10 +251,10 @@ class GpuLane(Lane):
         found = self.pool.take(service, amount, now_s)
         if found is None:
             return None
-        node, gpus, before = found
+        node, gpus, setup = found
         degree = self.pool.services[service].degree(amount)
         assert degree is not None
-        return Allocation(node, (), gpus, tuple(before), degree.restore_s if before else 0.0)
+        return Allocation(node, (), gpus, tuple(setup), degree.restore_s if setup else 0.0)
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         assert grant.node is not None and action.spec.service is not None
@@ -262,7 +262,7 @@ class GpuLane(Lane):
 
 
 class LimitLane(Lane):
-    """Actions that need nothing but limits; what there is of those is in the limits' own books."""
+    """Actions that need nothing but limits; `LimitUsage` accounts for those."""
 
     def __init__(self, resource: ResourceName) -> None:
         super().__init__(f"limit:{resource}")

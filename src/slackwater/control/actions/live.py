@@ -1,11 +1,11 @@
-"""Actions, attempts and environments as the broker has them."""
+"""Live actions, attempts and environments: the broker's mutable records."""
 
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from slackwater.control.actions.limits import LimitClaim
+from slackwater.control.actions.limit_usage import LimitClaim
 from slackwater.control.actions.tenants import TenantState
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, OutcomeKind
 from slackwater.model.ids import NodeId, ResourceName
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class LiveAction:
-    """An action that has not ended: it waits (in a lane, for an environment or worker) or runs."""
+    """An action that has not ended: it runs, or waits in a lane, for an environment or a worker."""
 
     spec: ActionSpec
     number: int
     rank: float
     submitted_s: float
-    tries_left: int
+    retries_left: int
     curve: DurationCurve
     limits: tuple[tuple[ResourceName, int], ...]
     memory_mib: int
@@ -33,30 +33,31 @@ class LiveAction:
     attempt: "Attempt | None" = None
     lane: "Lane | None" = None
     could_start_s: float | None = None
-    came: tuple[float, int] = (0.0, 0)
-    cost_s: float = 0.0  # what its start is charged in advance, over its tenant's weight
+    arrival: tuple[float, int] = (0.0, 0)
+    cost_s: float = 0.0  # the advance charge of its start, over its tenant's weight
 
     def __post_init__(self) -> None:
-        self.came = (self.submitted_s, self.number)
+        self.arrival = (self.submitted_s, self.number)
         charge_s = advance_charge_s(self.curve.least, self.curve.least_s)
         self.cost_s = charge_s / self.owner.limits.weight
 
     @property
-    def place_in_line(self) -> tuple[float, int]:
+    def queue_position(self) -> tuple[float, int]:
         return self.rank, self.number
 
     @property
     def claim(self) -> LimitClaim:
-        """What it says to the limits that it waits for."""
-        return LimitClaim(self.place_in_line, self.spec.tenant, self.came)
+        """Its claim on the limits that it waits for."""
+        return LimitClaim(self.queue_position, self.spec.tenant, self.arrival)
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One start of an action; it holds its grant until its worker says that it is over.
+    """One start of an action; it holds its grant until its worker reports its end.
 
-    `ends_s` is when we expect it to end, `stopping` the outcome of a stopped one; a `short` one
-    could not use more units.
+    `ends_s` is the expected end, `stopping` the outcome of a stopped attempt, which may be reported
+    to the owner (`outcome_reported`) before the worker reports; a `short` one could not use more
+    units.
     """
 
     number: int
@@ -68,13 +69,13 @@ class Attempt:
     lane: str
     stopping: OutcomeKind | None = None
     stop_reason: str = ""
-    told: bool = False
+    outcome_reported: bool = False
     short: bool = False
-    charged_s: float = 0.0  # unit-seconds, to its tenant
+    charged_s: float = 0.0  # unit-seconds, charged to its tenant
 
 
 class EnvironmentState(StrEnum):
-    """`away`: known from the durable log, its worker is not back yet."""
+    """`AWAY`: restored from the durable log, while its worker has not reconnected yet."""
 
     WAITING = "waiting"
     OPENING = "opening"
@@ -84,7 +85,7 @@ class EnvironmentState(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class LiveEnvironment:
-    """An environment that has not ended. Its actions in `line` run one at a time, in order.
+    """An environment that has not ended. The actions in `queue` run one at a time, in order.
 
     `busy` is the attempt that runs in it, perhaps a stopped one that has not reported its end.
     """
@@ -95,7 +96,7 @@ class LiveEnvironment:
     state: EnvironmentState
     owner: TenantState
     node: NodeId | None = None
-    line: deque[LiveAction] = field(default_factory=deque)
+    queue: deque[LiveAction] = field(default_factory=deque)
     busy: Attempt | None = None
 
     @property
@@ -105,7 +106,7 @@ class LiveEnvironment:
 
 @dataclass(slots=True)
 class BrokerCounters:
-    """Since the broker started."""
+    """Totals since the broker started."""
 
     submitted: int = 0
     started: int = 0

@@ -1,15 +1,14 @@
-"""Workers with what they bring, and the environments on them (ARL-Tangram 5.2).
+"""Sandbox workers, and the environments on them (ARL-Tangram 5.2).
 
-An environment goes to the node where the largest share of memory is free, and keeps its memory
-there until it is closed or lost; it holds no cores between actions.
+An environment opens on the node with the largest share of free memory and holds its memory until it
+is closed or lost; it holds no cores between actions.
 """
 
 from bisect import bisect_left, insort
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
-from slackwater.control.actions import commands as do
-from slackwater.control.actions import events as on
+from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.lanes import CoreLane
 from slackwater.control.actions.live import EnvironmentState, LiveAction, LiveEnvironment
@@ -21,113 +20,115 @@ from slackwater.model.tenant_limits import check_environment
 
 
 class SandboxRegistry:
-    """Workers and environments come and go."""
+    """Adds and removes workers and environments, and places environments on nodes."""
 
-    def __init__(self, books: BrokerState) -> None:
-        self._books = books
-        # Those that wait for memory, each tenant's in order.
-        self._lines: dict[TenantId, list[tuple[float, int, LiveEnvironment]]] = {}
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        # Environments that wait for memory, by tenant.
+        self._queues: dict[TenantId, list[tuple[float, int, LiveEnvironment]]] = {}
 
     # ---- workers ----
-    def joined(self, event: on.WorkerJoined) -> None:
-        books = self._books
-        if event.node in books.nodes:
-            self.lost(event.node, "its worker came back anew")
+    def add_worker(self, event: events.WorkerJoined) -> None:
+        state = self._state
+        if event.node in state.nodes:
+            self.remove_worker(event.node, "its worker joined again")
         lane = CoreLane(event.node, event.capacity)
-        books.nodes[event.node] = books.lanes[lane.name] = lane
-        books.gpus.pool.join(event.node, event.capacity)
+        state.nodes[event.node] = state.lanes[lane.name] = lane
+        state.gpus.pool.join(event.node, event.capacity)
         for spec in event.environments:
-            self._came_back(spec, lane)
+            self._readopt(spec, lane)
         self.place_waiting()
-        for action in list(books.homeless.values()):
-            books.homeless.pop(action.spec.action)
+        for action in list(state.unplaced.values()):
+            state.unplaced.pop(action.spec.action)
             self.find_node(action)
-        books.touch(lane.name)
-        books.touch(books.gpus.name)
+        state.touch(lane.name)
+        state.touch(state.gpus.name)
 
-    def _came_back(self, spec: EnvironmentSpec, lane: CoreLane) -> None:
-        """Adopt an environment that the log knows from its worker; close one it does not know."""
-        environment = self._books.environments.get(spec.environment)
+    def _readopt(self, spec: EnvironmentSpec, lane: CoreLane) -> None:
+        """Take over an environment of the log that a worker still has; close an unknown one."""
+        environment = self._state.environments.get(spec.environment)
         fits = spec.memory_mib <= lane.free_mib
         if environment is None or environment.state is not EnvironmentState.AWAY or not fits:
-            self._books.out.append(do.CloseEnvironment(lane.node, spec.environment))
+            self._state.out.append(commands.CloseEnvironment(lane.node, spec.environment))
             return
         self._hold(environment, lane, EnvironmentState.OPEN)
-        self._books.stir(environment)
+        self._state.wake(environment)
 
-    def lost(self, node: NodeId, reason: str) -> None:
-        """Everything on it is gone: what ran there is run again if it may be."""
-        books = self._books
-        lane = books.nodes.pop(node, None)
+    def remove_worker(self, node: NodeId, reason: str) -> None:
+        """Drop a worker with all its environments; requeue its actions that may be retried."""
+        state = self._state
+        lane = state.nodes.pop(node, None)
         if lane is None:
             return
-        books.gpus.pool.leave(node)
-        del books.lanes[lane.name]
-        for resource, book in books.limits.items():
-            if book.blocked.pop(lane.name, None) is not None:
-                books.touch_waiters(resource)
-        gone = [attempt for attempt in books.attempts.values() if attempt.grant.node == node]
+        state.gpus.pool.leave(node)
+        del state.lanes[lane.name]
+        for resource, book in state.limits.items():
+            if book.first_claims.pop(lane.name, None) is not None:
+                state.touch_waiters(resource)
+        gone = [attempt for attempt in state.attempts.values() if attempt.grant.node == node]
         for attempt in gone:
-            books.gpus.end(attempt, books.now_s)
-            self._end_or_requeue(attempt.action, f"worker {node} was lost: {reason}", attempt.told)
-            books.release(attempt)
+            state.gpus.end(attempt, state.now_s)
+            self._end_or_requeue(
+                attempt.action, f"worker {node} was lost: {reason}", attempt.outcome_reported
+            )
+            state.release(attempt)
         for name in sorted(lane.environments):
             self.end(
-                books.environments[name], OutcomeKind.LOST, f"worker {node} was lost: {reason}"
+                state.environments[name], OutcomeKind.LOST, f"worker {node} was lost: {reason}"
             )
         for action in list(lane):
             lane.remove(action)
             action.lane = None
             self.find_node(action)
         for attempt in gone:
-            if not attempt.told:
+            if not attempt.outcome_reported:
                 self.find_node(attempt.action)
-        books.touch(books.gpus.name)
+        state.touch(state.gpus.name)
         self.refuse_impossible()
 
-    def _end_or_requeue(self, action: LiveAction, why: str, told: bool) -> None:
-        if told:
+    def _end_or_requeue(self, action: LiveAction, why: str, outcome_reported: bool) -> None:
+        if outcome_reported:
             return
-        books, attempt = self._books, action.attempt
+        state, attempt = self._state, action.attempt
         assert attempt is not None
         if attempt.stopping is not None:
-            books.end(action, attempt.stopping, attempt.stop_reason)
-        elif action.tries_left > 0:
-            action.tries_left -= 1
-            books.count_waiting(action, 1)
+            state.end(action, attempt.stopping, attempt.stop_reason)
+        elif action.retries_left > 0:
+            action.retries_left -= 1
+            state.count_waiting(action, 1)
         else:
-            books.end(action, OutcomeKind.LOST, why)
+            state.end(action, OutcomeKind.LOST, why)
 
     def find_node(self, action: LiveAction) -> None:
         """Find a lane for an action without an environment: GPUs, a limit, or the idlest node."""
-        books = self._books
+        state = self._state
         if action.spec.service is not None:
-            books.enter(action, books.gpus)
+            state.enqueue(action, state.gpus)
             return
-        why = self._too_much(action) if books.nodes else None
+        why = self._memory_refusal(action) if state.nodes else None
         if why is not None:
-            books.end(action, OutcomeKind.REFUSED, why)
+            state.end(action, OutcomeKind.REFUSED, why)
             return
-        able = [lane for lane in books.nodes.values() if lane.refusal(action) is None]
+        able = [lane for lane in state.nodes.values() if lane.refusal(action) is None]
         if able:
-            books.enter(action, min(able, key=lambda lane: (lane.backlog, lane.node)))
-        elif books.nodes:
-            reasons = {lane.refusal(action) for lane in books.nodes.values()}
-            books.end(
+            state.enqueue(action, min(able, key=lambda lane: (lane.backlog, lane.node)))
+        elif state.nodes:
+            reasons = {lane.refusal(action) for lane in state.nodes.values()}
+            state.end(
                 action, OutcomeKind.REFUSED, f"no node can run it: {sorted(map(str, reasons))[0]}"
             )
         else:
-            books.homeless[action.spec.action] = action
+            state.unplaced[action.spec.action] = action
 
     def steal(self, lane: CoreLane) -> None:
-        """An idle node takes over what waits at another and is bound to none."""
+        """Move an action that is bound to no node from another node's queue to this idle node."""
         if len(lane) or not lane.free:
             return
-        for other in self._books.nodes.values():
+        for other in self._state.nodes.values():
             for action in other.first(4):
                 if action.environment is None and self._fits_now(lane, action):
                     other.remove(action)
-                    self._books.enter(action, lane)
+                    self._state.enqueue(action, lane)
                     return
 
     @staticmethod
@@ -137,173 +138,177 @@ class SandboxRegistry:
         return action.curve.least <= lane.free and lane.has_memory(action, 0)
 
     def refuse_impossible(self) -> None:
-        """A node left: actions that only it could have run are refused, not kept for ever."""
-        books = self._books
-        if books.gpus.pool.nodes:
-            for action in list(books.gpus):
-                why = books.gpus.refusal(action)
+        """Refuse waiting actions that no remaining node can run."""
+        state = self._state
+        if state.gpus.pool.nodes:
+            for action in list(state.gpus):
+                why = state.gpus.refusal(action)
                 if why is not None:
-                    books.end(action, OutcomeKind.REFUSED, why)
-        for lane in books.nodes.values():
+                    state.end(action, OutcomeKind.REFUSED, why)
+        for lane in state.nodes.values():
             for action in list(lane):
-                why = self._too_much(action)
+                why = self._memory_refusal(action)
                 if why is not None:
-                    books.end(action, OutcomeKind.REFUSED, why)
+                    state.end(action, OutcomeKind.REFUSED, why)
 
-    def _too_much(self, action: LiveAction) -> str | None:
-        """Why its tenant's share of the memory that there is now can never hold it, if so."""
-        most_mib = action.owner.limits.memory_of(self._books.memory_mib)
+    def _memory_refusal(self, action: LiveAction) -> str | None:
+        """Why its tenant's share of all memory can never hold the action, or None."""
+        most_mib = action.owner.limits.memory_of(self._state.memory_mib)
         if action.memory_mib <= most_mib:
             return None
         return _beyond_share(action.memory_mib, most_mib)
 
     # ---- environments ----
-    def asked(self, spec: EnvironmentSpec, now_s: float, state: EnvironmentState) -> None:
-        books = self._books
-        if spec.environment in books.environments:
+    def add_environment(
+        self, spec: EnvironmentSpec, now_s: float, initial_state: EnvironmentState
+    ) -> None:
+        state = self._state
+        if spec.environment in state.environments:
             return
-        rank = books.settings.order.rank(now_s, spec.priority, 0.0)
-        owner = books.tenant(spec.tenant)
-        environment = LiveEnvironment(spec, books.number(), rank, state, owner)
-        why = None if state is EnvironmentState.AWAY else refusal(owner, spec)
-        books.environments[spec.environment] = environment
+        rank = state.settings.order.rank(now_s, spec.priority, 0.0)
+        owner = state.tenant(spec.tenant)
+        environment = LiveEnvironment(spec, state.number(), rank, initial_state, owner)
+        why = None if initial_state is EnvironmentState.AWAY else environment_refusal(owner, spec)
+        state.environments[spec.environment] = environment
         owner.environments += 1
         if why is not None:
             self.end(environment, OutcomeKind.REFUSED, why)
             return
-        if state is EnvironmentState.AWAY:
-            books.alarm(now_s + books.settings.return_s, f"away:{spec.environment}")
+        if initial_state is EnvironmentState.AWAY:
+            state.set_alarm(now_s + state.settings.return_s, f"away:{spec.environment}")
             return
-        insort(self._lines.setdefault(spec.tenant, []), (rank, environment.number, environment))
+        insort(self._queues.setdefault(spec.tenant, []), (rank, environment.number, environment))
         owner.waiting_environments += 1
         self.place_waiting()
 
     def place_waiting(self) -> None:
-        """Open environments while memory lasts: the tenant that holds least first."""
-        heads = [self._head(tenant) for tenant in self._lines]
+        """Open waiting environments while memory lasts, those of the tenant that holds least first."""
+        heads = [self._head(tenant) for tenant in self._queues]
         heapify(heads)
         while heads:
             tenant = heappop(heads)[-1]
-            line = self._lines.get(tenant)
-            if line is None:
-                continue  # one that was refused let others in
-            match self._place(line[0][2]):
-                case _Placing.NO_MEMORY:
+            queue = self._queues.get(tenant)
+            if queue is None:
+                continue  # a refusal placed others, and so emptied this queue
+            match self._place(queue[0][2]):
+                case _Placement.NO_MEMORY:
                     return
-                case _Placing.TENANT_FULL:
+                case _Placement.TENANT_FULL:
                     continue
-            if tenant in self._lines:
+            if tenant in self._queues:
                 heappush(heads, self._head(tenant))
 
     def _head(self, tenant: TenantId) -> tuple[float, float, int, TenantId]:
-        """The place of a tenant among tenants: by the memory that it holds."""
-        rank, number, first = self._lines[tenant][0]
+        """The sort key of a tenant: the memory that it holds, then its first environment's."""
+        rank, number, first = self._queues[tenant][0]
         return first.owner.held_by_weight, rank, number, tenant
 
-    def _unline(self, environment: LiveEnvironment) -> None:
-        line = self._lines.get(environment.owner.tenant, [])
-        place = (environment.rank, environment.number)
-        index = bisect_left(line, place, key=lambda entry: entry[:2])
-        if index < len(line) and line[index][2] is environment:
-            del line[index]
+    def _dequeue(self, environment: LiveEnvironment) -> None:
+        queue = self._queues.get(environment.owner.tenant, [])
+        position = (environment.rank, environment.number)
+        index = bisect_left(queue, position, key=lambda entry: entry[:2])
+        if index < len(queue) and queue[index][2] is environment:
+            del queue[index]
             environment.owner.waiting_environments -= 1
-            if not line:
-                del self._lines[environment.owner.tenant]
+            if not queue:
+                del self._queues[environment.owner.tenant]
 
-    def _place(self, environment: LiveEnvironment) -> "_Placing":
-        books, need_mib, owner = self._books, environment.spec.memory_mib, environment.owner
-        lanes = [lane for lane in books.nodes.values() if lane.cores.total]
+    def _place(self, environment: LiveEnvironment) -> "_Placement":
+        state, need_mib, owner = self._state, environment.spec.memory_mib, environment.owner
+        lanes = [lane for lane in state.nodes.values() if lane.cores.total]
         if not lanes:
-            return _Placing.NO_MEMORY
+            return _Placement.NO_MEMORY
         largest = max(lane.capacity.memory_mib for lane in lanes)
-        most_mib = owner.limits.memory_of(books.memory_mib)
+        most_mib = owner.limits.memory_of(state.memory_mib)
         if need_mib > min(largest, most_mib):
             why = f"it needs {need_mib} MiB and the largest node has {largest}"
             if need_mib <= largest:
                 why = _beyond_share(need_mib, most_mib)
             self.end(environment, OutcomeKind.REFUSED, why)
-            return _Placing.DONE
+            return _Placement.DONE
         if owner.held_mib + need_mib > most_mib:
-            return _Placing.TENANT_FULL
+            return _Placement.TENANT_FULL
         roomy = [lane for lane in lanes if lane.free_mib >= need_mib]
         if not roomy:
-            return _Placing.NO_MEMORY
-        # To open one is work for the node's worker, of which others want their part too.
-        able = [lane for lane in roomy if lane.opening[owner.tenant] < lane.most_for(owner)]
+            return _Placement.NO_MEMORY
+        # Opening one takes worker time: bound how many a tenant opens on a node at once.
+        able = [lane for lane in roomy if lane.opening[owner.tenant] < lane.max_units_for(owner)]
         if not able:
-            return _Placing.TENANT_FULL
+            return _Placement.TENANT_FULL
         lane = min(able, key=_fullness)
-        self._unline(environment)
+        self._dequeue(environment)
         self._hold(environment, lane, EnvironmentState.OPENING)
         lane.opening[owner.tenant] += 1
-        books.out.append(do.OpenEnvironment(lane.node, environment.spec))
-        return _Placing.DONE
+        state.out.append(commands.OpenEnvironment(lane.node, environment.spec))
+        return _Placement.DONE
 
     @staticmethod
-    def _hold(environment: LiveEnvironment, lane: CoreLane, state: EnvironmentState) -> None:
-        environment.node, environment.state = lane.node, state
+    def _hold(
+        environment: LiveEnvironment, lane: CoreLane, initial_state: EnvironmentState
+    ) -> None:
+        environment.node, environment.state = lane.node, initial_state
         lane.environments.add(environment.spec.environment)
         lane.free_mib -= environment.spec.memory_mib
         environment.owner.held_mib += environment.spec.memory_mib
 
-    def opened(self, name: EnvironmentId) -> None:
-        environment = self._books.environments.get(name)
+    def confirm_open(self, name: EnvironmentId) -> None:
+        environment = self._state.environments.get(name)
         if environment is not None and environment.state is EnvironmentState.OPENING:
-            self._opened_or_gone(environment)
+            self._finish_opening(environment)
             environment.state = EnvironmentState.OPEN
-            self._books.stir(environment)
+            self._state.wake(environment)
             self.place_waiting()
 
-    def _opened_or_gone(self, environment: LiveEnvironment) -> None:
-        lane = self._books.nodes.get(environment.node) if environment.node is not None else None
+    def _finish_opening(self, environment: LiveEnvironment) -> None:
+        lane = self._state.nodes.get(environment.node) if environment.node is not None else None
         if lane is not None and environment.state is EnvironmentState.OPENING:
             lane.opening[environment.owner.tenant] -= 1
 
-    def closed(self, name: EnvironmentId) -> None:
-        """Its owner is done with it."""
-        environment = self._books.environments.get(name)
+    def close_environment(self, name: EnvironmentId) -> None:
+        """Its owner closed it."""
+        environment = self._state.environments.get(name)
         if environment is not None:
             self.end(environment, OutcomeKind.CANCELLED, "its environment was closed")
 
-    def died(self, name: EnvironmentId, reason: str) -> None:
-        """Its worker lost it; what is left of it is removed."""
-        environment = self._books.environments.get(name)
+    def lose_environment(self, name: EnvironmentId, reason: str) -> None:
+        """Its worker lost it: end it and remove what is left."""
+        environment = self._state.environments.get(name)
         if environment is not None and environment.node is not None:
             self.end(environment, OutcomeKind.LOST, f"its environment was lost: {reason}")
 
-    def not_back(self, name: EnvironmentId) -> None:
-        environment = self._books.environments.get(name)
+    def expire_absent(self, name: EnvironmentId) -> None:
+        environment = self._state.environments.get(name)
         if environment is not None and environment.state is EnvironmentState.AWAY:
             self.end(environment, OutcomeKind.LOST, "its worker did not come back")
 
     def end(self, environment: LiveEnvironment, kind: OutcomeKind, reason: str) -> None:
-        """End it with its actions; a running one is stopped with it and reports as usual."""
-        books = self._books
+        """End an environment with its actions; a running action's worker still reports its end."""
+        state = self._state
         name = environment.spec.environment
-        del books.environments[name]
-        self._unline(environment)
+        del state.environments[name]
+        self._dequeue(environment)
         environment.owner.environments -= 1
-        self._opened_or_gone(environment)
+        self._finish_opening(environment)
         if environment.node is not None:
             environment.owner.held_mib -= environment.spec.memory_mib
-        for action in reversed(list(environment.line)):
-            books.end(action, kind, reason)
-        lane = books.nodes.get(environment.node) if environment.node is not None else None
+        for action in reversed(list(environment.queue)):
+            state.end(action, kind, reason)
+        lane = state.nodes.get(environment.node) if environment.node is not None else None
         if lane is not None:
             lane.environments.discard(name)
             lane.free_mib += environment.spec.memory_mib
-            books.touch(lane.name)
-            books.out.append(do.CloseEnvironment(lane.node, name))
+            state.touch(lane.name)
+            state.out.append(commands.CloseEnvironment(lane.node, name))
         if kind is not OutcomeKind.CANCELLED:
-            books.out.append(do.EndEnvironment(name, reason))
+            state.out.append(commands.EndEnvironment(name, reason))
         self.place_waiting()
 
 
-class _Placing(Enum):
-    """What became of an environment that waited for a node."""
+class _Placement(Enum):
+    """The result of trying to place an environment on a node."""
 
-    DONE = "done"  # it opens, or was refused
-    TENANT_FULL = "tenant full"  # others need not wait for it
+    DONE = "done"  # it opens or was refused
+    TENANT_FULL = "tenant full"  # other tenants may pass
     NO_MEMORY = "no memory"
 
 
@@ -311,13 +316,13 @@ def _beyond_share(need_mib: int, most_mib: int) -> str:
     return f"it needs {need_mib} MiB and its tenant may hold {most_mib} ([limits] memory_share)"
 
 
-def refusal(owner: TenantState, spec: EnvironmentSpec) -> str | None:
-    """Why the tenant may not have it, whatever is free."""
+def environment_refusal(owner: TenantState, spec: EnvironmentSpec) -> str | None:
+    """Why the tenant's limits exclude the environment, or None."""
     try:
         check_environment(spec, owner.limits)
     except ConfigError as error:
         return str(error)
-    return owner.no_environment()
+    return owner.full_environments_reason()
 
 
 def _fullness(lane: CoreLane) -> tuple[float, int, NodeId]:

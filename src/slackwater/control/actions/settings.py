@@ -1,4 +1,4 @@
-"""What an operator may choose about the action broker."""
+"""Settings of the action broker."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,10 @@ from slackwater.policy.actions.scheduling import Scheduling
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """`max_waiting` and the tenants' limits bound the queue; what exceeds them is refused at once.
+    """`max_waiting` and the tenants' limits bound the queue; actions beyond them are refused.
 
-    A stopped action must end within `stop_grace_s`, else its owner is told while its resources stay
-    taken. Environments of the durable log must return with their worker within `return_s`.
+    If a stopped action has not ended after `stop_grace_s`, its owner is notified and its resources
+    stay taken. Environments of the durable log must return with their worker within `return_s`.
     """
 
     scheduling: Scheduling = field(default_factory=PricedScheduling)

@@ -1,4 +1,4 @@
-"""Whose snapshots there are, and on which nodes."""
+"""The registry of environment snapshots: owner, name and node of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from slackwater.model.tenant_limits import TenantLimits
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one tenant keeps on one node under a name of its own."""
+    """A snapshot that a tenant keeps on one node under a name of its own."""
 
     tenant: TenantId
     name: str
@@ -18,55 +18,63 @@ class Snapshot:
     size_bytes: int = 0
 
     @property
-    def kept_as(self) -> str:
+    def stored_name(self) -> str:
+        """Its name on its node, which differs between tenants."""
         return snapshot_id(self.tenant, self.name)
 
 
 class SnapshotRegistry:
-    """`tenants` are all that ever existed: a snapshot of version 0.1 may belong to any of them."""
+    """`tenants` are all that ever existed: a snapshot that version 0.1 stored has no owner, and may
+    belong to any of them.
+    """
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         self._tenants = tuple(tenants)
-        self._held: dict[tuple[TenantId, str, NodeId], Snapshot] = {}
+        self._snapshots: dict[tuple[TenantId, str, NodeId], Snapshot] = {}
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Whether it is a new one."""
+        """Register a snapshot; return whether it is new."""
         key = (snapshot.tenant, snapshot.name, snapshot.node)
-        is_new = key not in self._held
-        self._held.setdefault(key, snapshot)
+        is_new = key not in self._snapshots
+        self._snapshots.setdefault(key, snapshot)
         return is_new
 
-    def measured(self, snapshot: Snapshot, size_bytes: int) -> Snapshot:
-        """Its node says how large it is."""
+    def set_size(self, snapshot: Snapshot, size_bytes: int) -> Snapshot:
+        """Record the size that the node measured."""
         key = (snapshot.tenant, snapshot.name, snapshot.node)
-        found = self._held[key] = replace(snapshot, size_bytes=size_bytes)
+        found = self._snapshots[key] = replace(snapshot, size_bytes=size_bytes)
         return found
 
     def remove(self, snapshot: Snapshot) -> None:
-        self._held.pop((snapshot.tenant, snapshot.name, snapshot.node), None)
+        self._snapshots.pop((snapshot.tenant, snapshot.name, snapshot.node), None)
 
     def room_bytes(self, snapshot: Snapshot, limits: TenantLimits) -> int:
-        """How large it may be; raises if the tenant may keep no more."""
+        """The most bytes that it may take; raises RefusedError if the tenant may keep no more."""
         key = (snapshot.tenant, snapshot.name, snapshot.node)
-        held = [one for one in self.of(snapshot.tenant) if self._held.get(key) is not one]
-        if len(held) >= limits.snapshots:
-            said = f"tenant {snapshot.tenant} has {len(held)} snapshots, as many as the operator "
-            raise RefusedError(f"snapshot: {said}lets it ([limits] snapshots)")
-        left = (limits.snapshot_mib << 20) - sum(one.size_bytes for one in held)
-        if left <= 0:
-            said = (
-                f"tenant {snapshot.tenant} keeps {limits.snapshot_mib} MiB of snapshots, as much "
+        replaced = self._snapshots.get(key)
+        others = [each for each in self._snapshots_of(snapshot.tenant) if each is not replaced]
+        if len(others) >= limits.snapshots:
+            raise RefusedError(
+                f"snapshot: tenant {snapshot.tenant} has {len(others)} snapshots, as many as the "
+                "operator lets it ([limits] snapshots)"
             )
-            raise RefusedError(f"snapshot: {said}as the operator lets it ([limits] snapshot_mib)")
+        left = (limits.snapshot_mib << 20) - sum(each.size_bytes for each in others)
+        if left <= 0:
+            raise RefusedError(
+                f"snapshot: tenant {snapshot.tenant} keeps {limits.snapshot_mib} MiB of snapshots, "
+                "as much as the operator lets it ([limits] snapshot_mib)"
+            )
         return left
 
-    def of(self, tenant: TenantId) -> list[Snapshot]:
-        """A tenant's own."""
-        return [snapshot for snapshot in self._held.values() if snapshot.tenant == tenant]
+    def _snapshots_of(self, tenant: TenantId) -> list[Snapshot]:
+        return [snapshot for snapshot in self._snapshots.values() if snapshot.tenant == tenant]
 
-    def kept_as(self, tenant: TenantId, name: str) -> str:
-        """Its name on its node. One of version 0.1 counts only if no other tenant can own it."""
-        if any(snapshot.name == name for snapshot in self.of(tenant)):
+    def find_stored_name(self, tenant: TenantId, name: str) -> str:
+        """The name of a tenant's snapshot on its node; raises NotFoundError if there is none.
+
+        A snapshot of version 0.1 is found only if no other tenant can own it.
+        """
+        if any(snapshot.name == name for snapshot in self._snapshots_of(tenant)):
             return snapshot_id(tenant, name)
         found = old_snapshot_id(tenant, name, self._tenants)
         if found is None:

@@ -1,8 +1,8 @@
-"""Who starts in a lane: the first in line that fit, with as much as the policy gives (ARL-Tangram
-4.2).
+"""Starting the actions of a lane: the first that fit, with the units that the policy decides
+(ARL-Tangram 4.2).
 
-An action that waits for cores or GPUs keeps them from all behind it, so none starves. One that
-waits for a limit lets others pass, but keeps the limit from all behind it, in every lane.
+An action that waits for cores or GPUs blocks them for all behind it, so none starves. One that
+waits for a limit lets others pass, but blocks that limit for later actions in every lane.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.control.actions import commands as do
+from slackwater.control.actions import commands
 from slackwater.control.actions.broker_state import BrokerState
-from slackwater.control.actions.fair_line import FairOrder
+from slackwater.control.actions.fair_queue import FairOrder
 from slackwater.control.actions.lanes import GpuLane, Lane, LimitLane
-from slackwater.control.actions.limits import LimitClaim
+from slackwater.control.actions.limit_usage import LimitClaim
 from slackwater.control.actions.live import Attempt, LiveAction
 from slackwater.model.action import Grant
 from slackwater.model.amounts import MEMORY_MIB
@@ -26,26 +26,26 @@ from slackwater.policy.actions.scheduling import SchedulingView
 _MOST_SKIPPED = 32
 _MOST_SEEN = 256
 _MOST_ELASTIC = 64
-_REST = 256
+_MOST_BEHIND = 256
 
 
-class _Room:
-    """What a lane could still give on top of what was promised."""
+class _Headroom:
+    """What a lane can still give beyond the units promised to candidates so far."""
 
     def __init__(self, lane: Lane, total_mib: int) -> None:
         self._lane = lane
         self._total_mib = total_mib
-        self._promised: dict[TenantId, tuple[int, int]] = {}
-        self.no_memory: TenantId | None = None  # whose first waits for memory
+        self._promised_units: dict[TenantId, tuple[int, int]] = {}
+        self.no_memory: TenantId | None = None  # the tenant whose first action waits for memory
         self.free = lane.free
         self._promised_mib = 0
         self._chunks = lane.topology(0) if isinstance(lane, GpuLane) else None
-        self._state = self._chunks.start if self._chunks else 0
+        self._chunk_state = self._chunks.start if self._chunks else 0
 
     def admits(self, action: LiveAction, curve: DurationCurve) -> bool:
-        """Whether its tenant may have so much more; if not, others need not wait for it."""
-        units, mib = self._promised.get(action.spec.tenant, (0, 0))
-        if curve.choices and curve.least > self._lane.left_for(action.owner) - units:
+        """Whether its tenant's limits allow it; if not, other tenants may pass."""
+        units, mib = self._promised_units.get(action.spec.tenant, (0, 0))
+        if curve.choices and curve.least > self._lane.remaining_for(action.owner) - units:
             return False
         if not action.memory_mib:
             return True
@@ -55,19 +55,22 @@ class _Room:
         return owner.held_mib + mib + action.memory_mib <= owner.limits.memory_of(self._total_mib)
 
     def promise(self, action: LiveAction, units: int) -> None:
-        before = self._promised.get(action.spec.tenant, (0, 0))
-        self._promised[action.spec.tenant] = (before[0] + units, before[1] + action.memory_mib)
+        before = self._promised_units.get(action.spec.tenant, (0, 0))
+        self._promised_units[action.spec.tenant] = (
+            before[0] + units,
+            before[1] + action.memory_mib,
+        )
 
     def take(self, action: LiveAction, curve: DurationCurve) -> bool:
-        """Promise an action its least, if there is so much."""
+        """Promise an action its least units, if they are free."""
         if not curve.choices or curve.least > self.free:
             return False
         if action.memory_mib and not self._lane.has_memory(action, self._promised_mib):
             self.no_memory = action.spec.tenant
             return False
         if self._chunks is not None:
-            self._state = int(self._chunks.after[self._state, curve.least])
-            if self._state < 0:
+            self._chunk_state = int(self._chunks.after[self._chunk_state, curve.least])
+            if self._chunk_state < 0:
                 return False
         self.free -= curve.least
         self._promised_mib += action.memory_mib
@@ -76,20 +79,20 @@ class _Room:
 
 
 class Starter:
-    """Starts what can be started, lane by lane."""
+    """Starts the actions of one lane after another."""
 
-    def __init__(self, books: BrokerState) -> None:
-        self._books = books
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
     def run(self, lane: Lane) -> None:
-        """Look at one lane once."""
+        """Start what can start in one lane."""
         if not len(lane):
             self._set_claims(lane, {})
             return
-        if lane.line.shared:
+        if lane.queue.shared:
             for attempt in lane.running.values():
-                lane.line.ran(attempt, self._books.now_s)
-        order = lane.line.in_order()
+                lane.queue.charge_running(attempt, self._state.now_s)
+        order = lane.queue.iterate()
         candidates, seen, claims = self._candidates(lane, order)
         self._set_claims(lane, claims)
         if not candidates:
@@ -98,21 +101,21 @@ class Starter:
             for action, curve in candidates:
                 self._start(lane, action, curve.least, curve)
             return
-        rest = partial(order.after, seen, _REST)
-        self._share_out(lane, candidates, rest)
+        rest = partial(order.after, seen, _MOST_BEHIND)
+        self._share_units(lane, candidates, rest)
 
-    # ---- who could start ----
+    # ---- candidates ----
     def _candidates(
         self, lane: Lane, order: FairOrder
     ) -> tuple[list[tuple[LiveAction, DurationCurve]], int, dict[ResourceName, LimitClaim]]:
-        """The first in line that fit together, how many were looked at, and the blocking limits."""
+        """The first actions that fit together, how many were examined, and claims on limits."""
         found: list[tuple[LiveAction, DurationCurve]] = []
         claims: dict[ResourceName, LimitClaim] = {}
         promised: dict[ResourceName, int] = {}
-        room = _Room(lane, self._books.memory_mib)
+        room = _Headroom(lane, self._state.memory_mib)
         seen = skipped = elastic = 0
         most_elastic = min(lane.free, _MOST_ELASTIC)
-        puts_off = self._books.settings.scheduling.puts_off
+        puts_off = self._state.settings.scheduling.puts_off
         for action in order:
             if room.free <= 0 or skipped > _MOST_SKIPPED or seen > _MOST_SEEN:
                 break
@@ -124,7 +127,7 @@ class Starter:
                 continue
             if puts_off and elastic >= most_elastic and action.curve.elastic:
                 continue
-            curve = within(self._curve(lane, action), lane.most_for(action.owner))
+            curve = within(self._curve(lane, action), lane.max_units_for(action.owner))
             if not room.admits(action, curve):
                 order.drop(action.spec.tenant)
                 continue
@@ -132,7 +135,7 @@ class Starter:
                 elastic += 1
             elif not room.take(action, curve):
                 seen -= 1
-                if room.no_memory is None or not lane.line.shared:
+                if room.no_memory is None or not lane.queue.shared:
                     break
                 order.drop(action.spec.tenant)  # others' actions that need no memory may pass
                 continue
@@ -148,53 +151,53 @@ class Starter:
         promised: dict[ResourceName, int],
         claims: dict[ResourceName, LimitClaim],
     ) -> bool:
-        books = self._books
+        state = self._state
         claim = action.claim
         for resource, units in action.limits:
-            book = books.limits[resource]
+            book = state.limits[resource]
             wanted = units + promised.get(resource, 0)
-            fits = book.fits(wanted, books.now_s)
-            if fits and resource not in claims and not book.claimed_before(lane.name, claim):
+            fits = book.fits(wanted, state.now_s)
+            if fits and resource not in claims and not book.has_earlier_claim(lane.name, claim):
                 continue
             for each, _ in action.limits:
                 claims.setdefault(each, claim)
-            back_s = None if fits else book.returns_s(wanted, books.now_s)
+            back_s = None if fits else book.available_s(wanted, state.now_s)
             if back_s is not None:
-                books.alarm_once(back_s, f"limit:{resource}")
+                state.set_alarm_once(back_s, f"limit:{resource}")
             return False
         return True
 
     def _set_claims(self, lane: Lane, claims: dict[ResourceName, LimitClaim]) -> None:
-        """Say what this lane's first waits for; where that has become less, others may go."""
-        for resource, book in self._books.limits.items():
-            before, now = book.blocked.get(lane.name), claims.get(resource)
+        """Record which limits this lane waits for; wake lanes that a dropped claim blocked."""
+        for resource, book in self._state.limits.items():
+            before, now = book.first_claims.get(lane.name), claims.get(resource)
             if before == now:
                 continue
             if now is None:
-                del book.blocked[lane.name]
+                del book.first_claims[lane.name]
             else:
-                book.blocked[lane.name] = now
-            if before is not None and (now is None or before.before(now)):
-                self._books.touch_waiters(resource)
+                book.first_claims[lane.name] = now
+            if before is not None and (now is None or before.is_before(now)):
+                self._state.touch_waiters(resource)
 
     def _curve(self, lane: Lane, action: LiveAction) -> DurationCurve:
-        """What is known now; more may be known than when it came."""
+        """The duration curve as known now; the mean may have been learned since its arrival."""
         spec = action.spec
         if not action.curve.known and spec.elastic is not None:
-            mean_s = self._books.durations.mean_s(spec.kind)
+            mean_s = self._state.durations.mean_s(spec.kind)
             need = spec.need(spec.elastic.resource)
             if mean_s is not None and need is not None:
                 action.curve = curve_of(need.amounts, spec.elastic.efficiency, mean_s, mean_s)
         return lane.curve(action)
 
-    # ---- how much each gets ----
-    def _share_out(
+    # ---- units of each candidate ----
+    def _share_units(
         self,
         lane: Lane,
         candidates: list[tuple[LiveAction, DurationCurve]],
         behind: Callable[[], list[LiveAction]],
     ) -> None:
-        policy = self._books.settings.scheduling
+        policy = self._state.settings.scheduling
         curves = [curve for _, curve in candidates]
         left_s: NDArray[np.float64] = np.empty(0)
         left_units: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -212,7 +215,7 @@ class Starter:
             left_units,
             lane.capacity_units,
             len(lane) - len(candidates),
-            self._soon(lane, curves, rest, left_s, left_units),
+            self._expected_elastic(lane, curves, rest, left_s, left_units),
             lane.short,
             [self._patience_s(action, curve) for action, curve in candidates],
         )
@@ -222,14 +225,13 @@ class Starter:
             for units, (action, curve) in zip(amounts, candidates, strict=True)
             if units
         ]
-        if isinstance(
-            lane, GpuLane
-        ):  # large chunks first: then any choice of place leaves room for the rest
+        if isinstance(lane, GpuLane):
+            # Large chunks first, so that any choice leaves room for the rest.
             starts.sort(key=lambda start: -start[0])
         for units, action, curve in starts:
             self._start(lane, action, units, curve)
 
-    def _soon(
+    def _expected_elastic(
         self,
         lane: Lane,
         curves: list[DurationCurve],
@@ -237,71 +239,71 @@ class Starter:
         left_s: NDArray[np.float64],
         left_units: NDArray[np.int64],
     ) -> float:
-        """How many elastic ones will come before all that is here now is done."""
+        """How many elastic actions will arrive before the present backlog is done."""
         if not len(left_s):
             return 0.0
         backlog_s = float(left_s @ left_units)
         backlog_s += sum(curve.least_s * curve.least for curve in (*curves, *rest))
-        soon = lane.elastic.soon(backlog_s, lane.capacity_units, self._books.now_s)
-        return min(soon, lane.may_come)
+        soon = lane.elastic.soon(backlog_s, lane.capacity_units, self._state.now_s)
+        return min(soon, lane.max_arrivals)
 
     def _may_be_put_off(self, action: LiveAction, curve: DurationCurve) -> bool:
-        """Whether short actions may pass it: it could use more units and has not waited long."""
+        """Whether short actions may pass: it could use more units and has not waited long."""
         if not curve.elastic or action.limits or action.memory_mib:
             return False
         return self._patience_s(action, curve) > 0
 
     def _patience_s(self, action: LiveAction, curve: DurationCurve) -> float:
-        """How much longer it may be deferred: at most as long as it takes on its least units."""
-        now_s = self._books.now_s
+        """How much longer it may be deferred: at most its duration on its least units."""
+        now_s = self._state.now_s
         if action.could_start_s is None:
             action.could_start_s = now_s
         return max(action.could_start_s + curve.least_s - now_s, 0.0)
 
     def _completions(self, lane: Lane) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """How much longer the running ones are expected to take; overdue ones by experience."""
-        now_s = self._books.now_s
+        """Expected remaining time and units of running attempts; overdue ones anew."""
+        now_s = self._state.now_s
         for attempt in lane.running.values():
             if attempt.ends_s <= now_s:
-                attempt.ends_s = now_s + self._left_s(attempt)
+                attempt.ends_s = now_s + self._remaining_s(attempt)
         count = len(lane.running)
         running = lane.running.values()
         ends = np.fromiter((attempt.ends_s for attempt in running), np.float64, count)
         units = np.fromiter((attempt.units for attempt in running), np.int64, count)
         return ends - now_s, units
 
-    def _left_s(self, attempt: Attempt) -> float:
+    def _remaining_s(self, attempt: Attempt) -> float:
         spec = attempt.action.spec
         faster = spec.elastic.efficiency.speedup(attempt.units) if spec.elastic else 1.0
-        ran_s = (self._books.now_s - attempt.started_s) * faster
-        return max(self._books.durations.left_s(spec.kind, ran_s) / faster, 1e-3)
+        ran_s = (self._state.now_s - attempt.started_s) * faster
+        return max(self._state.durations.left_s(spec.kind, ran_s) / faster, 1e-3)
 
     # ---- starting ----
     def _start(self, lane: Lane, action: LiveAction, units: int, curve: DurationCurve) -> None:
-        books = self._books
-        now_s = books.now_s
-        left = lane.left_for(action.owner)
+        state = self._state
+        now_s = state.now_s
+        left = lane.remaining_for(action.owner)
         units = units if units <= left else curve.most(left)
         if not units:
-            return  # others of its tenant were given what it may hold
+            return  # its tenant's other actions have taken its share
         taken = lane.take(action, units, now_s)
         if taken is None:
             return
         lane.remove(action)
         action.lane = None
-        books.count_waiting(action, -1)
+        state.count_waiting(action, -1)
         for resource, amount in action.limits:
-            books.limits[resource].take(amount, now_s)
+            state.limits[resource].take(amount, now_s)
         amounts = tuple(
             (need.resource, units if need.resource == lane.resource else need.amounts.least)
             for need in action.spec.needs
         )
         grant = Grant(amounts, taken.node, taken.cores, taken.gpus)
-        number = books.number()
+        number = state.number()
         ends_s = now_s + float(curve.seconds[units])
         attempt = Attempt(number, action, grant, units, now_s, ends_s, lane.name)
         action.attempt = attempt
-        books.attempts[number] = attempt
+        state.attempts[number] = attempt
         lane.start(attempt, ends_s - now_s)
         action.owner.held_mib += grant.amount(MEMORY_MIB)
         if action.environment is not None:
@@ -309,11 +311,11 @@ class Starter:
         if not action.curve.elastic:
             attempt.short = True
             lane.short.change(units, now_s)
-        books.counters.started += 1
-        books.counters.restored += bool(taken.before)
-        books.out.extend(taken.before)
-        books.out.append(do.StartAction(action.spec, number, grant))
+        state.counters.started += 1
+        state.counters.restored += bool(taken.setup)
+        state.out.extend(taken.setup)
+        state.out.append(commands.StartAction(action.spec, number, grant))
         limit_s = action.spec.limit_s
         if limit_s is not None:
-            late_s = now_s + taken.setup_s + limit_s + books.settings.limit_grace_s
-            books.alarm(late_s, f"late:{number}")
+            late_s = now_s + taken.setup_s + limit_s + state.settings.limit_grace_s
+            state.set_alarm(late_s, f"late:{number}")

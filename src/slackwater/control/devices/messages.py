@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.message import Message, TimedMessage
-from slackwater.control.operations import events as of_operation
+from slackwater.control.operations import events
 from slackwater.control.operations.commands import StartWork, TrainerOrder
 from slackwater.control.operations.facts import OpOver
 from slackwater.control.steps.events import DevicesAsked, DevicesGranted, DevicesReturned
@@ -69,14 +69,14 @@ AllocationEvent: TypeAlias = (
 AllocationCommand: TypeAlias = StartDeployment | RefuseDeployment
 
 DeviceEvent: TypeAlias = (
-    of_operation.OpSubmitted
+    events.OpSubmitted
     | OpOver
     | StartWork
     | DevicesGranted
-    | of_operation.TicketDetached
-    | of_operation.TicketDone
-    | of_operation.TicketFailed
-    | of_operation.TrainerLost
+    | events.TicketDetached
+    | events.TicketDone
+    | events.TicketFailed
+    | events.TrainerLost
 )
 DeviceCommand: TypeAlias = TrainerOrder | GrantDevices | DevicesAsked | DevicesReturned | JobTrained
 

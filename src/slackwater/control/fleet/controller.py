@@ -16,28 +16,28 @@ from slackwater.control.coschedule.phase_cycle import COSCHEDULE
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.scheduler import CoScheduler
-from slackwater.control.devices import messages as of_device
+from slackwater.control.devices import messages as device_messages
 from slackwater.control.devices.allocator import DeviceAllocator
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
-from slackwater.control.jobs import driver_events as of_driver
-from slackwater.control.jobs import events as of_job
+from slackwater.control.jobs import driver_events
+from slackwater.control.jobs import events as job_events
 from slackwater.control.jobs.drivers import DRIVER, DriverRegistry
 from slackwater.control.jobs.registry import JobRegistry
-from slackwater.control.lending import demand as of_lending
+from slackwater.control.lending import demand
 from slackwater.control.lending.lender import REVIEW, LendingController
-from slackwater.control.operations import events as of_operation
+from slackwater.control.operations import events as operation_events
 from slackwater.control.operations.controller import OPERATIONS, OperationsController
 from slackwater.control.operations.settings import OperationsConfig
-from slackwater.control.rollout import events as of_rollout
+from slackwater.control.rollout import events as rollout_events
 from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.control.steps import events as of_step
+from slackwater.control.steps import events as step_events
 from slackwater.control.steps.tracker import REST, STEP, DeviceOwnership, StepTracker
 from slackwater.control.timer import TimerFired
-from slackwater.control.weights import events as of_weight
+from slackwater.control.weights import events as weight_events
 from slackwater.control.weights.director import WeightDirector
 from slackwater.model.ids import InstanceId, JobId, NodeId
 from slackwater.model.placement import is_within
@@ -82,16 +82,16 @@ class FleetController:
         lending: Handler = _ignore if self.lending is None else self.lending.handle
         phases: Handler = _ignore if self.phases is None else self.phases.handle
         consumers: tuple[tuple[Handler, dict[str, type]], ...] = (
-            (self.rollout.handle, of_rollout.EVENT_TYPES),
-            (self.operations.handle, of_operation.EVENT_TYPES),
-            (self.devices.handle, of_device.EVENT_TYPES),
-            (self.allocator.handle, of_device.ALLOCATION_TYPES),
-            (self.jobs.handle, of_job.EVENT_TYPES),
+            (self.rollout.handle, rollout_events.EVENT_TYPES),
+            (self.operations.handle, operation_events.EVENT_TYPES),
+            (self.devices.handle, device_messages.EVENT_TYPES),
+            (self.allocator.handle, device_messages.ALLOCATION_TYPES),
+            (self.jobs.handle, job_events.EVENT_TYPES),
             (phases, PhaseKeeper.CONSUMES),
-            (self.weights.handle, of_weight.EVENT_TYPES),
-            (self.steps.handle, of_step.EVENT_TYPES),
-            (self.drivers.handle, of_driver.EVENT_TYPES),
-            (lending, of_lending.EVENT_TYPES),
+            (self.weights.handle, weight_events.EVENT_TYPES),
+            (self.steps.handle, step_events.EVENT_TYPES),
+            (self.drivers.handle, driver_events.EVENT_TYPES),
+            (lending, demand.EVENT_TYPES),
         )
         self._timers: dict[str, Handler] = {  # by the beginning of a timer's name
             COSCHEDULE: phases,
@@ -109,7 +109,9 @@ class FleetController:
 
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
         """Take one event; return what the runtime must do, in order."""
-        if type(event) is of_rollout.TokensArrived:  # the short way: most frames ask for nothing
+        if (
+            type(event) is rollout_events.TokensArrived
+        ):  # the short way: most frames ask for nothing
             commands = self.rollout.handle(event)
             if not commands:
                 return commands
@@ -156,9 +158,9 @@ class FleetController:
     def _is_stale(self, event: FleetEvent) -> bool:
         """Whether an engine on the trainers' devices speaks that was told to rest meanwhile."""
         match event:
-            case of_rollout.InstanceJoined(_, spec):
+            case rollout_events.InstanceJoined(_, spec):
                 instance = spec.instance
-            case of_rollout.InstanceHeartbeat(_, instance):
+            case rollout_events.InstanceHeartbeat(_, instance):
                 pass
             case _:
                 return False

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from slackwater.control.jobs.events import JobTrained
-from slackwater.control.lending import events as on
+from slackwater.control.lending import events as lending_events
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.steps.events import DevicesGranted
 from slackwater.model.ids import JobId, NodeId
 
-LoanEvent: TypeAlias = on.LendingEvent | TurnOpened | TurnClosed | DevicesGranted | JobTrained
+LoanEvent: TypeAlias = (
+    lending_events.LendingEvent | TurnOpened | TurnClosed | DevicesGranted | JobTrained
+)
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LoanEvent.__args__}
 
 QUIET_S = 2.0  # a job without a live turn for so long has ended its rollout
@@ -40,7 +42,7 @@ class LoanDemand:
         self._borrowers: dict[JobId, _Borrower] = {}
         self._live: Counter[JobId] = Counter()
 
-    def translate(self, event: LoanEvent) -> Iterator[on.LendingEvent]:
+    def translate(self, event: LoanEvent) -> Iterator[lending_events.LendingEvent]:
         """What the lender hears of an event, in order."""
         match event:
             case TurnOpened():
@@ -60,7 +62,7 @@ class LoanDemand:
             case _:
                 yield from self._of_node(event)
 
-    def _turn_opened(self, event: TurnOpened) -> Iterator[on.LendingEvent]:
+    def _turn_opened(self, event: TurnOpened) -> Iterator[lending_events.LendingEvent]:
         job, base, now_s = event.job, event.base_model, event.now_s
         self._live[job] += 1
         if base not in self._lendable:
@@ -68,30 +70,30 @@ class LoanDemand:
         known = self._borrowers.get(job)
         self._borrowers[job] = _Borrower(base, now_s)
         if known is None:
-            yield on.CapacityWanted(now_s, job, max(len(self._nodes), 1), base)
+            yield lending_events.CapacityWanted(now_s, job, max(len(self._nodes), 1), base)
         elif known.stepped:
-            yield on.BorrowerStepBegan(now_s, job)
+            yield lending_events.BorrowerStepBegan(now_s, job)
 
-    def _of_node(self, event: on.LendingEvent) -> Iterator[on.LendingEvent]:
+    def _of_node(self, event: lending_events.LendingEvent) -> Iterator[lending_events.LendingEvent]:
         match event:
-            case on.ServingNodeReported(now_s, node):
+            case lending_events.ServingNodeReported(now_s, node):
                 if node in self._nodes:
                     yield from self._quiet(now_s)
                 yield event
-            case on.ServingNodeJoined(now_s, node, service):
+            case lending_events.ServingNodeJoined(now_s, node, service):
                 self._nodes.add(node)
                 yield event
-                yield on.ServiceOpened(now_s, service, len(self._nodes))
+                yield lending_events.ServiceOpened(now_s, service, len(self._nodes))
                 for job, borrower in self._borrowers.items():
                     wanted = (job, len(self._nodes), borrower.base_model)
-                    yield on.CapacityWanted(now_s, *wanted)
-            case on.ServingNodeLost(_, node):
+                    yield lending_events.CapacityWanted(now_s, *wanted)
+            case lending_events.ServingNodeLost(_, node):
                 self._nodes.discard(node)
                 yield event
             case _:
                 yield event
 
-    def _quiet(self, now_s: float) -> Iterator[on.LendingEvent]:
+    def _quiet(self, now_s: float) -> Iterator[lending_events.LendingEvent]:
         """A job without a live turn for a while does not roll out any more."""
         for job, borrower in list(self._borrowers.items()):
             if job in self._live:
@@ -99,9 +101,9 @@ class LoanDemand:
             elif now_s - borrower.active_s > QUIET_S:
                 yield self._end(job, now_s)
 
-    def _end(self, job: JobId, now_s: float) -> on.CapacityReturned:
+    def _end(self, job: JobId, now_s: float) -> lending_events.CapacityReturned:
         del self._borrowers[job]
-        return on.CapacityReturned(now_s, job)
+        return lending_events.CapacityReturned(now_s, job)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""

@@ -14,8 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from slackwater.control.lending import commands as do
-from slackwater.control.lending import events as on
+from slackwater.control.lending import commands, events
 from slackwater.control.lending.demand import LoanDemand, LoanEvent
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId, ServiceName
@@ -66,36 +65,36 @@ class Lender:
         self._wanted: dict[JobId, int] = {}
         self._base_of: dict[JobId, str] = {}
         self._watching = False
-        self._out: list[do.LendingCommand] = []
+        self._out: list[commands.LendingCommand] = []
 
-    def handle(self, event: on.LendingEvent) -> Sequence[do.LendingCommand]:
+    def handle(self, event: events.LendingEvent) -> Sequence[commands.LendingCommand]:
         """Take one event; return what the body must do, in order."""
         self._out = []
         now_s = event.now_s
         match event:
-            case on.ServiceOpened(_, service, most_nodes):
+            case events.ServiceOpened(_, service, most_nodes):
                 self._limits[service] = max(most_nodes, 0)
                 self._shrink(service)
-            case on.LendingStopped(_, service, reason):
+            case events.LendingStopped(_, service, reason):
                 self._limits[service] = 0
                 self._take_all(service, reason)
-            case on.ServingNodeJoined(_, node, service):
+            case events.ServingNodeJoined(_, node, service):
                 self._nodes.setdefault(node, _Node(service))
-            case on.ServingNodeReported():
+            case events.ServingNodeReported():
                 self._reported(event)
-            case on.ServingNodeLost(_, node):
+            case events.ServingNodeLost(_, node):
                 self._nodes.pop(node, None)
-            case on.CapacityWanted(_, job, nodes, base_model):
+            case events.CapacityWanted(_, job, nodes, base_model):
                 self._base_of[job] = base_model
                 self._want(job, nodes)
-            case on.BorrowerStepBegan(_, job):
+            case events.BorrowerStepBegan(_, job):
                 lent = [name for name, node in self._nodes.items() if node.lent_to == job]
-                self._out += [do.BeginStep(name, job) for name in lent]
-            case on.CapacityReturned(_, job):
+                self._out += [commands.BeginStep(name, job) for name in lent]
+            case events.CapacityReturned(_, job):
                 self._want(job, 0)
                 self._wanted.pop(job, None)
                 self._base_of.pop(job, None)
-            case on.NodeCleared() | on.LoanFailed():
+            case events.NodeCleared() | events.LoanFailed():
                 self._over(event)
             case TimerFired():
                 self._watching = False
@@ -133,7 +132,7 @@ class Lender:
             assert self._held_by(job) <= wanted, "a job holds more than it wants"
 
     # ---- what happens ----
-    def _reported(self, event: on.ServingNodeReported) -> None:
+    def _reported(self, event: events.ServingNodeReported) -> None:
         node = self._nodes.get(event.node)
         if node is None:
             return
@@ -161,12 +160,12 @@ class Lender:
         node.rests_until_s = now_s + rest_s
         self._take(event.node, why)
 
-    def _over(self, event: on.NodeCleared | on.LoanFailed) -> None:
+    def _over(self, event: events.NodeCleared | events.LoanFailed) -> None:
         node = self._nodes.get(event.node)
         if node is None:
             return
         node.leaving = None
-        if isinstance(event, on.LoanFailed):
+        if isinstance(event, events.LoanFailed):
             node.lent_to = None
             node.rests_until_s = event.now_s + self._settings.rule.rest_s
 
@@ -199,7 +198,7 @@ class Lender:
         node = self._nodes[name]
         assert node.lent_to is not None
         node.leaving, node.lent_to = node.lent_to, None
-        self._out.append(do.TakeBack(name, node.leaving, reason))
+        self._out.append(commands.TakeBack(name, node.leaving, reason))
 
     # ---- lending ----
     def _held_by(self, job: JobId) -> int:
@@ -224,7 +223,7 @@ class Lender:
                 room[node.service] = room.get(node.service, 0) - 1
         for name, job in self._settings.rule.choose(idle, wanted, room):
             self._nodes[name].lent_to, self._nodes[name].used_s = job, now_s
-            self._out.append(do.LendNode(name, job, self._base_of[job]))
+            self._out.append(commands.LendNode(name, job, self._base_of[job]))
 
     def _watch(self, now_s: float) -> None:
         """Look again later while a job wants more than it has."""
@@ -241,9 +240,9 @@ class LendingController:
         self.lender = Lender(settings)
         self._demand = LoanDemand(lendable)
 
-    def handle(self, event: LoanEvent) -> Sequence[do.LendingCommand]:
+    def handle(self, event: LoanEvent) -> Sequence[commands.LendingCommand]:
         """Take one event; return what is to be done, in order."""
-        out: list[do.LendingCommand] = []
+        out: list[commands.LendingCommand] = []
         for each in self._demand.translate(event):
             out += self.lender.handle(each)
         return out

@@ -8,8 +8,7 @@ request ends exactly once. `state_recovery.py` brings a model's state to a train
 from collections.abc import Sequence
 from typing import assert_never
 
-from slackwater.control.operations import commands as do
-from slackwater.control.operations import events as on
+from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import DispatchDue
 from slackwater.control.operations.flights import Flight, Replay, Restore, RunHead, SnapshotFlight
 from slackwater.control.operations.model_queue import ModelQueue, Residency
@@ -36,23 +35,23 @@ class OperationsController:
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
 
-    def handle(self, event: on.Event) -> Sequence[do.Command]:
+    def handle(self, event: events.Event) -> Sequence[commands.Command]:
         """Take one event, return what is to be done about it, in order."""
         state = self._state
         state.out, state.now_s = [], event.now_s
         match event:
-            case on.ModelAdopted(_, model, saved_seq, records, owner):
+            case events.ModelAdopted(_, model, saved_seq, records, owner):
                 if model in self._lines:
                     state.place(self._lines[model], None)
                 line = self._lines[model] = state.busy[model] = ModelQueue(model, owner)
                 line.adopt(saved_seq, records)
-            case on.OpSubmitted(_, operation, owner):
+            case events.OpSubmitted(_, operation, owner):
                 self._submitted(operation, owner)
-            case on.OpRejected(_, operation, reason):
+            case events.OpRejected(_, operation, reason):
                 self._rejected(operation, reason)
-            case on.ModelClosed(_, model, reason):
+            case events.ModelClosed(_, model, reason):
                 self._close(model, reason)
-            case on.TicketDone() | on.TicketFailed():
+            case events.TicketDone() | events.TicketFailed():
                 self._reported(event)
             case TimerFired(_, name):
                 self._timer(name)
@@ -63,24 +62,24 @@ class OperationsController:
         self._watch_gaps(event.now_s)
         return state.out
 
-    def _of_trainers(self, event: on.TrainerEvent) -> None:
+    def _of_trainers(self, event: events.TrainerEvent) -> None:
         state = self._state
         match event:
-            case on.TrainerJoined(_, worker, node):
+            case events.TrainerJoined(_, worker, node):
                 self._flights.setdefault(worker, None)
                 state.nodes[worker] = node
-            case on.TrainerLost(_, worker, reason):
+            case events.TrainerLost(_, worker, reason):
                 self._recovery.trainer_lost(worker, reason)
-            case on.OpsGated(_, job, nodes):
+            case events.OpsGated(_, job, nodes):
                 self._gate(job, nodes)
             case DispatchDue(now_s, model, settled):
                 if settled:
                     self._unsettled.discard(model)
                 else:
                     state.out.append(DispatchDue(now_s, model, settled=True))
-            case on.StateMoved(_, model, ticket, error):
+            case events.StateMoved(_, model, ticket, error):
                 self._recovery.moved(model, ticket, error)
-            case on.TicketDetached(_, worker, ticket):
+            case events.TicketDetached(_, worker, ticket):
                 self._recovery.detach(worker, ticket)
             case _:
                 assert_never(event)
@@ -173,7 +172,7 @@ class OperationsController:
         line.waiting.clear()
         line.aside.clear()
         self._state.forget(line)
-        self._state.out.append(do.ForgetStrays(model))
+        self._state.out.append(commands.ForgetStrays(model))
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
@@ -230,7 +229,7 @@ class OperationsController:
             self._state.fail(operation, error, FaultOwner.USER)
             line.fail_head(why)
             return
-        order = do.RunOp(worker, ticket, operation, replay=False)
+        order = commands.RunOp(worker, ticket, operation, replay=False)
         self._state.fly(RunHead(ticket, line, operation), order)
 
     def _snapshot(
@@ -238,15 +237,15 @@ class OperationsController:
     ) -> None:
         """Save the state after `op`; with `finishes` the operation is over only then."""
         ticket = self._state.ticket()
-        order = do.TakeSnapshot(worker, ticket, line.model, op.seq)
+        order = commands.TakeSnapshot(worker, ticket, line.model, op.seq)
         self._state.fly(SnapshotFlight(ticket, line, op, finishes), order)
 
     # ---- reports ----
-    def _reported(self, event: on.TicketDone | on.TicketFailed) -> None:
+    def _reported(self, event: events.TicketDone | events.TicketFailed) -> None:
         """A trainer says how something ended: what it was doing, or a publish that it detached."""
         flight = self._state.land(event.worker, event.ticket)
         if flight is not None:
-            if isinstance(event, on.TicketDone):
+            if isinstance(event, events.TicketDone):
                 self._done(flight, event)
             else:
                 self._failed(flight, event)
@@ -254,12 +253,12 @@ class OperationsController:
         published = self._recovery.written(event.worker, event.ticket)
         if published is None:
             return  # about a trainer or a model that is gone
-        if isinstance(event, on.TicketDone):
+        if isinstance(event, events.TicketDone):
             self._state.complete(published, event.ticket)
         else:
             self._state.fail(published, event.error, event.owner)
 
-    def _done(self, flight: Flight, event: on.TicketDone) -> None:
+    def _done(self, flight: Flight, event: events.TicketDone) -> None:
         match flight:
             case Restore():
                 self._recovery.restored(flight, event)
@@ -273,9 +272,9 @@ class OperationsController:
                     line.finish_head()
                     self._state.complete(op, ticket)
                 line.saved(op.seq)
-                self._state.out.append(do.CommitSnapshot(line.model, op.seq))
+                self._state.out.append(commands.CommitSnapshot(line.model, op.seq))
 
-    def _ran(self, flight: RunHead, event: on.TicketDone) -> None:
+    def _ran(self, flight: RunHead, event: events.TicketDone) -> None:
         line, op = flight.line, flight.operation
         if op.kind is OpKind.LOAD:  # its source may be deleted: own the state first, then say so
             self._snapshot(event.worker, line, op, finishes=True)
@@ -290,7 +289,7 @@ class OperationsController:
         if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
             self._snapshot(event.worker, line, op, finishes=False)
 
-    def _failed(self, flight: Flight, event: on.TicketFailed) -> None:
+    def _failed(self, flight: Flight, event: events.TicketFailed) -> None:
         state, line = self._state, flight.line
         match flight:
             case Restore() | Replay():

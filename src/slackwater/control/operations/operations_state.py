@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from slackwater.control.operations import commands as do
+from slackwater.control.operations import commands
 from slackwater.control.operations.facts import OpOver
 from slackwater.control.operations.flights import Flight
 from slackwater.control.operations.model_queue import ModelQueue
@@ -26,18 +26,18 @@ class OperationsState:
     held: Counter[WorkerId] = field(default_factory=Counter)  # how many models each trainer has
     tickets: int = 0
     now_s: float = 0.0
-    out: list[do.Command] = field(default_factory=list)
+    out: list[commands.Command] = field(default_factory=list)
 
     def ticket(self) -> int:
         self.tickets += 1
         return self.tickets
 
     # ---- trainers ----
-    def fly(self, flight: Flight, order: do.TrainerOrder) -> None:
+    def fly(self, flight: Flight, order: commands.TrainerOrder) -> None:
         """Send an order once the trainer has its devices, on the account of the model's job."""
         assert self.flights[order.worker] is None
         self.flights[order.worker] = flight
-        self.out.append(do.StartWork(self.now_s, order.worker, flight.line.job, order))
+        self.out.append(commands.StartWork(self.now_s, order.worker, flight.line.job, order))
 
     def land(self, worker: WorkerId, ticket: int) -> Flight | None:
         """The flight that a report is about; stale reports are about none."""
@@ -70,7 +70,7 @@ class OperationsState:
     def forget(self, line: ModelQueue) -> None:
         """Let the trainer drop a state that is no longer wanted or trusted."""
         if line.worker is not None:
-            self.out.append(do.ForgetModel(line.worker, line.model))
+            self.out.append(commands.ForgetModel(line.worker, line.model))
         self.place(line, None)
 
     def idle(self, line: ModelQueue) -> bool:
@@ -79,12 +79,12 @@ class OperationsState:
 
     # ---- ends ----
     def fail(self, operation: Operation, error: str, owner: FaultOwner) -> None:
-        self.out.append(do.FailOp(operation.request, error, owner))
+        self.out.append(commands.FailOp(operation.request, error, owner))
         self._over(operation, done=False)
 
     def complete(self, operation: Operation, ticket: int) -> None:
         """The result that came with the ticket is the operation's."""
-        self.out.append(do.CompleteOp(operation.request, ticket))
+        self.out.append(commands.CompleteOp(operation.request, ticket))
         self._over(operation, done=True)
 
     def _over(self, operation: Operation, *, done: bool) -> None:

@@ -5,8 +5,7 @@ log. A model whose permit is for another node moves there with its state; where 
 back as from a lost trainer. A publish that a trainer had detached is written again by a replay.
 """
 
-from slackwater.control.operations import commands as do
-from slackwater.control.operations import events as on
+from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.operations.flights import DetachedPublish, Replay, Restore, runs_head
 from slackwater.control.operations.model_queue import ModelQueue, Residency, StateTransfer
@@ -24,28 +23,30 @@ class StateRecovery:
     # ---- restore and replay ----
     def restore(self, worker: WorkerId, ticket: int, line: ModelQueue, seq: int) -> None:
         """Load the state that was saved after `seq`, or a later one that the node kept."""
-        order = do.RestoreState(worker, ticket, line.model, seq, line.usable_state())
+        order = commands.RestoreState(worker, ticket, line.model, seq, line.usable_state())
         self._state.fly(Restore(ticket, line), order)
 
     def replay(self, worker: WorkerId, ticket: int, line: ModelQueue) -> None:
         """Bring the effect of the next entry of the log to the state."""
         entry = line.log[line.applied]
         replayed = entry.operation
-        order: do.TrainerOrder = do.DropGradients(worker, ticket, line.model, replayed.seq)
+        order: commands.TrainerOrder = commands.DropGradients(
+            worker, ticket, line.model, replayed.seq
+        )
         if entry.ran:
             usable = line.usable_state() if replayed.kind is OpKind.CREATE else -1
-            order = do.RunOp(worker, ticket, replayed, replay=True, at_most=usable)
+            order = commands.RunOp(worker, ticket, replayed, replay=True, at_most=usable)
         self._state.fly(Replay(ticket, line, entry), order)
 
-    def restored(self, flight: Restore, event: on.TicketDone) -> None:
+    def restored(self, flight: Restore, event: events.TicketDone) -> None:
         """The trainer has the state that the log starts from."""
         line = flight.line
         line.residency = Residency.READY
         if event.reached is not None:
             line.caught_up(event.reached)
-        self._state.out.append(do.ForgetStrays(line.model))
+        self._state.out.append(commands.ForgetStrays(line.model))
 
-    def replayed(self, flight: Replay, event: on.TicketDone) -> None:
+    def replayed(self, flight: Replay, event: events.TicketDone) -> None:
         """The trainer has the effect of one more entry."""
         state, line, entry = self._state, flight.line, flight.entry
         if entry not in line.log:
@@ -54,7 +55,7 @@ class StateRecovery:
         if event.reached is not None:
             line.caught_up(event.reached)
         if entry.operation.kind is OpKind.CREATE:
-            state.out.append(do.ForgetStrays(line.model))
+            state.out.append(commands.ForgetStrays(line.model))
         if entry.operation.seq in line.aside:  # written at last
             line.finish_aside(entry.operation)
             state.complete(entry.operation, event.ticket)
@@ -164,7 +165,7 @@ class StateRecovery:
                 continue
             to = min(able, key=lambda worker: (state.held[worker], worker))
             line.move = StateTransfer(state.ticket(), to)
-            state.out.append(do.MoveState(line.worker, line.move.ticket, line.model, to))
+            state.out.append(commands.MoveState(line.worker, line.move.ticket, line.model, to))
             at_s = now_s + state.config.give_up_move_after_s
             state.out.append(SetTimer(f"move:{line.move.ticket}:{line.model}", at_s))
 
@@ -174,7 +175,7 @@ class StateRecovery:
         line = state.lines.get(model)
         move = None if line is None else line.move
         if line is None or move is None or move.ticket != ticket:
-            state.out.append(do.ForgetStrays(model))  # it came too late
+            state.out.append(commands.ForgetStrays(model))  # it came too late
             return
         state.forget(line)
         if not error and move.to in state.flights:

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slackwater.control.rollout import events as on
+from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import RolloutCommand
 from slackwater.control.rollout.integrity import check_books
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -38,32 +38,32 @@ class RolloutManager:
         self._seeding = Seeding(self.books, self._membership)
         self._watching = False
         self._handlers: dict[type, Callable[[Any, Out], None]] = {
-            on.TurnSubmitted: self._submitted,
-            on.TurnCancelled: self._cancelled,
-            on.TokensArrived: self._ownership.tokens_arrived,
-            on.PromptScored: self._ownership.prompt_scored,
-            on.TurnEnded: self._ownership.turn_ended,
-            on.TurnRefused: self._ownership.turn_refused,
-            on.InstanceJoined: self._membership.joined,
-            on.VersionOffered: self._offered,
-            on.VersionRecalled: self._membership.recalled,
-            on.InstanceFaulted: self._membership.blamed,
-            on.InstanceHeartbeat: self._membership.heartbeat,
-            on.InstanceNotice: self._membership.notice,
-            on.DrainAsked: self._membership.drain_asked,
-            on.InstanceLost: self._membership.lost,
-            on.BudgetChanged: self._membership.budget_changed,
+            events.TurnSubmitted: self._submitted,
+            events.TurnCancelled: self._cancelled,
+            events.TokensArrived: self._ownership.tokens_arrived,
+            events.PromptScored: self._ownership.prompt_scored,
+            events.TurnEnded: self._ownership.turn_ended,
+            events.TurnRefused: self._ownership.turn_refused,
+            events.InstanceJoined: self._membership.joined,
+            events.VersionOffered: self._offered,
+            events.VersionRecalled: self._membership.recalled,
+            events.InstanceFaulted: self._membership.blamed,
+            events.InstanceHeartbeat: self._membership.heartbeat,
+            events.InstanceNotice: self._membership.notice,
+            events.DrainAsked: self._membership.drain_asked,
+            events.InstanceLost: self._membership.lost,
+            events.BudgetChanged: self._membership.budget_changed,
             TimerFired: self._timer,
-            on.StepBegan: self._seeding.began,
-            on.TrainerWanted: self._seeding.trainer_wanted,
-            on.TrainerWaits: self._seeding.trainer_waits,
-            on.StepEnded: self._seeding.ended,
-            on.StepDropped: self._seeding.dropped,
-            on.OwnersNamed: self._named,
-            on.JobGated: self._gated,
+            events.StepBegan: self._seeding.began,
+            events.TrainerWanted: self._seeding.trainer_wanted,
+            events.TrainerWaits: self._seeding.trainer_waits,
+            events.StepEnded: self._seeding.ended,
+            events.StepDropped: self._seeding.dropped,
+            events.OwnersNamed: self._named,
+            events.JobGated: self._gated,
         }
 
-    def handle(self, event: on.RolloutEvent) -> Sequence[RolloutCommand]:
+    def handle(self, event: events.RolloutEvent) -> Sequence[RolloutCommand]:
         """Take one event; return what the body must do, in order."""
         out: Out = []
         self.books.dispatcher.now_s = event.now_s
@@ -76,7 +76,7 @@ class RolloutManager:
             out.append(SetTimer(WATCH, event.now_s + self.books.settings.watch_every_s))
         return out
 
-    def _submitted(self, event: on.TurnSubmitted, out: Out) -> None:
+    def _submitted(self, event: events.TurnSubmitted, out: Out) -> None:
         spec, books = event.spec, self.books
         if spec.turn in books.turns:
             return  # submitted twice: it is being generated already
@@ -92,11 +92,11 @@ class RolloutManager:
             return
         books.dispatcher.place(turn, event.now_s, out)
 
-    def _named(self, event: on.OwnersNamed, out: Out) -> None:
+    def _named(self, event: events.OwnersNamed, out: Out) -> None:
         del out
         self.books.dispatcher.owners |= set(event.owners)
 
-    def _gated(self, event: on.JobGated, out: Out) -> None:
+    def _gated(self, event: events.JobGated, out: Out) -> None:
         """Turns where the job may no longer run stop and wait; waiting ones run where they may."""
         books, dispatcher = self.books, self.books.dispatcher
         gates = books.instances.gates
@@ -114,11 +114,11 @@ class RolloutManager:
         for record in list(books.instances):
             dispatcher.fill(record, event.now_s, out)
 
-    def _offered(self, event: on.VersionOffered, out: Out) -> None:
+    def _offered(self, event: events.VersionOffered, out: Out) -> None:
         self._membership.offered(event, out)
         self._seeding.reconsider(event.now_s, out)
 
-    def _cancelled(self, event: on.TurnCancelled, out: Out) -> None:
+    def _cancelled(self, event: events.TurnCancelled, out: Out) -> None:
         turn = self.books.turns.get(event.turn)
         if turn is not None:
             self.books.counters.cancelled += 1

@@ -1,6 +1,6 @@
 """Instances that join, work, drain and leave; leases, stalls and faults."""
 
-from slackwater.control.rollout import events as on
+from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager_state import ManagerState, Out
@@ -15,7 +15,7 @@ class Membership:
         self._books = books
         self._lent_slowness = 1.0  # of the lent engine that was measured last
 
-    def joined(self, event: on.InstanceJoined, out: Out) -> None:
+    def joined(self, event: events.InstanceJoined, out: Out) -> None:
         """Take it in; it works once it is offered with a version."""
         books, spec = self._books, event.spec
         if spec.instance in books.instances.records:
@@ -25,7 +25,7 @@ class Membership:
             record.load.slowness = self._lent_slowness
         books.instances.add(record)
 
-    def offered(self, event: on.VersionOffered, out: Out) -> None:
+    def offered(self, event: events.VersionOffered, out: Out) -> None:
         """Turns may run with the version there from now on."""
         record = self._heard(event, out)
         if record is None:
@@ -35,7 +35,7 @@ class Membership:
         record.progress_s = event.now_s
         self._books.room_changed(record, event.now_s, out)
 
-    def recalled(self, event: on.VersionRecalled, out: Out) -> None:
+    def recalled(self, event: events.VersionRecalled, out: Out) -> None:
         """No turn starts with the version there; `settle` reports when the last has ended."""
         record = self._books.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
@@ -58,13 +58,13 @@ class Membership:
             if not record.recalled:
                 fleet.recalling.discard(instance)
 
-    def blamed(self, event: on.InstanceFaulted, out: Out) -> None:
+    def blamed(self, event: events.InstanceFaulted, out: Out) -> None:
         """The weight director found it at fault."""
         record = self._heard(event, out)
         if record is not None:
             self.fault(record, event.what, event.now_s, out)
 
-    def heartbeat(self, event: on.InstanceHeartbeat, out: Out) -> None:
+    def heartbeat(self, event: events.InstanceHeartbeat, out: Out) -> None:
         """Renew the lease and learn the load."""
         record = self._heard(event, out)
         if record is None:
@@ -88,7 +88,7 @@ class Membership:
         else:
             self._books.dispatcher.fill(record, event.now_s, out)
 
-    def _learn_rate(self, record: InstanceRecord, event: on.InstanceHeartbeat) -> None:
+    def _learn_rate(self, record: InstanceRecord, event: events.InstanceHeartbeat) -> None:
         """Reports with about the same batch and no prefill between them show the decode rate.
 
         The time of a step is fitted over many pairs of reports between which it was busy.
@@ -120,14 +120,14 @@ class Membership:
             else:
                 self._books.step_time.observe(batch, context, step_s, beside, slowness)
 
-    def notice(self, event: on.InstanceNotice, out: Out) -> None:
+    def notice(self, event: events.InstanceNotice, out: Out) -> None:
         """It will be taken away: move its turns while both ends still live."""
         record = self._heard(event, out)
         if record is not None:
             record.leaves_at_s = event.leaves_at_s
             self.hand_over(record, "notice of removal", event.now_s, out)
 
-    def drain_asked(self, event: on.DrainAsked, out: Out) -> None:
+    def drain_asked(self, event: events.DrainAsked, out: Out) -> None:
         """An operator's wish."""
         record = self._books.instances.records.get(event.instance)
         if record is not None:
@@ -160,7 +160,7 @@ class Membership:
             self._books.instances.remove(record.spec.instance)
             out.append(ReleaseInstance(record.spec.instance, why))
 
-    def lost(self, event: on.InstanceLost, out: Out) -> None:
+    def lost(self, event: events.InstanceLost, out: Out) -> None:
         """The process or its connection is gone."""
         record = self._books.instances.records.get(event.instance)
         if record is not None:
@@ -189,7 +189,7 @@ class Membership:
             self._books.dispatcher.line.remove(turn)
             self._books.dispatcher.place(turn, now_s, out)
 
-    def budget_changed(self, event: on.BudgetChanged, out: Out) -> None:
+    def budget_changed(self, event: events.BudgetChanged, out: Out) -> None:
         """A serving node lends another amount: what no longer fits moves, youngest first."""
         record = self._heard(event, out)
         if record is None:
@@ -245,7 +245,7 @@ class Membership:
         self._unbind(record, now_s, out)
         self.evacuate(record, now_s, out)
 
-    def _heard(self, event: on.SignOfLife, out: Out) -> InstanceRecord | None:
+    def _heard(self, event: events.SignOfLife, out: Out) -> InstanceRecord | None:
         """The record, with its lease renewed; one that is not in the books is told to go."""
         record = self._books.instances.records.get(event.instance)
         if record is None:

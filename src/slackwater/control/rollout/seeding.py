@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.control.rollout import events as on
+from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager_state import ManagerState, Out
@@ -51,7 +51,7 @@ class Seeding:
         self._membership = membership
         self._steps: dict[JobId, JobStep] = {}
 
-    def began(self, event: on.StepBegan, out: Out) -> None:
+    def began(self, event: events.StepBegan, out: Out) -> None:
         """Local engines seed from now on."""
         policy = self._books.settings.seeding
         before = self._steps.get(event.job)
@@ -139,14 +139,14 @@ class Seeding:
                 self._membership.hand_over(record, reason, now_s, out)
         out += [SeedingChanged(now_s, job, False), EndSeeding(job, reason)]
 
-    def trainer_wanted(self, event: on.TrainerWanted, out: Out) -> None:
+    def trainer_wanted(self, event: events.TrainerWanted, out: Out) -> None:
         """It gets its devices when seeding ends, no turn is live, or its patience runs out."""
         step = self._steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
             self._consider(event.job, event.now_s, out)
 
-    def trainer_waits(self, event: on.TrainerWaits, out: Out) -> None:
+    def trainer_waits(self, event: events.TrainerWaits, out: Out) -> None:
         """Perhaps the waiting trainer's devices can help."""
         step = self._steps.get(event.job)
         if step is None or step.seeding or not step.running:
@@ -162,7 +162,7 @@ class Seeding:
             resumed = SeedingChanged(event.now_s, event.job, True)
             out += [resumed, ResumeSeeding(event.job, reason)]
 
-    def ended(self, event: on.StepEnded, out: Out) -> None:
+    def ended(self, event: events.StepEnded, out: Out) -> None:
         step = self._steps.get(event.job)
         if step is None or not step.running:
             return
@@ -185,7 +185,7 @@ class Seeding:
         )
         step.state = self._books.settings.seeding.after_step(step.state, times)
 
-    def dropped(self, event: on.StepDropped, out: Out) -> None:
+    def dropped(self, event: events.StepDropped, out: Out) -> None:
         """The job is over: its local engines are free, and what it taught is forgotten."""
         step = self._steps.get(event.job)
         if step is None:

@@ -11,15 +11,14 @@ included. What deployments share (a frozen base) is one record, used when any of
 from collections.abc import Sequence
 from typing import assert_never
 
-from slackwater.control.state import commands as do
-from slackwater.control.state import events as on
+from slackwater.control.state import commands, events
 from slackwater.control.state.admission import misfit, no_room_now
 from slackwater.control.state.candidates import candidates_on
 from slackwater.control.state.record import Record, ResidencyRecords, ResidencyWait
 from slackwater.model.residency import StateBudgets, Tier
 from slackwater.policy.state.eviction import may_give_way, victims
 
-Out = list[do.StateCommand]
+Out = list[commands.StateCommand]
 Room = tuple[Tier, str]  # a tier of the node, or one of its devices
 FullRooms = set[Room]
 Claim = ResidencyWait | int  # somebody waits, or the hint names it at this place
@@ -51,26 +50,26 @@ class ResidencyController:
         """Bytes in use or reserved on a tier."""
         return self._records.used(tier, device)
 
-    def handle(self, event: on.StateEvent) -> Sequence[do.StateCommand]:
+    def handle(self, event: events.StateEvent) -> Sequence[commands.StateCommand]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
         match event:
-            case on.DeploymentRegistered():
+            case events.DeploymentRegistered():
                 self._register(event, out)
-            case on.ResidencyAsked(_, ticket, name, tier, lease):
+            case events.ResidencyAsked(_, ticket, name, tier, lease):
                 self._wait(ResidencyWait(ticket, name, tier, True, lease), event.now_s, out)
-            case on.EvictionAsked(_, ticket, name, tier):
+            case events.EvictionAsked(_, ticket, name, tier):
                 self._unhint(name)
                 self._wait(ResidencyWait(ticket, name, tier, False, False), event.now_s, out)
-            case on.MoveDone(_, name, to):
+            case events.MoveDone(_, name, to):
                 self._moved(name, to, out)
-            case on.MoveFailed(_, name, to, reason):
+            case events.MoveFailed(_, name, to, reason):
                 self._failed(name, to, reason, out)
-            case on.NextHinted(_, names, holding):
+            case events.NextHinted(_, names, holding):
                 self._hint, self._holding = names, holding
-            case on.HolderGone(_, holder):
+            case events.HolderGone(_, holder):
                 self._holder_gone(holder, out)
-            case on.DeploymentForgotten(_, name):
+            case events.DeploymentForgotten(_, name):
                 self._forget(name, out)
             case _:
                 self._note(event)
@@ -78,23 +77,23 @@ class ResidencyController:
         self._prefetch(out)
         return out
 
-    def _note(self, event: on.NotedEvent) -> None:
+    def _note(self, event: events.NotedEvent) -> None:
         """Events that by themselves ask for nothing."""
         match event:
-            case on.WaitGivenUp(_, ticket):
+            case events.WaitGivenUp(_, ticket):
                 self._waits = [wait for wait in self._waits if wait.ticket != ticket]
-            case on.DeploymentFilled(_, name):
+            case events.DeploymentFilled(_, name):
                 self._filled(name)
-            case on.LeaseReleased(now_s, name):
+            case events.LeaseReleased(now_s, name):
                 self._release(name, now_s)
-            case on.ReadingBegan(_, name):
+            case events.ReadingBegan(_, name):
                 self._read(name, 1)
-            case on.ReadingEnded(_, name):
+            case events.ReadingEnded(_, name):
                 self._read(name, -1)
             case _:
                 assert_never(event)
 
-    def _register(self, event: on.DeploymentRegistered, out: Out) -> None:
+    def _register(self, event: events.DeploymentRegistered, out: Out) -> None:
         known = self._records.get(event.deployment)
         if known is not None:
             again = (known.device_bytes, known.host_bytes) == (
@@ -104,10 +103,10 @@ class ResidencyController:
             if known.holder is not None or known.doomed or known.bereft or not again:
                 why = "is held by " + known.holder if known.holder else "has another size here"
                 why = f"{known.bereft}, which it shares, is gone" if known.bereft else why
-                out.append(do.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
+                out.append(commands.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
                 return
             known.holder, known.device, known.unowned = event.holder, event.device, False
-            out.append(do.Admit(event.deployment, known.blank))
+            out.append(commands.Admit(event.deployment, known.blank))
             return
         record = Record(
             *(event.deployment, event.holder, event.device_bytes, event.host_bytes, event.warm),
@@ -123,7 +122,7 @@ class ResidencyController:
         beside = (self._records, self.budgets, record, brought)
         reason = misfit(*beside) or no_room_now(*beside)
         if reason:
-            out.append(do.Refuse(record.name, f"state of {record.name}: {reason}"))
+            out.append(commands.Refuse(record.name, f"state of {record.name}: {reason}"))
             return
         for new in (*brought, record):
             self._records[new.name] = new
@@ -131,14 +130,14 @@ class ResidencyController:
             if lender.is_base:
                 lender.doomed = False
                 lender.warm = lender.warm or record.warm
-        out.append(do.Admit(record.name, blank=True))
+        out.append(commands.Admit(record.name, blank=True))
 
     def _wait(self, wait: ResidencyWait, now_s: float, out: Out) -> None:
         record, state = self._records.get(wait.deployment), f"state of {wait.deployment}"
         if record is None or record.doomed:
-            out.append(do.AnswerTicket(wait.ticket, f"{state}: is not known here"))
+            out.append(commands.AnswerTicket(wait.ticket, f"{state}: is not known here"))
         elif wait.up and wait.tier is Tier.DEVICE and record.holder is None:
-            out.append(do.AnswerTicket(wait.ticket, f"{state}: its worker has gone"))
+            out.append(commands.AnswerTicket(wait.ticket, f"{state}: its worker has gone"))
         else:
             record.last_used_s = now_s
             for piece in self._records.pieces(record):
@@ -186,13 +185,13 @@ class ResidencyController:
                         base.blank, base.on_host = False, True  # filled on the way
                 if record.on_disk:  # it is about to differ
                     record.on_disk = False
-                    out.append(do.FreeTier(name, Tier.DISK))
+                    out.append(commands.FreeTier(name, Tier.DISK))
             case Tier.HOST:
                 record.on_host = not record.blank
             case Tier.DISK:
                 record.on_disk = down and not record.blank
                 record.on_host = False
-                out.append(do.FreeTier(name, Tier.HOST))
+                out.append(commands.FreeTier(name, Tier.HOST))
         if record.doomed:
             self._forget(name, out)
         for other in self._records.values():  # room was made, or may have been
@@ -235,10 +234,10 @@ class ResidencyController:
             elif not was_newest:
                 continue  # it was only on its way there
             elif record.on_host:
-                out.append(do.ReportFallback(record.name))
+                out.append(commands.ReportFallback(record.name))
             else:
                 self._forget(record.name, out, lost=True)
-                out.append(do.ReportStateLost(record.name))
+                out.append(commands.ReportStateLost(record.name))
 
     def _forget(self, name: str, out: Out, *, lost: bool = False) -> None:
         """It goes as soon as nothing moves or reads it; what others borrow goes with the last."""
@@ -263,12 +262,12 @@ class ResidencyController:
         name = record.name
         del self._records[name]
         if record.tier is Tier.DEVICE:
-            out.append(do.FreeTier(name, Tier.DEVICE))
+            out.append(commands.FreeTier(name, Tier.DEVICE))
         if record.tier >= Tier.HOST:
-            out.append(do.FreeTier(name, Tier.HOST))
+            out.append(commands.FreeTier(name, Tier.HOST))
         if record.on_disk:
-            out.append(do.FreeTier(name, Tier.DISK))
-        out.append(do.Drop(name))
+            out.append(commands.FreeTier(name, Tier.DISK))
+        out.append(commands.Drop(name))
         for lender in list(self._records.lenders(record)):
             if lender.unowned:
                 self._forget(lender.name, out)
@@ -277,7 +276,7 @@ class ResidencyController:
 
     def _answer(self, wait: ResidencyWait, out: Out, refused: str | None = None) -> None:
         self._waits.remove(wait)
-        out.append(do.AnswerTicket(wait.ticket, refused))
+        out.append(commands.AnswerTicket(wait.ticket, refused))
 
     def _serve(self, now_s: float, out: Out) -> None:
         """Answer and advance the waits, the oldest first; later ones do not take its room."""
@@ -347,7 +346,7 @@ class ResidencyController:
             return
         if self._make_room(record, Tier.DEVICE, wait, out):
             record.following = True
-            out.append(do.MoveTier(record.name, Tier.DEVICE, follows=True))
+            out.append(commands.MoveTier(record.name, Tier.DEVICE, follows=True))
         else:
             full.add(room)
 
@@ -364,7 +363,7 @@ class ResidencyController:
         if not self._make_room(record, to, by, out):
             return False
         record.moving_to = to
-        out.append(do.MoveTier(record.name, to, record.blank))
+        out.append(commands.MoveTier(record.name, to, record.blank))
         return True
 
     def _make_room(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
@@ -399,7 +398,7 @@ class ResidencyController:
         to = Tier(record.tier - 1)
         if to is Tier.DISK and (record.on_disk or record.blank):
             record.tier, record.on_host = Tier.DISK, False
-            out.append(do.FreeTier(record.name, Tier.HOST))
+            out.append(commands.FreeTier(record.name, Tier.HOST))
             return
         if to is Tier.DISK and self.used(Tier.DISK) + record.host_bytes > self.budgets.disk_bytes:
             record.stuck = f"the disk tier has {self.budgets.disk_bytes} bytes, all in use"
@@ -409,7 +408,7 @@ class ResidencyController:
         record.moving_to = to
         if to is Tier.HOST:
             record.on_host = False  # being overwritten
-        out.append(do.MoveTier(record.name, to, record.blank))
+        out.append(commands.MoveTier(record.name, to, record.blank))
 
     def _prefetch(self, out: Out) -> None:
         """Load what the hint names, if nobody waits for the room and nothing sooner must leave."""

@@ -20,8 +20,8 @@ from slackwater.control.rollout.events import (
 )
 from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.rollout.gates import TurnGate
-from slackwater.control.weights import commands as do
-from slackwater.control.weights import events as on
+from slackwater.control.weights import commands
+from slackwater.control.weights import events as weight_events
 from slackwater.control.weights.director_state import DirectorState, Out
 from slackwater.control.weights.holder_versions import VersionHolder, VersionRecord, with_copy
 from slackwater.control.weights.pulls import PullScheduler
@@ -38,16 +38,16 @@ class WeightDirector:
         self._books = DirectorState()
         self._pulls = PullScheduler(self._books, self.routes)
 
-    def handle(self, event: on.WeightEvent) -> Sequence[do.WeightCommand]:
+    def handle(self, event: weight_events.WeightEvent) -> Sequence[commands.WeightCommand]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
         self._books.now_s = event.now_s
         match event:
-            case on.WeightsPublished():
+            case weight_events.WeightsPublished():
                 self._published(event, out)
-            case on.WeightsRetired(_, version):
+            case weight_events.WeightsRetired(_, version):
                 self._retired(version, out)
-            case on.VersionNeeded():
+            case weight_events.VersionNeeded():
                 self._need(event, out)
             case JobGated(_, job, gate):
                 self._gated(job, gate, out)
@@ -58,30 +58,30 @@ class WeightDirector:
                 self._left(instance, False, out)
             case InstanceReleased(_, instance, rests):
                 self._left(instance, rests, out)
-            case on.InstanceReady():
+            case weight_events.InstanceReady():
                 self._pulled(event, out)
-            case on.PullFailed():
+            case weight_events.PullFailed():
                 self._pull_failed(event, out)
-            case on.VersionFreed(_, instance, version):
+            case weight_events.VersionFreed(_, instance, version):
                 self._freed(instance, version, out)
             case _:
                 self._of_relays(event, out)
         return out
 
-    def _of_relays(self, event: on.RelayEvent, out: Out) -> None:
+    def _of_relays(self, event: weight_events.RelayEvent, out: Out) -> None:
         routes = self.routes
         match event:
-            case on.RelayJoined(_, node, site):
+            case weight_events.RelayJoined(_, node, site):
                 routes.joined(node, site, out)
-            case on.RelayLeft(_, node):
+            case weight_events.RelayLeft(_, node):
                 routes.left(node, out)
-            case on.PayloadsStocked(_, node, version, sizes):
+            case weight_events.PayloadsStocked(_, node, version, sizes):
                 routes.stocked(node, version, sizes, out)
                 if version in self._books.versions:
                     routes.named(version)
-            case on.PayloadArrived(_, node, version, base):
+            case weight_events.PayloadArrived(_, node, version, base):
                 routes.arrived(node, Payload(version, base), out)
-            case on.PayloadFailed(_, node, version, base, source):
+            case weight_events.PayloadFailed(_, node, version, base, source):
                 routes.broke(node, Payload(version, base), source, out)
             case _:
                 assert_never(event)
@@ -97,7 +97,7 @@ class WeightDirector:
                 self._pulls.spread(record, out)
 
     # ---- versions ----
-    def _published(self, event: on.WeightsPublished, out: Out) -> None:
+    def _published(self, event: weight_events.WeightsPublished, out: Out) -> None:
         record = self._books.versions.get(event.version)
         if record is None:
             record = self._books.add(
@@ -123,7 +123,7 @@ class WeightDirector:
     def _retired(self, version: str, out: Out) -> None:
         record = self._books.versions.get(version)
         if record is None:
-            out.append(do.DeleteVersion(version))
+            out.append(commands.DeleteVersion(version))
             return
         record.retired = True
         self._let_go_of(record, out)
@@ -138,7 +138,7 @@ class WeightDirector:
         if not any(record.version in holder.all() for holder in self._books.holders.values()):
             self._books.forget(record)
             self.routes.forget(record.version, out)
-            out.append(do.DeleteVersion(record.version))
+            out.append(commands.DeleteVersion(record.version))
 
     def _tidy(self, record: VersionRecord, out: Out) -> None:
         """Let the relays drop what no instance needs of a model's versions."""
@@ -153,7 +153,7 @@ class WeightDirector:
             out=out,
         )
 
-    def _need(self, event: on.VersionNeeded, out: Out) -> None:
+    def _need(self, event: weight_events.VersionNeeded, out: Out) -> None:
         record = self._books.versions.get(event.version)
         if record is None:
             if not event.turns:
@@ -174,7 +174,7 @@ class WeightDirector:
         self._let_go_of(record, out)
 
     # ---- what instances say ----
-    def _pulled(self, event: on.InstanceReady, out: Out) -> None:
+    def _pulled(self, event: weight_events.InstanceReady, out: Out) -> None:
         instance, version = event.instance, event.version
         holder = self._books.holders.get(instance)
         if holder is None or version not in holder.pulling:
@@ -194,7 +194,7 @@ class WeightDirector:
         self._tidy(record, out)
         self._let_go_of(record, out)
 
-    def _pull_failed(self, event: on.PullFailed, out: Out) -> None:
+    def _pull_failed(self, event: weight_events.PullFailed, out: Out) -> None:
         """Say so; turns that still wait will ask again."""
         holder = self._books.holders.get(event.instance)
         if holder is not None and event.version not in holder.pulling:
@@ -214,7 +214,7 @@ class WeightDirector:
             return
         holder.recalled.discard(version)
         self._books.totals.drops += 1
-        out.append(do.DropVersion(instance, version))
+        out.append(commands.DropVersion(instance, version))
         self._let_go_of(self._books.versions[version], out)
         self._pulls.fill(holder, out)
 
@@ -225,7 +225,7 @@ class WeightDirector:
         held = sorted(holder.all())
         if rests:
             out.extend(
-                do.DropVersion(instance, version)
+                commands.DropVersion(instance, version)
                 for version in held
                 if self._books.versions[version].job is not None
             )

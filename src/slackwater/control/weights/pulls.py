@@ -1,7 +1,7 @@
 """Who pulls which version, by which way, and what an instance gives back for it."""
 
 from slackwater.control.rollout.events import VersionOffered, VersionRecalled
-from slackwater.control.weights import commands as do
+from slackwater.control.weights import commands
 from slackwater.control.weights.director_state import IN_PASSING, DirectorState, Out
 from slackwater.control.weights.holder_versions import (
     VersionHolder,
@@ -80,12 +80,12 @@ class PullScheduler:
 
     def _by_the_best_way(
         self, holder: VersionHolder, record: VersionRecord, out: Out
-    ) -> do.PullWeights:
+    ) -> commands.PullWeights:
         """From the node's relay, whole or by deltas on a copy (the smaller); or from the store."""
         node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
         way = self._routes.way(record.version, holder.copies_then(), node)
         if node is None or way is None or not payloads_of(way):
-            return do.PullWeights(holder.instance, record.version)
+            return commands.PullWeights(holder.instance, record.version)
         self._routes.bring(node, way, out)
         totals.by_delta += bool(way.deltas)
         totals.by_relay += 1
@@ -93,7 +93,7 @@ class PullScheduler:
         totals.whole_bytes += self._routes.whole_bytes(record.version) or way.bytes
         if keep:
             holder.coming[record.version] = "" if way.fetch_start else way.start
-        return do.PullWeights(holder.instance, record.version, payloads_of(way), keep)
+        return commands.PullWeights(holder.instance, record.version, payloads_of(way), keep)
 
     # ---- what gives way ----
     def trim(self, holder: VersionHolder, adapter: bool, keep: str, out: Out) -> None:

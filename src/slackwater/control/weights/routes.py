@@ -8,7 +8,7 @@ retention.
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from slackwater.control.weights import commands as do
+from slackwater.control.weights import commands
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
@@ -45,12 +45,12 @@ class Routes:
         self.brought = self.crossed = 0
 
     # ---- relays ----
-    def joined(self, node: NodeId, site: str, out: list[do.WeightCommand]) -> None:
+    def joined(self, node: NodeId, site: str, out: list[commands.WeightCommand]) -> None:
         """A node's relay is here, and empty."""
         self.left(node, out)
         self._sites[node] = site
 
-    def left(self, node: NodeId, out: list[do.WeightCommand]) -> None:
+    def left(self, node: NodeId, out: list[commands.WeightCommand]) -> None:
         """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
         if self._sites.pop(node, None) is None:
             return
@@ -75,7 +75,7 @@ class Routes:
         node: NodeId,
         version: str,
         sizes: Iterable[tuple[str, int]],
-        out: list[do.WeightCommand],
+        out: list[commands.WeightCommand],
     ) -> None:
         """A publisher put payloads of a version, by base, on its node's relay."""
         if node not in self._sites:
@@ -96,13 +96,13 @@ class Routes:
         """The version was published: from now on what keeps its payloads is need."""
         self._unnamed.pop(version, None)
 
-    def forget(self, version: str, out: list[do.WeightCommand]) -> None:
+    def forget(self, version: str, out: list[commands.WeightCommand]) -> None:
         """The version is deleted: so is every payload of it."""
         self._unnamed.pop(version, None)
         for payload in [payload for payload in self._flows if payload.version == version]:
             self._drop(payload, out)
 
-    def arrived(self, node: NodeId, payload: Payload, out: list[do.WeightCommand]) -> None:
+    def arrived(self, node: NodeId, payload: Payload, out: list[commands.WeightCommand]) -> None:
         """A node has all of a payload."""
         flow = self._flows.get(payload)
         if flow is None or node not in self._sites:
@@ -114,7 +114,11 @@ class Routes:
         self._feed(payload, out)
 
     def broke(
-        self, node: NodeId, payload: Payload, source: NodeId, out: list[do.WeightCommand]
+        self,
+        node: NodeId,
+        payload: Payload,
+        source: NodeId,
+        out: list[commands.WeightCommand],
     ) -> None:
         """A node could not get a payload from another: it is not sent there again for it."""
         flow = self._flows.get(payload)
@@ -159,7 +163,7 @@ class Routes:
         lost = flow.failed.get(node, set())
         return node in flow.nodes() or bool(flow.have - lost)
 
-    def bring(self, node: NodeId, way: PullRoute, out: list[do.WeightCommand]) -> None:
+    def bring(self, node: NodeId, way: PullRoute, out: list[commands.WeightCommand]) -> None:
         """Have the payloads of a way come to the node, those that are not there or on their way."""
         for payload in payloads_of(way):
             flow = self._flows[payload]
@@ -167,14 +171,14 @@ class Routes:
                 flow.waiting[node] = None
                 self._feed(payload, out)
 
-    def _feed(self, payload: Payload, out: list[do.WeightCommand]) -> None:
+    def _feed(self, payload: Payload, out: list[commands.WeightCommand]) -> None:
         """Give every waiting node a source; a node that nobody can feed gives it up."""
         flow = self._flows[payload]
         for node in list(flow.waiting):
             if not flow.have - flow.failed.get(node, set()):
                 del flow.waiting[node]
                 flow.failed.pop(node, None)
-                out.append(do.DropPayload(node, payload.version, payload.base))
+                out.append(commands.DropPayload(node, payload.version, payload.base))
                 continue
             puller = PayloadHolder(node, node, self._sites[node], complete=False)
             found = self._source.choose(puller, self._holders(flow, node))
@@ -185,7 +189,7 @@ class Routes:
             flow.parents[node] = source
             self.brought += 1
             self.crossed += found.crosses
-            out.append(do.FetchPayload(node, payload.version, payload.base, source))
+            out.append(commands.FetchPayload(node, payload.version, payload.base, source))
 
     def _holders(self, flow: _Flow, puller: NodeId) -> list[PayloadHolder]:
         """Who could feed the puller: not who takes it from the puller, and not who failed it."""
@@ -212,7 +216,7 @@ class Routes:
         needed: Collection[str],
         held: Collection[str],
         pulling: Collection[str],
-        out: list[do.WeightCommand],
+        out: list[commands.WeightCommand],
     ) -> None:
         """Drop unneeded payloads of a model's versions, given oldest first."""
         mine = [version for version in order if any(c.version == version for c in self._flows)]
@@ -233,10 +237,10 @@ class Routes:
             if not self._flows[payload].parents and not self._flows[payload].waiting:
                 self._drop(payload, out)
 
-    def _drop(self, payload: Payload, out: list[do.WeightCommand]) -> None:
+    def _drop(self, payload: Payload, out: list[commands.WeightCommand]) -> None:
         flow = self._flows.pop(payload)
         nodes = sorted(flow.nodes())
-        out.extend(do.DropPayload(node, payload.version, payload.base) for node in nodes)
+        out.extend(commands.DropPayload(node, payload.version, payload.base) for node in nodes)
 
     # ---- questions ----
     def check_integrity(self) -> None:

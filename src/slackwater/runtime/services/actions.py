@@ -140,11 +140,11 @@ class ActionService:
 
     # ---- what the operator lets a tenant do ----
     def limits_of(self, tenant: TenantId) -> TenantLimits:
-        return self._broker.books.settings.tenants.of(tenant)
+        return self._broker.state.settings.tenants.of(tenant)
 
     def pause_s(self, tenant: TenantId) -> float:
         """How long the tenant should wait before it asks for more, where others may ask too."""
-        return self._broker.books.tenant(tenant).pause_s() if self._is_shared else 0.0
+        return self._broker.state.tenant(tenant).pause_s() if self._is_shared else 0.0
 
     @contextlib.asynccontextmanager
     async def _refused_slowly(self, tenant: TenantId) -> AsyncIterator[None]:
@@ -154,7 +154,7 @@ class ActionService:
         except UnavailableError:
             if self._is_shared:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._broker.books.tenant(tenant).long_pause_s()):
+                    async with asyncio.timeout(self._broker.state.tenant(tenant).long_pause_s()):
                         await self._stopping.wait()
             raise
 
@@ -208,10 +208,10 @@ class ActionService:
     def _check_room(self, tenant: TenantId) -> None:
         """Those that are being written to the log will stand in the queue too."""
         self._broker.check_room(tenant)
-        books, arriving = self._broker.books, self._arriving.total()
-        if books.waiting + arriving >= books.settings.max_waiting:
+        state, arriving = self._broker.state, self._arriving.total()
+        if state.waiting + arriving >= state.settings.max_waiting:
             raise UnavailableError(
-                f"the queue is full: {books.waiting} actions are waiting and {arriving} "
+                f"the queue is full: {state.waiting} actions are waiting and {arriving} "
                 "are coming; try again later"
             )
 
@@ -305,7 +305,7 @@ class ActionService:
             async with self._refused_slowly(tenant):
                 self._broker.check_environment(request.spec)
         if request.snapshot is not None:
-            self._snapshots.kept_as(tenant, request.snapshot)
+            self._snapshots.find_stored_name(tenant, request.snapshot)
         added = await self._store.call_small(
             lambda c: log.add_environment(c, tenant, request, time.time())
         )
@@ -334,24 +334,24 @@ class ActionService:
         """Keep its content under a name that other environments on its node can start from."""
         owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
         place = self._place(tenant, name)
-        live = self._broker.books.environments.get(name)
+        live = self._broker.state.environments.get(name)
         if live is None or live.node is None or not place.ready.is_set():
             raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
-        if live.line:
+        if live.queue:
             raise RefusedError(f"environment: {name!r} is in use; take snapshots between actions")
         snapshot = Snapshot(tenant, given, live.node)
         most_bytes = self._snapshots.room_bytes(snapshot, self.limits_of(tenant))
         is_new = self._snapshots.add(snapshot)
         await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
-        kept = await self._body.keep_snapshot(live.node, name, snapshot.kept_as, most_bytes)
+        kept = await self._body.keep_snapshot(live.node, name, snapshot.stored_name, most_bytes)
         if kept.error is None:
-            snapshot = self._snapshots.measured(snapshot, kept.size_bytes)
+            snapshot = self._snapshots.set_size(snapshot, kept.size_bytes)
             await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
             return
         if is_new:
             self._snapshots.remove(snapshot)
             await self._store.call(partial(drop_snapshot, snapshot=snapshot))
-        raise RefusedError(kept.error.replace(snapshot.kept_as, given))
+        raise RefusedError(kept.error.replace(snapshot.stored_name, given))
 
     def environments(self, tenant: TenantId) -> list[EnvironmentId]:
         return sorted(name for name, place in self._places.items() if place.tenant == tenant)
@@ -387,7 +387,7 @@ class ActionService:
         if name is None:
             return None
         try:
-            return self._snapshots.kept_as(place.tenant, name)
+            return self._snapshots.find_stored_name(place.tenant, name)
         except NotFoundError:  # asked for under an older version; its worker will not find this one
             return snapshot_id(place.tenant, name)
 
@@ -434,23 +434,23 @@ class ActionService:
 
     # ---- for operators ----
     def gauges(self) -> dict[str, float]:
-        books = self._broker.books
+        state = self._broker.state
         return {
             "sandboxes": len(self._body.facts),
-            "actions_waiting": books.waiting,
-            "actions_running": len(books.attempts),
-            "environments": len(books.environments),
+            "actions_waiting": state.waiting,
+            "actions_running": len(state.attempts),
+            "environments": len(state.environments),
         }
 
     def cores_in_use(self) -> tuple[int, int]:
         """Open environments, and the cores that running actions hold."""
-        books = self._broker.books
-        held = sum(len(attempt.grant.cores) for attempt in books.attempts.values())
-        return len(books.environments), held
+        state = self._broker.state
+        held = sum(len(attempt.grant.cores) for attempt in state.attempts.values())
+        return len(state.environments), held
 
     def running_jobs(self) -> set[JobId]:
         """Jobs that an action runs for."""
-        return {attempt.action.spec.job for attempt in self._broker.books.attempts.values()}
+        return {attempt.action.spec.job for attempt in self._broker.state.attempts.values()}
 
     def top(self, most: int = 50) -> dict[str, Any]:
         """What runs, what waits, what ended last."""
@@ -474,7 +474,7 @@ class ActionService:
         }  # fmt: skip
 
     def _shown(self, name: ActionId, live: _Live, now: float) -> dict[str, Any]:
-        known = self._broker.books.actions.get(name)
+        known = self._broker.state.actions.get(name)
         attempt = known.attempt if known is not None else None
         return {
             "action": name,

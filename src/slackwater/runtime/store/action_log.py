@@ -50,13 +50,15 @@ def put_snapshot(connection: Connection, snapshot: Snapshot, now_s: float) -> No
     """Write down that there is one, or how large it is."""
     drop_snapshot(connection, snapshot)
     connection.execute(
-        snapshots.insert().values(**asdict(snapshot), snapshot=snapshot.kept_as, created_s=now_s)
+        snapshots.insert().values(
+            **asdict(snapshot), snapshot=snapshot.stored_name, created_s=now_s
+        )
     )
 
 
 def drop_snapshot(connection: Connection, snapshot: Snapshot) -> None:
     columns = snapshots.c
-    same = (columns.snapshot == snapshot.kept_as, columns.node == snapshot.node)
+    same = (columns.snapshot == snapshot.stored_name, columns.node == snapshot.node)
     connection.execute(snapshots.delete().where(*same, columns.tenant == snapshot.tenant))
 
 

@@ -8,12 +8,12 @@ last iteration.
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from slackwater.control.coschedule import commands as schedule_do
+from slackwater.control.coschedule import commands as coschedule_commands
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
-from slackwater.control.operations import commands as operations_do
+from slackwater.control.operations import commands as operation_commands
 from slackwater.control.operations.events import ModelClosed, OpSubmitted
-from slackwater.control.rollout import commands as do
-from slackwater.control.rollout import events as on
+from slackwater.control.rollout import commands as rollout_commands
+from slackwater.control.rollout import events
 from slackwater.control.weights.events import WeightsPublished, WeightsRetired
 from slackwater.model.ids import JobId, RequestId, TenantId, TrajectoryId, TurnId
 from slackwater.model.job import JobTerms
@@ -32,13 +32,13 @@ TENANT = TenantId("fleet")
 PROMPT_TOKENS = 16
 
 ClientCommand: TypeAlias = (
-    do.CompleteTurn
-    | do.FailTurn
-    | operations_do.CompleteOp
-    | operations_do.FailOp
-    | schedule_do.StartJob
-    | schedule_do.StopJob
-    | schedule_do.RefuseJob
+    rollout_commands.CompleteTurn
+    | rollout_commands.FailTurn
+    | operation_commands.CompleteOp
+    | operation_commands.FailOp
+    | coschedule_commands.StartJob
+    | coschedule_commands.StopJob
+    | coschedule_commands.RefuseJob
 )
 
 
@@ -59,22 +59,22 @@ class SimulatedClients:
     def execute(self, command: ClientCommand) -> None:
         fleet = self._fleet
         match command:
-            case do.CompleteTurn():
+            case rollout_commands.CompleteTurn():
                 self._turn_completed(command)
-            case do.FailTurn(turn, error):
+            case rollout_commands.FailTurn(turn, error):
                 self._turn_failed(turn, error)
-            case operations_do.CompleteOp(request, ticket):
+            case operation_commands.CompleteOp(request, ticket):
                 self._op_completed(request, ticket)
-            case operations_do.FailOp(request, error):
+            case operation_commands.FailOp(request, error):
                 if (job := self._job_of.get(request)) is not None:
                     self.crash(job, error)
-            case schedule_do.StartJob(job, _, _, rollout_nodes, train_nodes):
+            case coschedule_commands.StartJob(job, _, _, rollout_nodes, train_nodes):
                 one = fleet.jobs[job]
                 one.rollout_nodes, one.train_nodes = len(rollout_nodes), len(train_nodes)
-            case schedule_do.StopJob(job, _, moves, reason):
+            case coschedule_commands.StopJob(job, _, moves, reason):
                 if not moves:  # as the service does
                     fleet.tell(JobCrashed(fleet.now_s, job, reason))
-            case schedule_do.RefuseJob(job):
+            case coschedule_commands.RefuseJob(job):
                 self._end(fleet.jobs[job])
 
     # ---- a job's life ----
@@ -123,7 +123,7 @@ class SimulatedClients:
         for request in ops:
             self._job_of.pop(request)
         job.open_ops.clear()
-        fleet.tell(*(on.TurnCancelled(now_s, turn) for turn in turns))
+        fleet.tell(*(events.TurnCancelled(now_s, turn) for turn in turns))
         fleet.tell(ModelClosed(now_s, job.model, reason))
 
     def _finish(self, job: SimulatedJob) -> None:
@@ -200,7 +200,7 @@ class SimulatedClients:
             job.version,
             base_model=BASE_MODEL,
         )
-        fleet.tell(on.TurnSubmitted(fleet.now_s, spec))
+        fleet.tell(events.TurnSubmitted(fleet.now_s, spec))
 
     def _forget_turn(self, job: SimulatedJob, turn: TurnId) -> None:
         job.open_turns.discard(turn)
@@ -208,7 +208,7 @@ class SimulatedClients:
         self.hidden.pop(turn, None)
         self._version.pop(turn, None)
 
-    def _turn_completed(self, command: do.CompleteTurn) -> None:
+    def _turn_completed(self, command: rollout_commands.CompleteTurn) -> None:
         turn = command.turn
         job = self._job_of.get(turn)
         if job is None:

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from slackwater.control.rollout import commands as do
-from slackwater.control.rollout import events as on
-from slackwater.control.weights import commands as weight_do
+from slackwater.control.rollout import commands as rollout_commands
+from slackwater.control.rollout import events
+from slackwater.control.weights import commands as weight_commands
 from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -25,12 +25,12 @@ BEAT_S = 48.0
 BASE_MODEL = "base"
 
 EngineCommand: TypeAlias = (
-    do.Dispatch
-    | do.AbortOn
-    | do.ReleaseInstance
-    | weight_do.PullWeights
-    | weight_do.DropVersion
-    | weight_do.DeleteVersion
+    rollout_commands.Dispatch
+    | rollout_commands.AbortOn
+    | rollout_commands.ReleaseInstance
+    | weight_commands.PullWeights
+    | weight_commands.DropVersion
+    | weight_commands.DeleteVersion
 )
 
 
@@ -48,20 +48,20 @@ class SimulatedEngines:
 
     def execute(self, command: EngineCommand) -> None:
         match command:
-            case do.Dispatch(instance):
+            case rollout_commands.Dispatch(instance):
                 self._reach(instance, partial(self._receive, command))
-            case do.AbortOn(instance, attempt):
+            case rollout_commands.AbortOn(instance, attempt):
                 self._reach(instance, partial(self._forget, instance, attempt))
-            case do.ReleaseInstance(instance):
+            case rollout_commands.ReleaseInstance(instance):
                 self.end(instance)
-            case weight_do.PullWeights(instance, version):
+            case weight_commands.PullWeights(instance, version):
                 assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
                 self.pulls += 1
                 after_s = self._fleet.costs.pull_s
                 self._reach(instance, partial(self._pulled, instance, version), after_s)
-            case weight_do.DropVersion(instance, version):
+            case weight_commands.DropVersion(instance, version):
                 self._reach(instance, partial(self._dropped, instance, version))
-            case weight_do.DeleteVersion(version):
+            case weight_commands.DeleteVersion(version):
                 self.deleted.add(version)
 
     # ---- processes ----
@@ -83,7 +83,7 @@ class SimulatedEngines:
         self._starts += 1
         self.node_of[spec.instance] = node
         self.living[spec.instance] = instance = StormInstance(spec, self._starts)
-        fleet.tell(on.InstanceJoined(fleet.now_s, spec))
+        fleet.tell(events.InstanceJoined(fleet.now_s, spec))
         self._beat(instance)
 
     def end(self, instance: InstanceId) -> None:
@@ -98,7 +98,7 @@ class SimulatedEngines:
     def lose(self, instance: InstanceId, why: str) -> None:
         """Its process dies."""
         self.end(instance)
-        self._fleet.tell(on.InstanceLost(self._fleet.now_s, instance, why))
+        self._fleet.tell(events.InstanceLost(self._fleet.now_s, instance, why))
 
     def lose_node(self, node: NodeId) -> None:
         """What runs there is gone."""
@@ -130,7 +130,7 @@ class SimulatedEngines:
         if not self._silent_s(instance.instance):
             load = (len(instance.requests), 0, instance.produced_tokens, instance.kv_used_tokens)
             stalled = instance.says_stalled and fleet.now_s < instance.stalled_until_s
-            beat = on.InstanceHeartbeat(fleet.now_s, instance.instance, *load, stalled=stalled)
+            beat = events.InstanceHeartbeat(fleet.now_s, instance.instance, *load, stalled=stalled)
             fleet.tell(beat)
         fleet.after(BEAT_S, partial(self._beat, instance))
 
@@ -149,14 +149,14 @@ class SimulatedEngines:
         place.versions.discard(version)
 
     # ---- turns ----
-    def _receive(self, command: do.Dispatch) -> None:
+    def _receive(self, command: rollout_commands.Dispatch) -> None:
         fleet, instance = self._fleet, self.living[command.instance]
         hidden = fleet.clients.hidden.get(command.turn)
         if hidden is None:
             return  # nobody waits for it any more
         if fleet.now_s < instance.refuses_until_s:
             refused = (command.instance, command.attempt, "budget cut", False)
-            fleet.tell(on.TurnRefused(fleet.now_s, *refused))
+            fleet.tell(events.TurnRefused(fleet.now_s, *refused))
             return
         current = command.attempt in fleet.controller.rollout.books.dispatcher.attempts
         held = command.version in instance.versions
@@ -204,17 +204,17 @@ class SimulatedEngines:
         if attempts:
             scores = [-1.0] * len(tokens)
             name = instance.instance
-            fleet.tell(on.TokensArrived(fleet.now_s, name, attempts, tokens, scores))
+            fleet.tell(events.TokensArrived(fleet.now_s, name, attempts, tokens, scores))
         for attempt, request in requests.items():
             whole = request.made_tokens >= request.total_tokens
             if whole and self.lives(instance) and attempt in instance.requests:
                 del instance.requests[attempt]
                 fleet.tell(self.ending(instance, request))
 
-    def ending(self, instance: StormInstance, request: StormRequest) -> on.TurnEnded:
+    def ending(self, instance: StormInstance, request: StormRequest) -> events.TurnEnded:
         """The honest ending of a request."""
         fleet, command = self._fleet, request.command
         most = fleet.plan.max_tokens
         reason = FinishReason.LENGTH if request.total_tokens >= most else FinishReason.STOP
         ended = (command.attempt, reason, request.made_tokens, command.version)
-        return on.TurnEnded(fleet.now_s, instance.instance, *ended)
+        return events.TurnEnded(fleet.now_s, instance.instance, *ended)

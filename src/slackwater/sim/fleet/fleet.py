@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.coschedule import phase_commands
 from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
@@ -171,13 +171,13 @@ class SimulatedFleet:
     def _note(self, command: FleetCommand) -> None:
         """Permits as stretches of time, collected as the live runtime collects them."""
         match command:
-            case phase_do.PermitGiven(job, permit, phase, _, nodes):
+            case phase_commands.PermitGiven(job, permit, phase, _, nodes):
                 self.permits[permit] = (job, phase, nodes)
                 self.spans.given(permit, job, phase, nodes, self.now_s)
-            case phase_do.PermitShrunk(_, permit):
+            case phase_commands.PermitShrunk(_, permit):
                 self.tail_migrations += 1
                 self.spans.shrunk(permit, self.now_s)
-            case phase_do.PermitEnded(_, permit):
+            case phase_commands.PermitEnded(_, permit):
                 self.permits.pop(permit, None)
                 self.spans.back(permit, self.now_s)
             case _:

@@ -2,9 +2,9 @@
 
 from typing import Protocol, TypeAlias
 
-from slackwater.control.lending import commands as do
+from slackwater.control.lending import commands
 
-ServingCommand: TypeAlias = do.LendNode | do.TakeBack | do.BeginStep
+ServingCommand: TypeAlias = commands.LendNode | commands.TakeBack | commands.BeginStep
 
 
 class ServingNodes(Protocol):

@@ -11,8 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
-from slackwater.control.operations import commands as do
-from slackwater.control.operations import events as on
+from slackwater.control.operations import commands, events
 from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.placement import is_within
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
 _SLICES = 20  # how often running work adapts to the current pace
 
 TrainerCommand: TypeAlias = (
-    do.TrainerOrder | do.CommitSnapshot | do.ForgetModel | do.MoveState | do.ForgetStrays
+    commands.TrainerOrder
+    | commands.CommitSnapshot
+    | commands.ForgetModel
+    | commands.MoveState
+    | commands.ForgetStrays
 )
 State: TypeAlias = tuple[int, int]  # the chain, and the last operation in it
 
@@ -77,34 +80,34 @@ class SimulatedTrainers:
         self._starts += 1
         worker = WorkerId(f"{node}/trainer/{self._starts}")
         self.living[worker] = SimulatedTrainer(worker, node)
-        self._fleet.tell(on.TrainerJoined(self._fleet.now_s, worker, node))
+        self._fleet.tell(events.TrainerJoined(self._fleet.now_s, worker, node))
 
     def lose_node(self, node: NodeId, why: str) -> None:
         """Its trainer is gone, with what it held; another comes up when the node is heard again."""
         fleet = self._fleet
         for worker in [name for name, one in self.living.items() if is_within(one.node, node)]:
             place = self.living.pop(worker).node
-            fleet.tell(on.TrainerLost(fleet.now_s, worker, why))
+            fleet.tell(events.TrainerLost(fleet.now_s, worker, why))
             wait_s = fleet.silent_s(node) + fleet.costs.start_s
             fleet.after(wait_s, partial(self.start, place))
 
     def execute(self, command: TrainerCommand) -> None:
         match command:
-            case do.RunOp():
+            case commands.RunOp():
                 self._begin(command, command.operation, self._op_s(command.operation))
-            case do.RestoreState() | do.TakeSnapshot() | do.DropGradients():
+            case commands.RestoreState() | commands.TakeSnapshot() | commands.DropGradients():
                 self._begin(command, None, self._fleet.costs.load_s)
-            case do.ForgetModel(worker, model):
+            case commands.ForgetModel(worker, model):
                 if worker in self.living:
                     self.living[worker].forget(model)
-            case do.MoveState():
+            case commands.MoveState():
                 self._fleet.after(self._fleet.costs.load_s, partial(self._moved, command))
-            case do.ForgetStrays(model):
+            case commands.ForgetStrays(model):
                 self._kept = {key: kept for key, kept in self._kept.items() if key[1] != model}
-            case do.CommitSnapshot():
+            case commands.CommitSnapshot():
                 pass  # it is durable when the trainer has written it
 
-    def _moved(self, order: do.MoveState) -> None:
+    def _moved(self, order: commands.MoveState) -> None:
         """The state is in the memory of the other node, unless one of the trainers is gone."""
         fleet = self._fleet
         source, target = self.living.get(order.worker), self.living.get(order.to)
@@ -114,7 +117,7 @@ class SimulatedTrainers:
             self._kept[target.node, order.model] = found
             self.moves += 1
             error = ""
-        fleet.tell(on.StateMoved(fleet.now_s, order.model, order.ticket, error))
+        fleet.tell(events.StateMoved(fleet.now_s, order.model, order.ticket, error))
 
     # ---- orders ----
     def _op_s(self, op: Operation) -> float:
@@ -130,12 +133,16 @@ class SimulatedTrainers:
             case _:
                 return 0.0
 
-    def _begin(self, order: do.TrainerOrder, op: Operation | None, work_s: float) -> None:
+    def _begin(self, order: commands.TrainerOrder, op: Operation | None, work_s: float) -> None:
         trainer = self.living.get(order.worker)
         assert trainer is not None, f"an order for {order.worker}, which is gone"
         assert trainer.ticket is None, f"{order.worker} has two orders at once"
         trainer.ticket = order.ticket
-        if isinstance(order, do.RunOp) and order.operation.kind.needs_permit and not order.replay:
+        if (
+            isinstance(order, commands.RunOp)
+            and order.operation.kind.needs_permit
+            and not order.replay
+        ):
             self._fleet.check_may_train(order.operation.job, trainer.node)
         if op is not None and trainer.job != op.job:
             trainer.job = op.job
@@ -143,7 +150,7 @@ class SimulatedTrainers:
         self._work(trainer, order, work_s, _SLICES)
 
     def _work(
-        self, trainer: SimulatedTrainer, order: do.TrainerOrder, work_s: float, slices: int
+        self, trainer: SimulatedTrainer, order: commands.TrainerOrder, work_s: float, slices: int
     ) -> None:
         """So many slices are left; each is as long as the machine lets it be."""
         fleet = self._fleet
@@ -161,27 +168,27 @@ class SimulatedTrainers:
             tell()
 
     def _done(
-        self, trainer: SimulatedTrainer, order: do.TrainerOrder, took_s: float
+        self, trainer: SimulatedTrainer, order: commands.TrainerOrder, took_s: float
     ) -> Callable[[], None]:
         """Do it; what is returned says so."""
         fleet, reached = self._fleet, None
         match order:
-            case do.RunOp(_, ticket, op, _, at_most):
+            case commands.RunOp(_, ticket, op, _, at_most):
                 if op.kind is OpKind.PUBLISH:
                     self.results[ticket] = trainer.states[op.model][0]
                     return partial(self._publish, trainer, ticket, op)
                 reached = self._apply(trainer, op, at_most)
                 self.results[ticket] = trainer.states[op.model][0]
-            case do.RestoreState(_, _, model, seq, at_most):
+            case commands.RestoreState(_, _, model, seq, at_most):
                 reached = self._find(trainer, model, at_most)
                 if reached is None:
                     trainer.states[model] = self._snapshots[model, seq]
-            case do.TakeSnapshot(_, _, model, seq):
+            case commands.TakeSnapshot(_, _, model, seq):
                 self._snapshots[model, seq] = trainer.states[model]
-            case do.DropGradients():
+            case commands.DropGradients():
                 pass
         done = (trainer.worker, order.ticket, took_s, reached)
-        return partial(fleet.tell, on.TicketDone(fleet.now_s, *done))
+        return partial(fleet.tell, events.TicketDone(fleet.now_s, *done))
 
     def _apply(self, trainer: SimulatedTrainer, op: Operation, at_most: int) -> int | None:
         if op.kind is OpKind.CREATE:
@@ -205,7 +212,7 @@ class SimulatedTrainers:
     def _publish(self, trainer: SimulatedTrainer, ticket: int, op: Operation) -> None:
         """The copy is made at once; the writing takes as long as the job's sync."""
         fleet = self._fleet
-        fleet.tell(on.TicketDetached(fleet.now_s, trainer.worker, ticket))
+        fleet.tell(events.TicketDetached(fleet.now_s, trainer.worker, ticket))
         sync_s = fleet.jobs[op.job].lengths.sync_s
         fleet.after(sync_s, partial(self._written, trainer, ticket, sync_s))
 
@@ -216,4 +223,4 @@ class SimulatedTrainers:
         if silent_s := fleet.silent_s(trainer.node):
             fleet.after(silent_s, partial(self._written, trainer, ticket, took_s))
             return
-        fleet.tell(on.TicketDone(fleet.now_s, trainer.worker, ticket, took_s))
+        fleet.tell(events.TicketDone(fleet.now_s, trainer.worker, ticket, took_s))

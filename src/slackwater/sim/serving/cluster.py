@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from slackwater.control.lending import commands as do
-from slackwater.control.lending import events as on
+from slackwater.control.lending import commands, events
 from slackwater.control.lending.lender import Lender
 from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
 from slackwater.model.instance import InstanceKind
@@ -53,7 +52,7 @@ class ServingCluster:
         body: SimulatedBody,
         arrivals: Sequence[Arrival],
         lender: Lender,
-        tell: Callable[[on.LendingEvent], None],
+        tell: Callable[[events.LendingEvent], None],
     ) -> None:
         self.plan, self.body, self.lender, self._tell = plan, body, lender, tell
         self.requests: list[ServedRequest] = []
@@ -77,8 +76,8 @@ class ServingCluster:
     def start(self, period_s: float = 600.0) -> None:
         """Requests come from now on, the trace over and over; nodes report to the lender."""
         for name in self.nodes:
-            self._tell(on.ServingNodeJoined(self.body.now_s, name, SERVICE))
-        self._tell(on.ServiceOpened(self.body.now_s, SERVICE, self.plan.nodes))
+            self._tell(events.ServingNodeJoined(self.body.now_s, name, SERVICE))
+        self._tell(events.ServiceOpened(self.body.now_s, SERVICE, self.plan.nodes))
         self._report()
         self._come(0, 0.0, period_s)
 
@@ -140,7 +139,7 @@ class ServingCluster:
     def _report(self) -> None:
         for name, node in self.nodes.items():
             self._tell(
-                on.ServingNodeReported(
+                events.ServingNodeReported(
                     self.body.now_s,
                     name,
                     min(node.kv_share(), 1.0),
@@ -154,18 +153,18 @@ class ServingCluster:
     def execute(self, command: ServingCommand) -> None:
         """Do what the lender decided."""
         match command:
-            case do.LendNode(node, job):
+            case commands.LendNode(node, job):
                 if not self.nodes[node].make_room():
-                    failed = partial(self._tell, on.LoanFailed(self.body.now_s, node, _FULL))
+                    failed = partial(self._tell, events.LoanFailed(self.body.now_s, node, _FULL))
                     self.body.at(self.body.now_s, failed)
                     return
                 self.body.at(
                     self.body.now_s + self.plan.device.activation_s,
                     partial(self._activate, node, job),
                 )
-            case do.TakeBack(node):
+            case commands.TakeBack(node):
                 self._take_back(node)
-            case do.BeginStep(node):
+            case commands.BeginStep(node):
                 self._begin_step(node)
 
     def _lent_to(self, name: NodeId) -> JobId | None:
@@ -181,7 +180,7 @@ class ServingCluster:
         node.lend(rollout, now_s)
         if rollout.kv_tokens <= 0:
             node.take_back()
-            self._tell(on.LoanFailed(now_s, name, _FULL))
+            self._tell(events.LoanFailed(now_s, name, _FULL))
             return
         rollout.on_work = lambda: node.wake(self.body.now_s)
         self.loans += 1
@@ -207,7 +206,7 @@ class ServingCluster:
         self.nodes[name].take_back()
         if instance is not None:
             self.body.lose(instance, "the service took the node back")
-        self._tell(on.NodeCleared(self.body.now_s, name))
+        self._tell(events.NodeCleared(self.body.now_s, name))
 
     def _turns_ended(self, name: NodeId) -> None:
         if name in self._borrowed:

@@ -3,8 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slackwater.control.rollout import commands as do
-from slackwater.control.rollout import events as on
+from slackwater.control.rollout import commands, events
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
@@ -60,9 +59,9 @@ class SimulatedAgents(SimulatedClients):
         job.open_turns.add(turn)
         prompt, sampling = range(wanted.prompt_tokens), Sampling(wanted.output_tokens)
         of = (turn, trajectory, job.job, prompt, sampling, job.version)
-        fleet.tell(on.TurnSubmitted(fleet.now_s, TurnSpec(*of, base_model=BASE_MODEL)))
+        fleet.tell(events.TurnSubmitted(fleet.now_s, TurnSpec(*of, base_model=BASE_MODEL)))
 
-    def _turn_completed(self, command: do.CompleteTurn) -> None:
+    def _turn_completed(self, command: commands.CompleteTurn) -> None:
         turn, fleet = command.turn, self._slacks
         job, found = self._job_of.get(turn), self._of.pop(turn, None)
         if job is None or found is None:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from slackwater.control.actions import commands as do
-from slackwater.control.actions import events as on
+from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.driver import Driver
@@ -30,7 +29,7 @@ class SimulatedCores:
     def __init__(self, fleet: "SimulatedFleet", cores: int, *, pooled: bool) -> None:
         self._fleet, self._cores, self._pooled, self._free = fleet, cores, pooled, cores
         self.broker = ActionBroker(BrokerSettings())
-        self._driver: Driver[on.Event, do.Command] = Driver(
+        self._driver: Driver[events.Event, commands.Command] = Driver(
             self.broker,
             self._execute,
             clock=lambda: fleet.now_s,
@@ -44,7 +43,7 @@ class SimulatedCores:
 
     def _join(self) -> None:
         capacity = WorkerCapacity((tuple(range(self._cores)),), 1 << 20)
-        self._driver.feed(on.WorkerJoined(self._fleet.now_s, _NODE, capacity))
+        self._driver.feed(events.WorkerJoined(self._fleet.now_s, _NODE, capacity))
 
     @property
     def used(self) -> int:
@@ -77,16 +76,16 @@ class SimulatedCores:
             return
         spec = ActionSpec(ActionId(name), job, "tool", _ONE_CORE)
         self._open[spec.action] = (seconds, then)
-        self._driver.feed(on.ActionSubmitted(self._fleet.now_s, spec))
+        self._driver.feed(events.ActionSubmitted(self._fleet.now_s, spec))
 
-    def _execute(self, command: do.Command) -> None:
+    def _execute(self, command: commands.Command) -> None:
         match command:
-            case do.StartAction(spec, attempt):
+            case commands.StartAction(spec, attempt):
                 self.granted += 1
                 self._running[spec.action] = attempt
                 seconds = self._open[spec.action][0]
                 self._run(spec.action, attempt, seconds, _SLICES)
-            case do.EndAction(action, outcome):
+            case commands.EndAction(action, outcome):
                 seconds, then = self._open.pop(action)
                 self._running.pop(action, None)
                 if outcome.kind is OutcomeKind.DONE:
@@ -112,13 +111,13 @@ class SimulatedCores:
     def _done(self, action: ActionId, attempt: int, ran_s: float) -> None:
         if self._running.get(action) == attempt:
             now_s = self._fleet.now_s
-            ended = on.ActionFinished(now_s, action, attempt, OutcomeKind.DONE, ran_s)
+            ended = events.ActionFinished(now_s, action, attempt, OutcomeKind.DONE, ran_s)
             self._driver.feed(ended)
 
     def lose_worker(self) -> None:
         """All that runs there is lost; another worker comes up at once."""
         self._running.clear()
-        self._driver.feed(on.WorkerLost(self._fleet.now_s, _NODE, "killed"))
+        self._driver.feed(events.WorkerLost(self._fleet.now_s, _NODE, "killed"))
         self._join()
 
     def check_integrity(self) -> None:
