@@ -182,7 +182,7 @@ class SandboxRegistry:
         self.place_waiting()
 
     def place_waiting(self) -> None:
-        """Open waiting environments while memory lasts, those of the tenant that holds least first."""
+        """Open waiting environments while memory lasts; the tenant that holds least goes first."""
         heads = [self._head(tenant) for tenant in self._queues]
         heapify(heads)
         while heads:
