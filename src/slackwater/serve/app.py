@@ -1,4 +1,4 @@
-"""The control plane's own HTTP application; front ends (`front/app.py`) pass requests on to it."""
+"""The control plane's HTTP application; front ends (`front/app.py`) forward requests to it."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from slackwater.serve.http.auth import find_tenant
 from slackwater.serve.http.errors import add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
 from slackwater.serve.http.whole_bodies import WholeBodies
-from slackwater.serve.openai.extras import health_routes, refused_routes
+from slackwater.serve.openai.extras import health_routes, refusal_routes
 from slackwater.serve.openai.models import model_routes
 from slackwater.serve.operator.coschedule import coschedule_routes
 from slackwater.serve.operator.instances import instance_routes, node_routes
@@ -36,22 +36,22 @@ from slackwater.serve.tinker.training import TrainingFace, training_routes
 
 
 def create_app(plane: ControlPlane) -> FastAPI:
-    """Every route parses, calls the control plane, and answers; errors are mapped once."""
+    """Each route parses, calls the control plane and answers; error handlers map exceptions."""
     app = App()
     app.state.plane = plane
     training = TrainingFace(plane)
 
-    async def rejected(request: Request, body: Any, reason: str) -> None:
-        """A body that failed validation may have used up an operation's number."""
+    async def reject_operation(request: Request, body: Any, reason: str) -> None:
+        """Use up the operation's number that an invalid body names, if it names one."""
         try:
-            found = await training.rejected_body(request, body)
+            operation = await training.find_operation(request, body)
         except SlackwaterError:
             return
-        if found is not None:
-            model, seq, kind = found
+        if operation is not None:
+            model, seq, kind = operation
             await plane.training.reject(model, seq, kind, reason)
 
-    add_error_handlers(app, rejected)
+    add_error_handlers(app, reject_operation)
     rest = RestFace(plane)
     downloads = Downloads(plane.settings.state / "downloads")
     app.state.dashboard = LiveSource(plane)
@@ -79,7 +79,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
         record_routes(rest, downloads),
         download_routes(downloads),
         health_routes(),
-        refused_routes(),
+        refusal_routes(),
         dashboard_routes(app.state.dashboard),
     )
     for router in routers:  # routes are matched in order

@@ -39,7 +39,7 @@ def test_files_are_made_once_and_again_where_that_failed(tmp_path: Path) -> None
         return {"x.tar": folder / "x.tar"}
 
     async def ask() -> list[Files | BaseException]:
-        asked = (downloads.made(OF, make) for _ in range(10))
+        asked = (downloads.prepare(OF, make) for _ in range(10))
         return await asyncio.gather(*asked, return_exceptions=True)
 
     async def twice() -> None:
@@ -63,11 +63,11 @@ def test_links_and_files_end_and_leave_nothing(
         await asyncio.to_thread(folder.mkdir, parents=True)
         return {}
 
-    async def made(number: int) -> None:
-        await downloads.made((str(number),), make)
+    async def prepare(number: int) -> None:
+        await downloads.prepare((str(number),), make)
 
     for number in range(5):
-        asyncio.run(made(number))
+        asyncio.run(prepare(number))
         token = downloads.offer(REQUEST, (str(number),), b"", "x")[0].split("/")[-2]
         now_s[0] += 3 * records.LINK_LIVES_S
         with pytest.raises(NotFoundError):

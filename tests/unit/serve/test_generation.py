@@ -49,13 +49,13 @@ def heard(told: Generation) -> list[tuple[int, list[int]]]:
 def test_tokens_that_wait_are_told_together_and_choices_apart() -> None:
     told = generation(2)
     for event in (piece(0, 1), piece(0, 2, 3), piece(1, 9), piece(0, 4), whole(1), whole(0)):
-        told.say(event)
+        told.push(event)
     assert heard(told) == [(0, [1, 2, 3]), (1, [9]), (0, [4]), (1, []), (0, [])]
 
 
 def test_who_leaves_hears_nothing_more() -> None:
     told = generation(1)
-    told.say(piece(0, 1))
+    told.push(piece(0, 1))
     asyncio.run(told.until_gone(gone))
     assert heard(told) == []
     assert asyncio.run(told.results()) is None
@@ -70,9 +70,9 @@ def test_one_that_waits_is_woken() -> None:
 
         listening = asyncio.create_task(listen())
         await asyncio.sleep(0)
-        told.say(piece(0, 1))
+        told.push(piece(0, 1))
         await asyncio.sleep(0)
-        told.say(whole(0))
+        told.push(whole(0))
         async with asyncio.timeout(60):
             return await listening
 

@@ -12,7 +12,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, ParsedBody, read
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
-from slackwater.serve.openai.event_stream import sliced_json
+from slackwater.serve.openai.event_stream import encode_sliced_json
 from slackwater.serve.tinker.bodies import SampleBody
 
 
@@ -105,4 +105,4 @@ def test_a_helper_that_dies_loses_one_question_alone(helpers: HelperProcesses) -
     ],
 )
 def test_an_answer_written_in_pieces_is_the_same_json(value: Any) -> None:
-    assert json.loads(sliced_json(value)) == value
+    assert json.loads(encode_sliced_json(value)) == value

@@ -127,7 +127,7 @@ def test_tokens_with_byte_fallback_are_spelled_too(tmp_path: Path) -> None:
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert "ByteFallback" in json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
     codec = TextCodec(tmp_path)
-    assert [codec.bytes.of(token) for token in (1, 2, 3, 4)] == [
+    assert [codec.bytes.lookup(token) for token in (1, 2, 3, 4)] == [
         b"\xc3",
         b"\xa9",
         b" hi",

@@ -145,7 +145,7 @@ def test_the_tokens_of_earlier_turns_never_change(
         messages.append({"role": "user", "content": words})
         chat = Conversation(list(messages))
         record = ConversationRecord(history, "me", None, chat.messages)
-        known = record.known()
+        known = record.find_known_prefix()
         assert (known is None) == (not before), "an answered conversation is known"
         prompt = (
             chat.tokens(codec) if known is None else chat.tokens_after(codec, known[1], known[0])
@@ -160,7 +160,7 @@ def test_the_tokens_of_earlier_turns_never_change(
         said = codec.decode(answer)
         before = [*prompt, *answer]
         messages.append({"role": "assistant", "content": said})
-        record.answered(messages[-1], before)
+        record.remember_answer(messages[-1], before)
 
 
 def test_without_it_an_answer_is_tokenized_anew(codecs: dict[str, tuple[TextCodec, int]]) -> None:
@@ -209,14 +209,14 @@ def test_the_oldest_conversations_are_forgotten_first() -> None:
     history.remember("a", [1] * 4)
     history.remember("b", [2] * 4)
     history.remember("b", [2] * 4)
-    assert history.longest(["a"]) == (1, [1] * 4)  # and is fresh again
+    assert history.find_longest(["a"]) == (1, [1] * 4)  # and is fresh again
     history.remember("c", [3] * 4)
-    assert history.longest(["b"]) is None
-    assert history.longest(["a", "x", "c", "y"]) == (3, [3] * 4)
+    assert history.find_longest(["b"]) is None
+    assert history.find_longest(["a", "x", "c", "y"]) == (3, [3] * 4)
 
 
 def test_answers_without_tokens_are_not_remembered_without_end() -> None:
     history = TokenHistory(most_tokens=1000)
     for number in range(100):
         history.remember(str(number), [])
-    assert sum(history.longest([str(number)]) is not None for number in range(100)) == 10
+    assert sum(history.find_longest([str(number)]) is not None for number in range(100)) == 10

@@ -20,9 +20,9 @@ from slackwater.serve.openai.tools import (
     ToolCall,
     ToolChoice,
     ToolPlan,
+    describe_tools_in_messages,
+    parse_call_arguments,
     read_calls,
-    told_by_message,
-    with_read_arguments,
 )
 
 WEATHER = {
@@ -129,7 +129,7 @@ def test_a_template_that_knows_no_tools_is_told_in_words() -> None:
         },
         {"role": "tool", "tool_call_id": "1", "content": "rain"},
     ]
-    told = told_by_message(with_read_arguments(history), TOOLS)
+    told = describe_tools_in_messages(parse_call_arguments(history), TOOLS)
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[0]["content"].startswith("Be brief.")
     assert '"name": "weather"' in told[0]["content"]
@@ -157,6 +157,6 @@ def test_every_wish_gives_a_grammar_that_can_be_followed() -> None:
 def test_a_choice_names_a_tool_that_is_there() -> None:
     chosen = ToolChoice.model_validate({"type": "function", "function": {"name": "nobody"}})
     with pytest.raises(ConfigError, match="must be one of weather, time"):
-        ToolPlan.of(TOOLS, chosen, "hermes", None)
-    assert ToolPlan.of(TOOLS, "none", "hermes", None) is None
-    assert ToolPlan.of([], "auto", "hermes", None) is None
+        ToolPlan.create(TOOLS, chosen, "hermes", None)
+    assert ToolPlan.create(TOOLS, "none", "hermes", None) is None
+    assert ToolPlan.create([], "auto", "hermes", None) is None

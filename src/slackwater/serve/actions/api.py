@@ -26,7 +26,7 @@ from slackwater.serve.http.large_bodies import LargeBodyRoute
 PATH = "/slackwater/actions"
 ENVIRONMENTS = "/slackwater/environments"
 Hold = Annotated[float, Query(ge=0, le=30)]
-LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
+PENDING: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 
 
 def _check_sandboxes(plane: ControlPlane, needed: bool = True) -> None:
@@ -38,17 +38,17 @@ def _check_service(plane: ControlPlane, name: str | None) -> None:
     rewards = plane.settings.rewards
     known = [] if rewards is None else sorted(rewards.services)
     if name is not None and name not in known:
-        there = f"there are {known}" if known else "this service has none: see [rewards]"
-        raise NotFoundError(f"service: {name!r} is not one; {there}")
+        fix = f"must be one of {known}" if known else "this service has none; see [rewards]"
+        raise NotFoundError(f"service: {name!r} is not a reward service; {fix}")
 
 
-def known_as(tenant: TenantId, name: str) -> ActionId:
-    """An action may be named as the caller named it, or as the service did."""
+def resolve_action_id(tenant: TenantId, name: str) -> ActionId:
+    """The action's id, from the name that the caller or the service gave it."""
     return ActionId(resolve_id(tenant, name))
 
 
-def shown(name: str, result: ActionResult) -> dict[str, Any]:
-    """An outcome as JSON; undecodable output bytes are replaced."""
+def render_result(name: str, result: ActionResult) -> dict[str, Any]:
+    """A result as JSON; output that is not UTF-8 gets replacement characters."""
     return {
         "action": name,
         "state": "ended",
@@ -74,19 +74,19 @@ async def _answer(plane: ControlPlane, tenant: TenantId, name: ActionId, wait_s:
     result = await plane.actions.result(tenant, name, wait_s)
     if result is None:
         return JSONResponse({"action": name, "state": plane.actions.state(name)}, 202)
-    return Response(msgspec.json.encode(shown(name, result)), media_type="application/json")
+    return Response(msgspec.json.encode(render_result(name, result)), media_type="application/json")
 
 
 def action_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
     actions = plane.actions
 
-    @router.post("", response_model=None, responses=LATER)
+    @router.post("", response_model=None, responses=PENDING)
     async def submit(body: ActionBody, tenant: Caller) -> Response:
         """Submit an action: 200 with its outcome, or 202 with its name once `wait_s` has passed.
 
-        Where there are several tenants, one with a long queue waits a little longer, which slows a
-        flood of requests down.
+        With several tenants the answer is delayed for one with a long queue, which slows a flood
+        of requests down.
         """
         _check_sandboxes(plane, bool(body.command))
         _check_service(plane, body.service)
@@ -103,16 +103,16 @@ def action_routes(plane: ControlPlane) -> APIRouter:
             found["live"] = found["ended"] = []
         return found
 
-    @router.get("/{action}", response_model=None, responses=LATER)
+    @router.get("/{action}", response_model=None, responses=PENDING)
     async def result(action: str, tenant: Caller, wait_s: Hold = 0.0) -> Response:
         """The outcome, or the state after `wait_s`."""
-        return await _answer(plane, tenant, known_as(tenant, action), wait_s)
+        return await _answer(plane, tenant, resolve_action_id(tenant, action), wait_s)
 
     @router.get("/{action}/output", response_model=None)
     async def output(action: str, tenant: Caller) -> Response:
         """Output of a `stream` action as JSON lines; the last line holds its outcome."""
-        name = known_as(tenant, action)
-        await actions.result(tenant, name, 0.0)  # refuses what is not the caller's
+        name = resolve_action_id(tenant, action)
+        await actions.result(tenant, name, 0.0)  # 404 if the action is another tenant's
 
         async def lines() -> AsyncIterator[bytes]:
             async for stream, data in actions.output(tenant, name):
@@ -120,15 +120,15 @@ def action_routes(plane: ControlPlane) -> APIRouter:
                 yield json.dumps(piece).encode() + b"\n"
             ended = await actions.result(tenant, name, 0.0)
             if ended is not None:
-                said = shown(name, ended) | {"stdout": "", "stderr": ""}
-                yield json.dumps(said).encode() + b"\n"
+                last = render_result(name, ended) | {"stdout": "", "stderr": ""}
+                yield json.dumps(last).encode() + b"\n"
 
         return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     @router.post("/{action}/cancel")
     async def cancel(action: str, tenant: Caller) -> dict[str, str]:
-        """Give it up: if it runs it is killed, with everything that it started."""
-        actions.cancel(tenant, known_as(tenant, action))
+        """Cancel an action; a running one is killed with every process that it started."""
+        actions.cancel(tenant, resolve_action_id(tenant, action))
         return {"action": action}
 
     return router
@@ -138,16 +138,16 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=PATH, tags=["actions"])
     actions = plane.actions
 
-    @router.post("/{action}/held", response_model=None, responses=LATER)
-    async def held(action: str, tenant: Caller, wait_s: Hold = 25.0) -> Response:
+    @router.post("/{action}/held", name="held", response_model=None, responses=PENDING)
+    async def wait_for_permit(action: str, tenant: Caller, wait_s: Hold = 25.0) -> Response:
         """Wait until a permit is held."""
-        is_held = await actions.begun(tenant, known_as(tenant, action), wait_s)
+        is_held = await actions.begun(tenant, resolve_action_id(tenant, action), wait_s)
         return JSONResponse({"action": action, "held": is_held}, 200 if is_held else 202)
 
-    @router.post("/{action}/done")
-    async def done(action: str, body: DoneBody, tenant: Caller) -> dict[str, str]:
-        """Give a permit back."""
-        actions.done(tenant, known_as(tenant, action), body.ran_s)
+    @router.post("/{action}/done", name="done")
+    async def return_permit(action: str, body: DoneBody, tenant: Caller) -> dict[str, str]:
+        """Return a permit."""
+        actions.done(tenant, resolve_action_id(tenant, action), body.ran_s)
         return {"action": action}
 
     return router
@@ -157,11 +157,11 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix=ENVIRONMENTS, tags=["actions"])
     actions = plane.actions
 
-    @router.post("", response_model=None, status_code=201, responses=LATER)
-    async def opened(body: EnvironmentBody, tenant: Caller) -> Response:
-        """Ask for an environment; 201 when it is open, 202 if it still waits for room.
+    @router.post("", name="opened", response_model=None, status_code=201, responses=PENDING)
+    async def open_environment(body: EnvironmentBody, tenant: Caller) -> Response:
+        """Open an environment: 201 when it is open, 202 while it waits for memory.
 
-        Where there are several tenants, one with many that wait hears a little later.
+        With several tenants the answer is delayed for one that has many waiting environments.
         """
         _check_sandboxes(plane)
         name = await actions.open(tenant, body.request(tenant, actions.limits_of(tenant)))
@@ -169,8 +169,8 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
         is_open = await actions.opened(tenant, name, hold_s)
         return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
 
-    @router.get("")
-    async def listed(tenant: Caller) -> dict[str, list[EnvironmentId]]:
+    @router.get("", name="listed")
+    async def list_environments(tenant: Caller) -> dict[str, list[EnvironmentId]]:
         return {"environments": actions.environments(tenant)}
 
     @router.post("/{environment}/snapshot", status_code=201)
@@ -181,7 +181,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
 
     @router.delete("/{environment}", response_model=None)
     async def close(environment: str, tenant: Caller) -> Response:
-        """Take it away; actions in it are cancelled."""
+        """Close an environment; actions in it are cancelled."""
         await actions.close_environment(tenant, EnvironmentId(environment))
         return JSONResponse({"environment": environment})
 
@@ -193,7 +193,7 @@ def limit_routes(plane: ControlPlane) -> APIRouter:
 
     @router.put("/{resource}")
     async def declare(resource: str, body: LimitBody, tenant: Caller) -> dict[str, str]:
-        """Declare the capacity of an external resource, such as an API, for all jobs."""
+        """Declare the capacity of an external resource, such as an API, that all jobs share."""
         require_operator(plane, tenant, "limits")
         name = ResourceName(resource)
         await plane.actions.declare(Limit(name, body.concurrency, body.quota, body.window_s))

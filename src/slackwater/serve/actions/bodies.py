@@ -37,8 +37,8 @@ Token = Annotated[int, Field(ge=0, lt=1 << 32)]
 Units = Annotated[int, Field(ge=1, le=1 << 53)]
 _DEFAULT_WALL_S = 600.0
 _MIB = 1 << 20
-_USUAL = {"output_bytes": _MIB, "memory_mib": 2048, "processes": 256, "disk_mib": 1024}
-_USUAL_ENVIRONMENT_MIB = 512
+_DEFAULT_LIMITS = {"output_bytes": _MIB, "memory_mib": 2048, "processes": 256, "disk_mib": 1024}
+_DEFAULT_ENVIRONMENT_MIB = 512
 
 
 class LimitsBody(RequestBody):
@@ -54,33 +54,35 @@ class LimitsBody(RequestBody):
         self, tenant: TenantId, limits: TenantLimits, wall_s: float, environment_mib: int | None
     ) -> ActionLimits:
         """Fill in defaults within the operator's limits; refuse explicit values beyond them."""
-        given = {name: getattr(self, name) for name in _USUAL}
-        asked = {f"limits.{name}": value for name, value in given.items() if value is not None}
-        check_ceilings(tenant, limits, asked | {"limit_s": wall_s})
+        given = {name: getattr(self, name) for name in _DEFAULT_LIMITS}
+        explicit = {f"limits.{name}": value for name, value in given.items() if value is not None}
+        check_ceilings(tenant, limits, explicit | {"limit_s": wall_s})
         check_network(tenant, limits, self.network)
-        usual = _USUAL | ({} if environment_mib is None else {"memory_mib": environment_mib})
+        defaults = _DEFAULT_LIMITS | (
+            {} if environment_mib is None else {"memory_mib": environment_mib}
+        )
         if self.memory_mib is not None and self.memory_mib > (environment_mib or self.memory_mib):
             fix = f"must be at most {environment_mib}, the memory of its environment"
             raise ConfigError.of("limits.memory_mib", self.memory_mib, fix)
-        held = {
-            name: min(usual[name], getattr(limits, name)) if value is None else value
+        amounts = {
+            name: min(defaults[name], getattr(limits, name)) if value is None else value
             for name, value in given.items()
         }
         return ActionLimits(
             wall_s=wall_s,
-            output_bytes=held["output_bytes"],
-            memory_bytes=held["memory_mib"] * _MIB,
-            processes=held["processes"],
-            disk_bytes=held["disk_mib"] * _MIB,
+            output_bytes=amounts["output_bytes"],
+            memory_bytes=amounts["memory_mib"] * _MIB,
+            processes=amounts["processes"],
+            disk_bytes=amounts["disk_mib"] * _MIB,
             network=self.network,
         )
 
 
 class ActionBody(RequestBody):
-    """A command on `cores` (a number or choices; `parallel_share` of the work speeds up).
+    """A command on `cores`: a number, or choices where `parallel_share` of the work speeds up.
 
     With a `service` the action scores `tokens`: its stdout holds their log-probs under that model,
-    as JSON. Without a command it is a permit for `uses`: wait until held, use it, call `done`.
+    as JSON. With neither it is a permit for `uses`: wait on `held`, use it, then call `done`.
     """
 
     command: Annotated[list[str], Field(max_length=4096)] = Field(default_factory=list)
@@ -109,7 +111,7 @@ class ActionBody(RequestBody):
     ) -> ActionRequest:
         """Build the broker's and the worker's request for a tenant with these limits."""
         wall_s = self.limit_s or min(_DEFAULT_WALL_S, limits.limit_s)
-        held = self.limits.within(tenant, limits, wall_s, environment_mib)
+        action_limits = self.limits.within(tenant, limits, wall_s, environment_mib)
         given = self.action
         name = ActionId(
             owned_id(tenant, given, "action") if given else f"ac-{secrets.token_hex(12)}"
@@ -117,8 +119,8 @@ class ActionBody(RequestBody):
         spec = ActionSpec(
             action=name,
             job=job_of(tenant, self.job),
-            kind=self.kind or self._usual_kind(),
-            needs=self._needs(held.memory_bytes // _MIB),
+            kind=self.kind or self._default_kind(),
+            needs=self._needs(action_limits.memory_bytes // _MIB),
             environment=None if self.environment is None else EnvironmentId(self.environment),
             service=None if self.service is None else ServiceName(self.service),
             elastic=self._elastic(),
@@ -133,7 +135,7 @@ class ActionBody(RequestBody):
         check_action(spec, limits)
         return ActionRequest(
             spec=spec,
-            limits=held,
+            limits=action_limits,
             command=self.command,
             variables=self.variables,
             stdin=self._stdin(),
@@ -159,18 +161,18 @@ class ActionBody(RequestBody):
             return uses
         choices = [self.cores] if isinstance(self.cores, int) else self.cores
         needs = (Need(CORES, Amounts.one_of(*choices)), *uses)
-        if self.environment is None:  # an environment has memory of its own
+        if self.environment is None:  # an environment reserves its own memory
             needs += (Need(MEMORY_MIB, Amounts.exactly(memory_mib)),)
         return needs
 
     def _check_score(self) -> None:
         if self.command or self.environment is not None or self.stdin:
-            fix = "takes `tokens` alone: no command, environment or stdin"
+            fix = "takes only `tokens`: leave out command, environment and stdin"
             raise ConfigError.of("service", self.service, fix)
         if len(self.tokens) < 2:
-            raise ConfigError.of("tokens", len(self.tokens), "must be at least 2, the text's ids")
+            raise ConfigError.of("tokens", len(self.tokens), "must hold at least 2 token ids")
 
-    def _usual_kind(self) -> str:
+    def _default_kind(self) -> str:
         if self.service is not None:
             return f"service:{self.service}"
         return self.command[0] if self.command else "permit"
@@ -203,7 +205,7 @@ class EnvironmentBody(RequestBody):
             owned_id(tenant, given, "environment") if given else f"en-{secrets.token_hex(12)}"
         )
         job = job_of(tenant, self.job)
-        memory_mib = self.memory_mib or min(_USUAL_ENVIRONMENT_MIB, limits.memory_mib)
+        memory_mib = self.memory_mib or min(_DEFAULT_ENVIRONMENT_MIB, limits.memory_mib)
         spec = EnvironmentSpec(name, job, memory_mib, self.priority, tenant)
         check_environment(spec, limits)
         check_file_names(self.files)

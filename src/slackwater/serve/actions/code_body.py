@@ -1,4 +1,4 @@
-"""Body of SandboxFusion's `run_code`, in a small module because helper processes load it."""
+"""Body of SandboxFusion's `run_code`, in a small module because helper processes import it."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 
 class RunCodeBody(RequestBody):
-    """`files` are base64; other fields of SandboxFusion are passed over."""
+    """`files` are base64; SandboxFusion's other fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -21,12 +21,12 @@ from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 
 _COMMANDS = {"python": ("main.py", "python3"), "bash": ("main.sh", "bash")}
-_MOST_WAIT_S = 600.0
+_MAX_WAIT_S = 600.0
 _HOLD_S = 30.0
-_USUAL_MIB = 2048
+_DEFAULT_MIB = 2048
 
 
-def _environment(body: RunCodeBody, most_mib: int) -> EnvironmentBody:
+def _environment_body(body: RunCodeBody, max_mib: int) -> EnvironmentBody:
     """An environment with the files and the code; all of them must be UTF-8."""
     files = {}
     for name, text in body.files.items():
@@ -35,12 +35,12 @@ def _environment(body: RunCodeBody, most_mib: int) -> EnvironmentBody:
         except (binascii.Error, UnicodeDecodeError):
             raise ConfigError.of("files", name, "must be base64 of UTF-8 text") from None
     files[_COMMANDS[body.language][0]] = body.code
-    memory_mib = min(_USUAL_MIB, most_mib) if body.memory_limit_MB < 1 else body.memory_limit_MB
+    memory_mib = min(_DEFAULT_MIB, max_mib) if body.memory_limit_MB < 1 else body.memory_limit_MB
     name = f"code-{secrets.token_hex(12)}"
     return EnvironmentBody(environment=name, files=files, memory_mib=memory_mib)
 
 
-def _action(body: RunCodeBody, environment: str) -> ActionBody:
+def _action_body(body: RunCodeBody, environment: str) -> ActionBody:
     file, program = _COMMANDS[body.language]
     return ActionBody.model_validate(
         {
@@ -53,8 +53,8 @@ def _action(body: RunCodeBody, environment: str) -> ActionBody:
     )
 
 
-def said(result: ActionResult) -> dict[str, Any]:
-    """A result in SandboxFusion's format: `Success` means that the program exited with 0."""
+def sandbox_fusion_result(result: ActionResult) -> dict[str, Any]:
+    """A result in SandboxFusion's format; `Success` means exit status 0."""
     ran = result.kind in ("done", "timed_out", "failed")
     status = "Success" if result.kind == "done" and result.status == 0 else "Failed"
     finished = "Finished" if result.kind == "done" else "Error"
@@ -82,25 +82,25 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/run_code")
     async def run_code(body: RunCodeBody, tenant: Caller) -> dict[str, Any]:
-        """Run a program with its files, in an environment that goes with it."""
+        """Run a program with its files in an environment of its own."""
         if not plane.brokers_actions:
             raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
         limits = actions.limits_of(tenant)
-        wanted = _environment(body, limits.memory_mib).request(tenant, limits)
-        memory_mib = wanted.spec.memory_mib
-        asked = _action(body, wanted.spec.environment).request(tenant, limits, memory_mib)
-        place = await actions.open(tenant, wanted)
+        environment = _environment_body(body, limits.memory_mib).request(tenant, limits)
+        memory_mib = environment.spec.memory_mib
+        action_body = _action_body(body, environment.spec.environment)
+        request = action_body.request(tenant, limits, memory_mib)
+        environment_id = await actions.open(tenant, environment)
         try:
-            action = await actions.submit(tenant, asked)
-            waits = int((_MOST_WAIT_S + body.run_timeout) / _HOLD_S) + 1
-            for _ in range(waits):
+            action = await actions.submit(tenant, request)
+            for _ in range(int((_MAX_WAIT_S + body.run_timeout) / _HOLD_S) + 1):
                 result = await actions.result(tenant, action, _HOLD_S)
                 if result is not None:
-                    return said(result)
+                    return sandbox_fusion_result(result)
             actions.cancel(tenant, action)
-            return {"status": "SandboxError", "message": "it waited for a core for too long"}
+            return {"status": "SandboxError", "message": "no core came free in time"}
         finally:
             with contextlib.suppress(NotFoundError):  # its worker was lost
-                await actions.close_environment(tenant, place)
+                await actions.close_environment(tenant, environment_id)
 
     return router

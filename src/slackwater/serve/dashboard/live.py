@@ -23,7 +23,7 @@ from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
 from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
-from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
+from slackwater.serve.operator.gauges import gauges_of, serving_of, tenant_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
 
 _OVER_SHOWN = 100
@@ -72,7 +72,7 @@ class LiveSource:
             "now_s": round(self.now_s(), 3),
             "lanes": len(self.timeline.lanes()),
             "problems": problems_of(plane, viewer.tenant),
-            "gauges": gauges_of(plane) if operator else shared_gauges(plane),
+            "gauges": gauges_of(plane) if operator else tenant_gauges(plane),
             "jobs": rows,
             "pools": {} if shared is None else shared["pools"],
             "permits": None if shared is None or not operator else shared["permits"],
@@ -104,7 +104,7 @@ class LiveSource:
         more = {} if shared is None else {row["job"]: row for row in shared["jobs"]}
         rows = [more.get(row["job"], {}) | row for row in rows]
         for row in rows:
-            row["why"] = why_it_waits(row, rows)
+            row["why"] = waiting_reason(row, rows)
         return rows
 
     def _weights(self, viewer: Viewer) -> list[dict[str, Any]]:
@@ -215,10 +215,10 @@ class LiveSource:
     async def _texts(self, model: str, tokens: list[int]) -> list[str] | None:
         """Each token's text; None where the model has no tokenizer."""
         try:
-            codec = await self._codecs.of(self._plane.bases.get(model))
+            codec = await self._codecs.load(self._plane.bases.get(model))
         except (RefusedError, NotFoundError):
             return None
-        return await asyncio.to_thread(lambda: list(_spelled(codec, tokens)))
+        return await asyncio.to_thread(lambda: list(_decode_tokens(codec, tokens)))
 
     async def _checkpoints(
         self, owner: TenantId, job: JobId, folder: Path | None
@@ -256,11 +256,11 @@ class LiveSource:
         return self._plane.submissions.resume(self._owner(viewer, job), job)
 
     # ---- what-if ----
-    def planned(self, viewer: Viewer) -> PlannedFleet:
+    def planner_fleet(self, viewer: Viewer) -> PlannedFleet:
         if not viewer.is_operator:
             raise RefusedError(f"key: of {viewer.tenant}; planning is the operator's")
         plane = self._plane
-        jobs = [self._planned_job(entry.job) for entry in plane.controller.jobs.entries()]
+        jobs = [self._planner_job(entry.job) for entry in plane.controller.jobs.entries()]
         known = tuple(job for job in jobs if job is not None)
         if not known:
             raise RefusedError("no job has finished an iteration yet, so no length is known")
@@ -271,7 +271,7 @@ class LiveSource:
             return PlannedFleet(*nodes, spot_nodes=spot, jobs=known)
         return PlannedFleet(*nodes, spot, shared.host_memory_gb, shared.placement, known)
 
-    def _planned_job(self, job: JobId) -> PlannedJob | None:
+    def _planner_job(self, job: JobId) -> PlannedJob | None:
         """Lengths of the co-scheduler's profile; without one, device seconds per iteration."""
         entry = self._plane.controller.jobs.find(job)
         if entry is None or entry.stage.over:
@@ -305,14 +305,14 @@ def _logprob(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
-def _spelled(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
+def _decode_tokens(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
     """A token that ends inside a character shows nothing; the one that completes it shows it."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
-        yield decoder.decode(codec.bytes.of(token))
+        yield decoder.decode(codec.bytes.lookup(token))
 
 
-def why_it_waits(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def waiting_reason(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Who holds what a waiting job needs, or why it has no place."""
     if row["stage"] in ("held", "refused", "failed"):
         return str(row["reason"])

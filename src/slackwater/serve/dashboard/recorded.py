@@ -166,7 +166,7 @@ class RecordedSource:
     def _busy(self) -> float:
         """The share of all lanes' time in which they worked."""
         lanes = self.timeline.lanes()
-        here_s = sum(self._rented_s(lane) for lane in lanes)
+        here_s = sum(self._rental_s(lane) for lane in lanes)
         worked_s = sum(
             lane.ends_s[place] - lane.starts_s[place]
             for lane in lanes
@@ -175,7 +175,7 @@ class RecordedSource:
         )
         return round(worked_s / max(here_s, 1e-9), 4)
 
-    def _rented_s(self, lane: TimelineLane) -> float:
+    def _rental_s(self, lane: TimelineLane) -> float:
         return sum((self._end_s if end_s is None else end_s) - s for s, end_s in lane.rented_s)
 
     def _slack(self) -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ class RecordedSource:
         nodes = [lane for lane in self.timeline.lanes() if _is_node(lane)]
         if not nodes:
             return []
-        used_s = sum(self._rented_s(lane) for lane in nodes)
+        used_s = sum(self._rental_s(lane) for lane in nodes)
         alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
         said = "phases as recorded, on nodes of each job's own, without switches"
         hours = (alone_s / 3600.0, used_s / 3600.0)
@@ -221,8 +221,8 @@ class RecordedSource:
 
     resume = stop
 
-    def planned(self, viewer: Viewer) -> PlannedFleet:
-        jobs = [_planned_job(row) for row in self._jobs.values()]
+    def planner_fleet(self, viewer: Viewer) -> PlannedFleet:
+        jobs = [_planner_job(row) for row in self._jobs.values()]
         known = tuple(job for job in jobs if job is not None)
         if not known:
             raise RefusedError("this recording has no job that both rolls out and trains")
@@ -319,7 +319,7 @@ def _public(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _planned_job(row: dict[str, Any]) -> PlannedJob | None:
+def _planner_job(row: dict[str, Any]) -> PlannedJob | None:
     rollout_s, train_s, *_ = row.get("lengths", (0.0, 0.0))
     if rollout_s <= 0 or train_s <= 0:
         return None

@@ -124,7 +124,7 @@ class Dashboard:
             raise ForbiddenError("x-csrf-token: is not this session's; reload the dashboard")
         return session.viewer
 
-    def seen_by(self, viewer: Viewer) -> Callable[[str], bool] | None:
+    def job_filter(self, viewer: Viewer) -> Callable[[str], bool] | None:
         """Which jobs' spans are drawn; None: all."""
         return None if viewer.is_operator else lambda job: self.source.sees(viewer, job)
 
@@ -135,7 +135,7 @@ class Dashboard:
             if (kept := self.overviews.fresh(key)) is not None:
                 return kept
             timeline, spent_s = self.source.timeline, 0.0
-            made = timeline.overview(self.source.now_s(), self.seen_by(viewer))
+            made = timeline.overview(self.source.now_s(), self.job_filter(viewer))
             lanes = timeline.lanes()
             for first in range(0, len(lanes), _LANES_AT_ONCE):
                 began_s = time.thread_time()
@@ -255,11 +255,11 @@ def _add_figures(router: APIRouter, dashboard: Dashboard) -> None:
         window = TimelineWindow(
             start, max(end, start + 1e-3), width, first, count, since_s=since, names=names
         )
-        return _json(source.timeline.window(window, source.now_s(), dashboard.seen_by(viewer)))
+        return _json(source.timeline.window(window, source.now_s(), dashboard.job_filter(viewer)))
 
     @router.get("/api/overview")
     async def overview(viewer: viewing) -> Response:
-        return _encoded(await dashboard.overview(viewer))
+        return _encode_response(await dashboard.overview(viewer))
 
     @router.get("/api/job")
     async def job(viewer: viewing, job: Job) -> Response:
@@ -287,8 +287,8 @@ def _add_changes(router: APIRouter, dashboard: Dashboard) -> None:
         return _json(source.resume(viewer, job))
 
     @router.post("/api/what-if")
-    async def what_if(viewer: changing, body: ChangeBody) -> Response:
-        fleet = source.planned(viewer)
+    async def compare_plans(viewer: changing, body: ChangeBody) -> Response:
+        fleet = source.planner_fleet(viewer)
         return _json(await dashboard.planner.compare(fleet, Change(**body.model_dump())))
 
 
@@ -331,9 +331,9 @@ def _refuse_other_sites(request: Request) -> None:
 
 
 def _json(found: Any) -> Response:
-    return _encoded(msgspec.json.encode(found))
+    return _encode_response(msgspec.json.encode(found))
 
 
-def _encoded(body: bytes) -> Response:
+def _encode_response(body: bytes) -> Response:
     headers = HEADERS | {"cache-control": "no-store"}
     return Response(body, media_type="application/json", headers=headers)

@@ -1,6 +1,6 @@
-"""The planner on the current jobs: what would another fleet, or another SLO, do to them?
+"""What-if questions: how would another fleet or another SLO change the current jobs?
 
-`slackwater plan` computes it in a process of its own, so that the service's loop does not wait.
+`slackwater plan` answers them in its own process, so that the service's event loop is not blocked.
 """
 
 import asyncio
@@ -19,20 +19,21 @@ from slackwater.model.toml_text import toml_text
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
 
 _LIMIT_S = 300.0
-_REMEMBERED = 32
-_SHORTEST_S = 1.0  # the shortest phase that a plan takes
+_MAX_PLANS = 32
+_SHORTEST_S = 1.0  # the shortest phase that the planner accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is asked: nodes more or fewer, spot capacity or none, one SLO for every job."""
+    """A change of the fleet: more or fewer nodes, no spot capacity, one SLO for every job."""
 
     rollout_nodes: int = 0
     train_nodes: int = 0
     without_spot: bool = False
     slo: float | None = None
 
-    def applied(self, fleet: PlannedFleet) -> PlannedFleet:
+    def apply(self, fleet: PlannedFleet) -> PlannedFleet:
+        """The fleet after this change."""
         lost = fleet.spot_nodes if self.without_spot else 0
         jobs = fleet.jobs
         if self.slo is not None:
@@ -46,15 +47,15 @@ class Change:
 
 
 class Planner:
-    """One plan at a time; the last ones are remembered."""
+    """Computes one plan at a time and caches the last ones."""
 
     def __init__(self) -> None:
         self._free = asyncio.Lock()
         self._plans: dict[PlannedFleet, dict[str, Any]] = {}
 
     async def compare(self, fleet: PlannedFleet, change: Change) -> dict[str, Any]:
-        """The plan as things are, and as they would be."""
-        changed = change.applied(fleet)
+        """The plan of the current fleet (`now`) and of the changed one (`then`)."""
+        changed = change.apply(fleet)
         if not changed.rollout_nodes or not changed.train_nodes:
             raise RefusedError("nodes: at least one that rolls out and one that trains must remain")
         async with self._free:
@@ -64,7 +65,7 @@ class Planner:
         if fleet not in self._plans:
             with tempfile.TemporaryDirectory(prefix="slackwater-plan-") as folder:
                 self._plans[fleet] = await _run_planner(Path(folder), fleet)
-            while len(self._plans) > _REMEMBERED:
+            while len(self._plans) > _MAX_PLANS:
                 del self._plans[next(iter(self._plans))]
         return self._plans[fleet]
 
@@ -75,17 +76,19 @@ async def _run_planner(folder: Path, fleet: PlannedFleet) -> dict[str, Any]:
         names = [field.name for field in dataclasses.fields(fleet.jobs[0])]
         table = csv.DictWriter(file, names)
         table.writeheader()
-        table.writerows(dataclasses.asdict(job) for job in in_planned_units(fleet.jobs))
+        table.writerows(dataclasses.asdict(job) for job in scale_to_planner_units(fleet.jobs))
     files = ["--fleet", str(folder / "fleet.toml"), "--jobs", str(folder / "jobs.csv")]
+    command = [sys.executable, "-m", "slackwater", "plan", *files, "--json"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "slackwater", "plan", *files, "--json"),
-        *("--policy", fleet.placement),
+        *command,
+        "--policy",
+        fleet.placement,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        said, errors = await asyncio.wait_for(process.communicate(), _LIMIT_S)
+        output, errors = await asyncio.wait_for(process.communicate(), _LIMIT_S)
     except TimeoutError:
         raise UnavailableError(f"the planner took more than {_LIMIT_S:.0f} s") from None
     finally:
@@ -95,12 +98,13 @@ async def _run_planner(folder: Path, fleet: PlannedFleet) -> dict[str, Any]:
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-1:]
         raise RefusedError(f"the planner refused: {' '.join(last)[:300]}")
-    return _summary(fleet, json.loads(said))
+    return _summary(fleet, json.loads(output))
 
 
-def in_planned_units(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
-    """The jobs with all times longer by one factor, so that none is shorter than a plan takes:
-    small models have phases of fractions of a second, and slowdowns do not depend on the unit.
+def scale_to_planner_units(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
+    """Scale all times by one factor, so that no phase is shorter than the planner accepts.
+
+    Small models have phases of fractions of a second; slowdowns do not depend on the unit.
     """
     shortest_s = min(min(job.rollout_s, job.train_s) for job in jobs)
     factor = _SHORTEST_S / min(max(shortest_s, 1e-3), _SHORTEST_S)
@@ -116,7 +120,7 @@ def in_planned_units(jobs: Sequence[PlannedJob]) -> list[PlannedJob]:
 
 
 def _fleet_table(fleet: PlannedFleet) -> dict[str, Any]:
-    """All nodes cost the same: what is compared is how many are needed."""
+    """A fleet file in which all nodes cost the same: the plans compare numbers of nodes."""
     kind = {
         "name": "node",
         "devices": 1,

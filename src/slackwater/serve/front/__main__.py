@@ -1,6 +1,7 @@
-"""`python -m slackwater.serve.front FOLDER FD LOG`: a front end of the control plane in the folder.
+"""`python -m slackwater.serve.front FOLDER FD LOG`: a front-end process.
 
-It serves on the listening socket that it was given, and ends with the control plane.
+It serves on the inherited listening socket FD, talks to the control plane over the sockets in
+FOLDER, and ends with the control plane.
 """
 
 import asyncio
@@ -19,12 +20,12 @@ from slackwater.serve.front.sockets import CHANNEL, HTTP
 from slackwater.serve.http.server import HttpServer
 from slackwater.wire.memory import keep_heap_small
 
-_LARGE_BYTES = 2 << 20  # what sockets are read into, a quarter of a MiB, is used again and again
+_LARGE_BYTES = 2 << 20  # keep socket read buffers (256 KiB) on the heap, where they are reused
 
 
 async def serve(folder: Path, listening: socket.socket) -> None:
-    """Until the control plane says so, or has gone."""
-    sys.setswitchinterval(0.0002)  # threads give way to the event loop soon
+    """Serve until the control plane stops this process or dies."""
+    sys.setswitchinterval(0.0002)  # other threads yield to the event loop soon
     gateway = Gateway()
     loop = asyncio.get_running_loop()
     await loop.create_unix_connection(lambda: gateway.connection, str(folder / CHANNEL))
@@ -38,17 +39,17 @@ async def serve(folder: Path, listening: socket.socket) -> None:
     collecting = asyncio.create_task(collect_when_idle(lambda: gateway.is_idle))
     await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     collecting.cancel()
-    server.close_doors()
-    listening.close()  # whoever comes next may bind the port
+    server.stop_accepting()
+    listening.close()  # the next service may bind the port
     server.should_exit = True
     await serving
     await behind.close()
     gateway.close()
 
 
-def log_to(path: Path, most_bytes: int = 1 << 20) -> None:
-    """Two files at most, each of that size."""
-    rotating = RotatingFileHandler(path, maxBytes=most_bytes, backupCount=1)
+def log_to(path: Path, max_bytes: int = 1 << 20) -> None:
+    """Log warnings to `path`, keeping two files of at most `max_bytes`."""
+    rotating = RotatingFileHandler(path, maxBytes=max_bytes, backupCount=1)
     form = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.WARNING, format=form, handlers=[rotating], force=True)
 
@@ -56,7 +57,7 @@ def log_to(path: Path, most_bytes: int = 1 << 20) -> None:
 def main() -> None:
     keep_heap_small(_LARGE_BYTES)
     log_to(Path(sys.argv[3]))
-    for number in (signal.SIGINT, signal.SIGTERM):  # the control plane says when
+    for number in (signal.SIGINT, signal.SIGTERM):  # the control plane stops us
         signal.signal(number, signal.SIG_IGN)
     folder, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:

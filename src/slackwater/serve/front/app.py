@@ -1,4 +1,4 @@
-"""A front end's HTTP application: what is asked often it answers itself, the rest it passes on."""
+"""A front end's HTTP application: it serves the frequent routes itself and forwards the rest."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ _DOCUMENT = "/openapi.json"
 
 
 def create_front_app(gateway: Gateway, plane: ASGIApp, folder: Path) -> FastAPI:
-    """`plane` gets every request that is not answered here; its large bodies are in the folder."""
+    """`plane` gets all other requests; their large bodies are in files of `folder`."""
     app = App()
     app.state.plane = gateway
     add_error_handlers(app)
@@ -39,7 +39,7 @@ def create_front_app(gateway: Gateway, plane: ASGIApp, folder: Path) -> FastAPI:
         if scope["path"] in own:
             await fast(scope, receive, send)
         elif scope["path"] == _DOCUMENT:
-            await plane(scope, receive, _Joined(send, app))
+            await plane(scope, receive, _OpenApiMerger(send, app))
         else:
             await plane(scope, receive, send)
 
@@ -59,8 +59,8 @@ def create_front_app(gateway: Gateway, plane: ASGIApp, folder: Path) -> FastAPI:
     return app
 
 
-class _Joined:
-    """Sends the control plane's OpenAPI document on with this application's own routes in it."""
+class _OpenApiMerger:
+    """Adds this application's routes to the OpenAPI document that the control plane sends."""
 
     def __init__(self, send: Send, app: FastAPI) -> None:
         self._send, self._app = send, app
@@ -76,14 +76,14 @@ class _Joined:
             return
         body = b"".join(self._pieces)
         if self._start["status"] == 200:
-            body = json.dumps(_join(json.loads(body), self._app.openapi())).encode()
-        kept = [each for each in self._start["headers"] if each[0] != b"content-length"]
-        headers = [*kept, (b"content-length", str(len(body)).encode())]
+            body = json.dumps(_merge_documents(json.loads(body), self._app.openapi())).encode()
+        headers = [each for each in self._start["headers"] if each[0] != b"content-length"]
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
         await self._send({**self._start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
 
-def _join(document: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+def _merge_documents(document: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     paths = {**document["paths"], **own["paths"]}
     schemas = {
         **document.get("components", {}).get("schemas", {}),

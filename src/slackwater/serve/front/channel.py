@@ -1,7 +1,7 @@
-"""The control plane's end of the channels: what front ends ask, each tenant in turn.
+"""The control plane's end of the channels to its front ends.
 
-Records of a tenant are handled in order, and tenants in turn (`TenantQueues`). A front end that
-goes takes its generations with it; samples that it has handed over go on.
+Records of one tenant are handled in order, tenants in turn (`TenantQueues`). When a front end dies
+its generations are cancelled; samples that it has submitted continue.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from slackwater.wire.frames import FrameError
 
 logger = logging.getLogger(__name__)
 
-_LOOK_EVERY_S = 2.0
+_ENGINE_CHECK_S = 2.0
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -43,12 +43,12 @@ class FrontChannel:
         self._is_open = False
 
     def open(self) -> None:
-        """The control plane can be asked: tell front ends what they must know to serve."""
+        """The control plane is ready: send every front end its setup."""
         self._is_open = True
         for front in self._fronts:
-            self.joined(front)
+            self.send_setup(front)
 
-    def joined(self, front: "_Front") -> None:
+    def send_setup(self, front: "_Front") -> None:
         if self._is_open:
             front.connection.send(self._setup())
 
@@ -72,7 +72,7 @@ class FrontChannel:
         )
 
     def stop(self) -> None:
-        """Have every front end answer what is under way, and end."""
+        """Tell every front end to answer its open requests and end."""
         for front in self._fronts:
             front.send(wire.StopServing())
 
@@ -82,25 +82,25 @@ class FrontChannel:
         if self._watching is not None:
             self._watching.cancel()
 
-    def gone(self, front: "_Front") -> None:
+    def remove(self, front: "_Front") -> None:
         self._fronts.discard(front)
 
     # ---- engines that cannot start ----
     def watch(self) -> None:
-        """Look now and then whether something can still be generated, while anybody waits."""
+        """Check every two seconds, while turns are open, that their models still have engines."""
         if self._watching is None:
             loop = asyncio.get_running_loop()
-            self._watching = loop.call_later(_LOOK_EVERY_S, self._look)
+            self._watching = loop.call_later(_ENGINE_CHECK_S, self._check_engines)
 
-    def _look(self) -> None:
+    def _check_engines(self) -> None:
         self._watching = None
         turns = [turn for front in self._fronts for turn in front.turns.values()]
-        found: dict[tuple[str, TenantId], str | None] = {}
+        reasons: dict[tuple[str, TenantId], str | None] = {}
         for turn in turns:
-            place = turn.base_model, turn.tenant
-            if place not in found:
-                found[place] = self.plane.broken_engine(*place)
-            if (why := found[place]) is not None:
+            key = turn.base_model, turn.tenant
+            if key not in reasons:
+                reasons[key] = self.plane.broken_engine(*key)
+            if (why := reasons[key]) is not None:
                 self.plane.rollout.cancel(turn.name)
                 turn.failed(why)
         if turns:
@@ -117,22 +117,22 @@ class _Front:
         self._tenants = frozenset(channel.plane.tenants.names())
         self._is_open = True
         self.turns: dict[int, _Choice] = {}
-        self._unsent = _no_tokens()
-        self._told = self._plane.queues.shares.totals.copy()
-        self.connection = _Told(self, channel.joined)
+        self._unsent = _empty_columns()
+        self._reported_spent = self._plane.queues.shares.totals.copy()
+        self.connection = _FrontConnection(self, channel.send_setup)
 
-    def heard(self, body: bytes) -> None:
-        """A frame; FrameError closes the connection."""
+    def receive_frame(self, body: bytes) -> None:
+        """Queue a frame's records; FrameError closes the connection."""
         for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
             if isinstance(record, wire.Abandon):
-                self._forget(record.numbers)
-            self._plane.queues.put(TenantId(record.tenant), self._steps(record))
+                self._discard_unsubmitted(record.numbers)
+            self._plane.queues.put(TenantId(record.tenant), self._handle(record))
 
-    def lost(self) -> None:
-        """Nobody reads what it has asked for."""
-        self._channel.gone(self)
+    def handle_disconnect(self) -> None:
+        """Cancel its turns: nobody is left to read them."""
+        self._channel.remove(self)
         logger.warning("a front end has gone turns=%d", len(self.turns))
         self._is_open = False
         for turn in self.turns.values():
@@ -145,8 +145,8 @@ class _Front:
     def refuse(self, number: int, error: SlackwaterError) -> None:
         self.send(wire.Refused(number, status_of(error), str(error)))
 
-    # ---- what it asks ----
-    def _steps(self, record: wire.FromFront) -> Iterator[None]:
+    # ---- requests of the front end ----
+    def _handle(self, record: wire.FromFront) -> Iterator[None]:
         if isinstance(record, wire.Abandon):
             yield from self._abandon(record.numbers)
             return
@@ -164,158 +164,159 @@ class _Front:
         except SlackwaterError as error:
             self.refuse(record.number, error)
 
-    def _generate(self, asked: wire.GenerateChoices) -> Iterator[None]:
-        plane, tenant, count = self._plane, TenantId(asked.tenant), len(asked.prompts) * asked.n
-        if any(len(prompt) % 4 or not prompt for prompt in asked.prompts):
+    def _generate(self, message: wire.GenerateChoices) -> Iterator[None]:
+        plane, tenant = self._plane, TenantId(message.tenant)
+        count = len(message.prompts) * message.n
+        if any(len(prompt) % 4 or not prompt for prompt in message.prompts):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
-        if count < 1 or len(asked.max_tokens) != len(asked.prompts):
-            raise ConfigError.of("n", asked.n, "must be positive, and max_tokens of each prompt")
+        if count < 1 or len(message.max_tokens) != len(message.prompts):
+            raise ConfigError.of("n", message.n, "must be positive, and max_tokens of each prompt")
         plane.shares.check(tenant, count, "prompts x n")
-        numbers = range(asked.number, asked.number + count)
+        numbers = range(message.number, message.number + count)
         if any(number in self.turns for number in numbers):
-            raise ConfigError.of("number", asked.number, "must be a new one")
+            raise ConfigError.of("number", message.number, "must be a new one")
         if not self._is_open:
             return
-        if (why := self._broken(asked.base_model, tenant)) is not None:
+        plane.bases.get(message.base_model)  # NotFoundError if there is none
+        if (why := plane.broken_engine(message.base_model, tenant)) is not None:
             raise FailedTurnError(why)
         plane.shares.take(tenant, count)
-        plane.jobs.seen(JobId(asked.job), tenant)
+        plane.jobs.seen(JobId(message.job), tenant)
         self._channel.watch()
         for number in numbers:
             name = TurnId(f"{self._name}/{number}")
-            self.turns[number] = _Choice(self, number, name, tenant, asked.base_model)
-        if asked.stream:  # another's tokens say it
-            self.send(wire.Accepted(asked.number))
-        for place, number in enumerate(numbers):
+            self.turns[number] = _Choice(self, number, name, tenant, message.base_model)
+        if message.stream:  # without streaming the result itself is the answer
+            self.send(wire.Accepted(message.number))
+        for index, number in enumerate(numbers):
             if (turn := self.turns.get(number)) is not None:
-                self._submit(asked, turn, place)
+                self._submit(message, turn, index)
                 yield
 
-    def _broken(self, base_model: str, tenant: TenantId) -> str | None:
-        self._plane.bases.get(base_model)
-        return self._plane.broken_engine(base_model, tenant)
-
-    def _submit(self, asked: wire.GenerateChoices, turn: "_Choice", place: int) -> None:
+    def _submit(self, message: wire.GenerateChoices, turn: "_Choice", index: int) -> None:
         turn.is_submitted = True
         prompt = array("I")
-        prompt.frombytes(asked.prompts[place // asked.n])
+        prompt.frombytes(message.prompts[index // message.n])
         spec = TurnSpec(
             turn=turn.name,
             trajectory=TrajectoryId(turn.name),
-            job=JobId(asked.job),
-            base_model=asked.base_model,
+            job=JobId(message.job),
+            base_model=message.base_model,
             prompt=prompt,
-            sampling=asked.sampling_of(place),
-            version=asked.version,
-            stream=asked.stream,
+            sampling=message.sampling_of(index),
+            version=message.version,
+            stream=message.stream,
             owner=turn.tenant,
         )
-        self._plane.rollout.submit(spec, turn, asked.arrived_s)
+        self._plane.rollout.submit(spec, turn, message.arrived_s)
 
     def _abandon(self, numbers: list[int]) -> Iterator[None]:
-        for number in sorted(numbers, reverse=True):  # the last wait: cheap to stop
+        for number in sorted(numbers, reverse=True):  # the last ones still wait: cheap to stop
             if (turn := self.turns.get(number)) is not None:
                 self._plane.rollout.cancel(turn.name)
-                self.ended(turn)
+                self.release(turn)
                 yield
 
-    def _forget(self, numbers: list[int]) -> None:
-        """Those that were not begun yet need not be, nor be stopped in their tenant's turn."""
+    def _discard_unsubmitted(self, numbers: list[int]) -> None:
+        """Drop choices that were not submitted yet, without waiting for the tenant's turn."""
         for number in numbers:
             if (turn := self.turns.get(number)) is not None and not turn.is_submitted:
-                self.ended(turn)
+                self.release(turn)
 
-    def ended(self, turn: "_Choice") -> None:
-        """Return the turn's share, whoever ended it."""
+    def release(self, turn: "_Choice") -> None:
+        """Forget a turn that has ended and return its share."""
         if self.turns.pop(turn.number, None) is not None:
             self._plane.shares.give_back(turn.tenant, 1)
 
-    def _sample(self, asked: wire.Sample) -> None:
-        plane, tenant = self._plane, TenantId(asked.tenant)
-        session = plane.sampling.session(tenant, asked.sampling_session)
+    def _sample(self, message: wire.Sample) -> None:
+        plane, tenant = self._plane, TenantId(message.tenant)
+        session = plane.sampling.session(tenant, message.sampling_session)
         plane.sessions.seen(session.session, loop_time())
         if (why := plane.broken_engine(session.base_model, tenant)) is not None:
             raise FailedTurnError(why)
 
-        def told(request: RequestId | SlackwaterError, new: bool) -> None:
+        def reply(request: RequestId | SlackwaterError, new: bool) -> None:
             if isinstance(request, SlackwaterError):
-                self.refuse(asked.number, request)
+                self.refuse(message.number, request)
             else:
-                self.send(wire.Sampled(asked.number, request, new))
+                self.send(wire.Sampled(message.number, request, new))
 
-        over = partial(self._outcome, None)
-        plane.sampling.take(session, asked.seq, asked.payload, told, over)
+        on_settled = partial(self._send_outcome, None)
+        plane.sampling.take(session, message.seq, message.payload, reply, on_settled)
 
-    def _outcome(self, number: int | None, request: RequestId, how: RequestOutcome) -> None:
-        owner = None if how.owner is None else how.owner.value
-        self.send(wire.FutureSettled(number, request, str(how.kind), how.result, how.error, owner))
+    def _send_outcome(
+        self, number: int | None, request: RequestId, outcome: RequestOutcome
+    ) -> None:
+        owner = None if outcome.owner is None else outcome.owner.value
+        kind = str(outcome.kind)
+        self.send(wire.FutureSettled(number, request, kind, outcome.result, outcome.error, owner))
 
-    async def _answer(self, asked: wire.AskModel | wire.AskFuture) -> None:
-        tenant = TenantId(asked.tenant)
+    async def _answer(self, message: wire.AskModel | wire.AskFuture) -> None:
+        tenant = TenantId(message.tenant)
         try:
-            if isinstance(asked, wire.AskModel):
-                base, version = await self._channel.names.weights(tenant, asked.name)
-                self.send(wire.ModelFound(asked.number, base.name, version))
+            if isinstance(message, wire.AskModel):
+                base, version = await self._channel.names.weights(tenant, message.name)
+                self.send(wire.ModelFound(message.number, base.name, version))
                 return
-            request = RequestId(asked.request)
-            how = await self._plane.outcome(tenant, request, asked.hold_s)
-            if how is None:
-                self.send(wire.Pending(asked.number, self._plane.why_paused(request)))
+            request = RequestId(message.request)
+            outcome = await self._plane.outcome(tenant, request, message.hold_s)
+            if outcome is None:
+                self.send(wire.Pending(message.number, self._plane.why_paused(request)))
             else:
-                self._outcome(asked.number, request, how)
+                self._send_outcome(message.number, request, outcome)
         except SlackwaterError as error:
-            self.refuse(asked.number, error)
+            self.refuse(message.number, error)
 
-    # ---- what it is told of turns ----
-    def said(self, turn: "_Choice", more: TurnTokens) -> None:
+    # ---- results of turns ----
+    def send_tokens(self, turn: "_Choice", more: TurnTokens) -> None:
         if more.topk or more.prompt_logprobs is not None:
             self.send(wire.MoreTokens(turn.number, _encode(more)))
             return
-        self.streamed(turn.number, more.tokens, more.logprobs)
+        self.queue_tokens(turn.number, more.tokens, more.logprobs)
 
-    def streamed(self, number: int, some: Sequence[int], scores: Sequence[float]) -> None:
-        """Goes with all other tokens of a few milliseconds, as columns."""
-        numbers, counts, tokens, logprobs = self._unsent
+    def queue_tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Send these as columns, together with all other tokens of a few milliseconds."""
+        numbers, counts, all_tokens, all_logprobs = self._unsent
         if not numbers:
-            self.connection.due_soon()
+            self.connection.schedule_flush()
         numbers.append(number)
-        counts.append(len(some))
-        tokens.extend(some)
-        logprobs.extend(scores)
+        counts.append(len(tokens))
+        all_tokens.extend(tokens)
+        all_logprobs.extend(logprobs)
 
-    def tell_spent(self) -> None:
-        """With what is written anyway: what the control plane did for tenants."""
+    def put_spent(self) -> None:
+        """Report the loop time that tenants used here, with the next write."""
         spent = self._plane.queues.shares.totals
-        if spent != self._told:
-            told = ((name, seconds - self._told[name]) for name, seconds in spent.items())
-            self.connection.put(wire.Spent({name: since for name, since in told if since}))
-            self._told = spent.copy()
+        if spent != self._reported_spent:
+            since = {name: spent[name] - self._reported_spent[name] for name in spent}
+            self.connection.put(wire.Spent({name: s for name, s in since.items() if s}))
+            self._reported_spent = spent.copy()
 
     def gather(self) -> None:
-        """Before all else: a choice's tokens come before its end."""
+        """Call before any other record: a choice's tokens must precede its end."""
         if self._unsent[0]:
-            columns, self._unsent = self._unsent, _no_tokens()
+            columns, self._unsent = self._unsent, _empty_columns()
             self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
 
 
-def _no_tokens() -> "tuple[array[int], array[int], array[int], array[float]]":
+def _empty_columns() -> "tuple[array[int], array[int], array[int], array[float]]":
     return array("Q"), array("I"), array("I"), array("f")
 
 
-class _Told(ChannelConnection):
-    """The connection of a front end, which is told first what it must know."""
+class _FrontConnection(ChannelConnection):
+    """A front end's connection; its first record is the setup."""
 
-    def __init__(self, front: _Front, joined: Callable[[_Front], None]) -> None:
-        super().__init__(front.heard, front.lost, gather_s=0.0)
-        self._front, self._joined = front, joined
+    def __init__(self, front: _Front, on_connected: Callable[[_Front], None]) -> None:
+        super().__init__(front.receive_frame, front.handle_disconnect, gather_s=0.0)
+        self._front, self._on_connected = front, on_connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._joined(self._front)
+        self._on_connected(self._front)
 
     def flush(self) -> None:
         self._front.gather()
-        self._front.tell_spent()
+        self._front.put_spent()
         super().flush()
 
 
@@ -331,15 +332,15 @@ class _Choice:
         self.tenant, self.base_model, self.is_submitted = tenant, base_model, False
 
     def appended(self, more: TurnTokens) -> None:
-        self.front.said(self, more)
+        self.front.send_tokens(self, more)
 
     def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        self.front.streamed(self.number, tokens, logprobs)
+        self.front.queue_tokens(self.number, tokens, logprobs)
 
     def completed(self, result: TurnResult) -> None:
-        self.front.ended(self)
+        self.front.release(self)
         self.front.send(wire.Completed(self.number, _encode(result)))
 
     def failed(self, error: str) -> None:
-        self.front.ended(self)
+        self.front.release(self)
         self.front.send(wire.Failed(self.number, error))

@@ -1,4 +1,4 @@
-"""One end of a channel: records in, records out, gathered for a while."""
+"""One end of a channel between a front end and the control plane; writes are batched."""
 
 import asyncio
 import logging
@@ -12,26 +12,26 @@ from slackwater.wire.front import Record, encode_record, join_records
 logger = logging.getLogger(__name__)
 
 _GATHER_S = 0.004
-_MOST_UNREAD_BYTES = 256 << 20  # a peer that lets so much wait is stuck
+_MAX_UNREAD_BYTES = 256 << 20  # a peer with this much unread is stuck
 
 
 class ChannelConnection(asyncio.Protocol):
-    """`heard` gets the body of each frame; `lost` is called once, whoever closed it.
+    """Calls `on_frame` with the body of each frame, and `on_lost` once when the connection ends.
 
-    Records of `gather_s` go together: a write, and its reader's waking up, cost more than what is
-    written. With none, those of one round of the event loop do, and nobody wakes up to write.
+    Records of `gather_s` go out in one write, because a write and the wake-up of its reader cost
+    more than the bytes. With 0, the records of one round of the event loop do.
     """
 
     def __init__(
         self,
-        heard: Callable[[bytes], None],
-        lost: Callable[[], None],
+        on_frame: Callable[[bytes], None],
+        on_lost: Callable[[], None],
         gather_s: float = _GATHER_S,
     ) -> None:
-        self._heard, self._lost, self._gather_s = heard, lost, gather_s
+        self._on_frame, self._on_lost, self._gather_s = on_frame, on_lost, gather_s
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
-        self._out: list[bytes] = []
+        self._records: list[bytes] = []
         self._timer: asyncio.Handle | None = None
         self._flushed_s = 0.0
 
@@ -41,29 +41,29 @@ class ChannelConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._decoder.feed(data):
-                self._heard(frame.body)
+                self._on_frame(frame.body)
         except FrameError as error:
             logger.warning("a channel is closed: %s", error)
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._lost()
+        self._on_lost()
 
     def send(self, record: Record) -> None:
-        """Goes with others, at once where nothing went lately. After the end it goes nowhere.
+        """Write soon, with other records; after the connection's end this does nothing.
 
-        Encoded here: what cannot be is its sender's error, and does not take others' along.
+        The record is encoded here, so that an encoding error reaches its sender alone.
         """
-        self._out.append(encode_record(record))
-        self.due_soon()
+        self._records.append(encode_record(record))
+        self.schedule_flush()
 
     def put(self, record: Record) -> None:
-        """Goes with the next write, which somebody else has asked for."""
-        self._out.append(encode_record(record))
+        """Add to the next write without scheduling one."""
+        self._records.append(encode_record(record))
 
-    def due_soon(self) -> None:
-        """Have `flush` called soon."""
+    def schedule_flush(self) -> None:
+        """Call `flush` soon."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -74,14 +74,14 @@ class ChannelConnection(asyncio.Protocol):
             self._timer = loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what waits now."""
-        out, self._out = self._out, []
+        """Write the gathered records now."""
+        records, self._records = self._records, []
         self._timer = None
-        if self._transport is None or not out:
+        if self._transport is None or not records:
             return
         self._flushed_s = time.monotonic()
-        self._transport.write(join_records(out))
-        if self._transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+        self._transport.write(join_records(records))
+        if self._transport.get_write_buffer_size() > _MAX_UNREAD_BYTES:
             logger.warning("a channel is closed: its peer reads nothing")
             self._transport.abort()
 

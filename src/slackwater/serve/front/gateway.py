@@ -1,7 +1,7 @@
-"""A front end's end of the channel: what its routes ask the control plane.
+"""A front end's end of the channel: requests of its routes to the control plane.
 
-What they ask and need not send is here too: keys, models, limits, threads. A sample that came this
-way brings its outcome this way, so the request that waits for it asks nobody.
+Keys, models, limits and threads are here too, because routes need them without asking. The outcome
+of a sample comes over the same channel, so the request that waits for it asks nobody.
 """
 
 import asyncio
@@ -32,25 +32,25 @@ from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
-_SESSIONS = 256  # remembered; another is asked for again
-_LAST_LOOK_S = 0.05
+_MAX_CACHED_SESSIONS = 256  # remembered; another is asked for again
+_FINAL_POLL_S = 0.05
 _NO_TURN = TurnId("")
-_tokens_of = msgspec.msgpack.Decoder(TurnTokens).decode
-_result_of = msgspec.msgpack.Decoder(TurnResult).decode
-_GONE = "the control plane has gone; it is started again, or was stopped"
+_decode_tokens = msgspec.msgpack.Decoder(TurnTokens).decode
+_decode_result = msgspec.msgpack.Decoder(TurnResult).decode
+_PLANE_GONE = "the control plane has gone; it is started again, or was stopped"
 
 
 class ChoiceListener(Protocol):
-    """Who is told how a choice goes."""
+    """Receives the tokens and the end of one choice."""
 
-    def appended(self, more: TurnTokens) -> None: ...
-    def completed(self, result: TurnResult) -> None: ...
-    def failed(self, error: SlackwaterError) -> None: ...
+    def on_tokens(self, tokens: TurnTokens) -> None: ...
+    def on_complete(self, result: TurnResult) -> None: ...
+    def on_failure(self, error: SlackwaterError) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ChoicesRequest:
-    """`n` choices for each prompt, a u32 per token: how to sample, and with which weights."""
+    """`n` choices for each prompt (a u32 per token), how to sample them and from which weights."""
 
     prompts: list[bytes]
     max_tokens: list[int]
@@ -66,8 +66,8 @@ class ChoicesRequest:
 
 
 class Gateway:
-    """`ready` says whether the control plane can be asked, once that is known. `stopping` is set
-    when the front end should answer what is under way, and end.
+    """`ready` becomes true when the control plane has sent its setup, false if it is lost before.
+    `stopping` is set when the front end should answer its open requests and end.
     """
 
     tenants: Tenants
@@ -77,10 +77,10 @@ class Gateway:
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
         self.ready: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.connection = ChannelConnection(self._heard, self._lost)
+        self.connection = ChannelConnection(self._receive_frame, self._handle_disconnect)
         self.board = FutureBoard()
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._requests: dict[int, asyncio.Future[Any]] = {}
         self._choices: dict[int, ChoiceListener] = {}
         self._sessions: OrderedDict[tuple[TenantId, str], SamplingSession] = OrderedDict()
         self._samplers: dict[int, TenantId] = {}
@@ -88,18 +88,18 @@ class Gateway:
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Setup: self._set_up,
             wire.StopServing: self._stop,
-            wire.Accepted: self._answered,
-            wire.Refused: self._refused,
-            wire.Spent: self._spent,
-            wire.Tokens: self._tokens,
-            wire.MoreTokens: self._more_tokens,
-            wire.Completed: self._completed,
-            wire.Failed: self._failed,
-            wire.Sampled: self._sampled,
-            wire.FutureSettled: self._outcome,
-            wire.Pending: self._answered,
-            wire.SessionFound: self._answered,
-            wire.ModelFound: self._answered,
+            wire.Accepted: self._resolve_request,
+            wire.Refused: self._handle_refusal,
+            wire.Spent: self._record_spent,
+            wire.Tokens: self._deliver_tokens,
+            wire.MoreTokens: self._deliver_scored_tokens,
+            wire.Completed: self._complete_choice,
+            wire.Failed: self._handle_failure,
+            wire.Sampled: self._accept_sample,
+            wire.FutureSettled: self._settle_future,
+            wire.Pending: self._resolve_request,
+            wire.SessionFound: self._resolve_request,
+            wire.ModelFound: self._resolve_request,
         }
 
     def _set_up(self, setup: wire.Setup) -> None:
@@ -116,8 +116,8 @@ class Gateway:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was asked of the control plane that has not ended."""
-        return not self._asked and not self._choices
+        """Whether no request to the control plane is open."""
+        return not self._requests and not self._choices
 
     def close(self) -> None:
         self.connection.close()
@@ -128,27 +128,27 @@ class Gateway:
     async def generate(
         self,
         tenant: TenantId,
-        asked: ChoicesRequest,
+        request: ChoicesRequest,
         listeners: Sequence[ChoiceListener],
         *,
         stream: bool,
         arrived_s: float | None,
     ) -> list[int]:
-        """The choices' numbers; those that stream are accepted then."""
+        """The choices' numbers; a streaming request returns once it is accepted."""
         numbers = [next(self._numbers) for _ in listeners]
         self._choices.update(zip(numbers, listeners, strict=True))
         record = wire.GenerateChoices(
             numbers[0],
             tenant,
-            asked.job,
-            asked.base_model,
-            asked.version,
+            request.job,
+            request.base_model,
+            request.version,
             stream,
             arrived_s,
-            asked.sampling,
-            asked.n,
-            asked.prompts,
-            asked.max_tokens,
+            request.sampling,
+            request.n,
+            request.prompts,
+            request.max_tokens,
         )
         try:
             if stream:
@@ -161,20 +161,20 @@ class Gateway:
         return numbers
 
     def abandon(self, tenant: TenantId, numbers: Sequence[int]) -> None:
-        """Nobody waits for these any more."""
+        """Cancel the choices that have not ended."""
         left = [number for number in numbers if self._choices.pop(number, None) is not None]
         if left:
             self.connection.send(wire.Abandon(tenant, left))
 
     # ---- samples ----
     async def session(self, tenant: TenantId, name: str) -> SamplingSession:
-        """One of the tenant's sampling sessions, which may have ended since it was first seen."""
+        """One of the tenant's sampling sessions; a cached one may have ended since."""
         found = self._sessions.get((tenant, name))
         if found is None:
             number = next(self._numbers)
             answer = await self._ask(number, wire.AskSession(number, tenant, name))
             found = self._sessions[tenant, name] = answer.session
-            if len(self._sessions) > _SESSIONS:
+            if len(self._sessions) > _MAX_CACHED_SESSIONS:
                 self._sessions.popitem(last=False)
         return found
 
@@ -187,7 +187,7 @@ class Gateway:
         try:
             record = wire.Sample(number, tenant, session.sampling_session, seq, payload)
             answer = await self._ask(number, record)
-        except PlaneRefusedError:  # it may have ended
+        except PlaneRefusedError:  # the session may have ended
             self._sessions.pop((tenant, session.sampling_session), None)
             raise
         finally:
@@ -199,14 +199,14 @@ class Gateway:
     ) -> RequestOutcome | wire.Pending:
         """How a request ended, or why it has not within `hold_s`."""
         if self.board.tenant_of(request) == tenant:
-            if await self.board.wait(request, hold_s) and (how := self.board.recent(request)):
-                self.board.forget([request])  # asked again, the control plane knows it
-                return how
-            hold_s = _LAST_LOOK_S
+            if await self.board.wait(request, hold_s) and (outcome := self.board.recent(request)):
+                self.board.forget([request])  # the control plane answers if it is asked again
+                return outcome
+            hold_s = _FINAL_POLL_S
         number = next(self._numbers)
         record = wire.AskFuture(number, tenant, request, hold_s)
         answer: wire.FutureSettled | wire.Pending = await self._ask(number, record)
-        return answer if isinstance(answer, wire.Pending) else _outcome_of(answer)
+        return answer if isinstance(answer, wire.Pending) else _to_outcome(answer)
 
     # ---- names ----
     async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
@@ -218,37 +218,37 @@ class Gateway:
         found = await self._ask(number, wire.AskModel(number, tenant, model))
         return self.bases.get(found.base_model), found.version
 
-    # ---- what the control plane says ----
+    # ---- messages of the control plane ----
     async def _ask(self, number: int, record: wire.Record) -> Any:
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        request = self._requests[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(record)
-            return await asked
+            return await request
         finally:
-            self._asked.pop(number, None)
+            self._requests.pop(number, None)
 
     def _send(self, record: wire.Record) -> None:
         if self._is_lost:
-            raise FailedTurnError(_GONE)
+            raise FailedTurnError(_PLANE_GONE)
         self.connection.send(record)
 
-    def _heard(self, body: bytes) -> None:
+    def _receive_frame(self, body: bytes) -> None:
         for record in wire.decode_to_front(body):
             self._handlers[type(record)](record)
 
     def _stop(self, record: wire.StopServing) -> None:
-        self.board.close()  # nobody is kept waiting
+        self.board.close()  # release those who wait
         self._end()
 
-    def _lost(self) -> None:
-        """Answer everybody who waits, and end."""
+    def _handle_disconnect(self) -> None:
+        """Fail every open request, and end."""
         self._is_lost = True
         self.board.close()
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(FailedTurnError(_GONE))
+        for request in self._requests.values():
+            if not request.done():
+                request.set_exception(FailedTurnError(_PLANE_GONE))
         for listener in tuple(self._choices.values()):
-            listener.failed(FailedTurnError(_GONE))
+            listener.on_failure(FailedTurnError(_PLANE_GONE))
         self._choices.clear()
         self._end()
 
@@ -257,24 +257,24 @@ class Gateway:
             self.ready.set_result(False)
         self.stopping.set()
 
-    def _answered(self, record: Any) -> None:
-        asked = self._asked.get(record.number)
-        if asked is not None and not asked.done():
-            asked.set_result(record)
+    def _resolve_request(self, record: Any) -> None:
+        request = self._requests.get(record.number)
+        if request is not None and not request.done():
+            request.set_result(record)
 
-    def _refused(self, record: wire.Refused) -> None:
+    def _handle_refusal(self, record: wire.Refused) -> None:
         error = PlaneRefusedError(record.status, record.message)
-        asked = self._asked.get(record.number)
-        if asked is None:
-            self._ended(record.number, error)
-        elif not asked.done():
-            asked.set_exception(error)
+        request = self._requests.get(record.number)
+        if request is None:
+            self._fail_choice(record.number, error)
+        elif not request.done():
+            request.set_exception(error)
 
-    def _spent(self, record: wire.Spent) -> None:
+    def _record_spent(self, record: wire.Spent) -> None:
         for tenant, seconds in record.seconds.items():
             self.loop_shares.spent(TenantId(tenant), seconds)
 
-    def _tokens(self, record: wire.Tokens) -> None:
+    def _deliver_tokens(self, record: wire.Tokens) -> None:
         numbers = np.frombuffer(record.numbers, "<u8").tolist()
         counts, tokens = (
             np.frombuffer(column, "<u4").tolist() for column in (record.counts, record.tokens)
@@ -283,37 +283,37 @@ class Gateway:
         for number, count in zip(numbers, counts, strict=True):
             end = start + count
             if (listener := self._choices.get(number)) is not None:
-                listener.appended(TurnTokens(_NO_TURN, tokens[start:end], logprobs[start:end]))
+                listener.on_tokens(TurnTokens(_NO_TURN, tokens[start:end], logprobs[start:end]))
             start = end
 
-    def _more_tokens(self, more: wire.MoreTokens) -> None:
-        if (listener := self._choices.get(more.number)) is not None:
-            listener.appended(_tokens_of(more.more))
+    def _deliver_scored_tokens(self, tokens: wire.MoreTokens) -> None:
+        if (listener := self._choices.get(tokens.number)) is not None:
+            listener.on_tokens(_decode_tokens(tokens.more))
 
-    def _completed(self, done: wire.Completed) -> None:
-        if (listener := self._choices.pop(done.number, None)) is not None:
-            listener.completed(_result_of(done.result))
+    def _complete_choice(self, record: wire.Completed) -> None:
+        if (listener := self._choices.pop(record.number, None)) is not None:
+            listener.on_complete(_decode_result(record.result))
 
-    def _failed(self, record: wire.Failed) -> None:
-        self._ended(record.number, FailedTurnError(record.error))
+    def _handle_failure(self, record: wire.Failed) -> None:
+        self._fail_choice(record.number, FailedTurnError(record.error))
 
-    def _ended(self, number: int, error: SlackwaterError) -> None:
+    def _fail_choice(self, number: int, error: SlackwaterError) -> None:
         if (listener := self._choices.pop(number, None)) is not None:
-            listener.failed(error)
+            listener.on_failure(error)
 
-    def _sampled(self, record: wire.Sampled) -> None:
+    def _accept_sample(self, record: wire.Sampled) -> None:
         tenant = self._samplers.get(record.number)
         if record.new and tenant is not None:
             self.board.expect(RequestId(record.request), tenant)
-        self._answered(record)
+        self._resolve_request(record)
 
-    def _outcome(self, record: wire.FutureSettled) -> None:
+    def _settle_future(self, record: wire.FutureSettled) -> None:
         if record.number is not None:
-            self._answered(record)
+            self._resolve_request(record)
         elif self.board.tenant_of(RequestId(record.request)) is not None:
-            self.board.settle(RequestId(record.request), _outcome_of(record))
+            self.board.settle(RequestId(record.request), _to_outcome(record))
 
 
-def _outcome_of(record: wire.FutureSettled) -> RequestOutcome:
+def _to_outcome(record: wire.FutureSettled) -> RequestOutcome:
     owner = None if record.owner is None else FaultOwner(record.owner)
     return RequestOutcome(record.kind, record.result, record.error, owner)

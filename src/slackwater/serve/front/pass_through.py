@@ -1,4 +1,4 @@
-"""Passes requests on to the control plane's own HTTP application, over a socket of this machine."""
+"""Forwards requests to the control plane's HTTP application over a Unix socket."""
 
 import asyncio
 import contextlib
@@ -13,23 +13,23 @@ from slackwater.serve.http.body_file import HEADER
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY
 
-# Of one connection alone, or written anew.
-_OWN = frozenset(
+# Headers of one connection, or set again for the forwarded request.
+_DROPPED_REQUEST_HEADERS = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"te", b"upgrade"}
     | {b"expect", b"proxy-connection", b"x-forwarded-for", b"x-forwarded-proto", HEADER}
 )
-_WRITTEN_ANEW = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
+_DROPPED_RESPONSE_HEADERS = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date"})
 
 
 class PassThrough:
-    """ASGI application; the request's body was read."""
+    """ASGI application; expects the request body in the scope (`BODY`)."""
 
     def __init__(self, path: Path) -> None:
         connector = aiohttp.UnixConnector(str(path), limit=0, keepalive_timeout=60)
         self._client = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),  # cookies are their senders'
+            cookie_jar=aiohttp.DummyCookieJar(),  # never store or add cookies
             timeout=aiohttp.ClientTimeout(total=None),
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
             read_bufsize=1 << 20,
@@ -57,37 +57,37 @@ class PassThrough:
         query: bytes = scope["query_string"]
         target = raw.partition(b"?")[0] + (b"?" + query if query else b"")
         url = URL(f"http://plane{target.decode('latin-1')}", encoded=True)
-        begun = False
+        has_started = False
         try:
-            asked = self._client.request(
+            request = self._client.request(
                 scope["method"],
                 url,
                 headers=_headers(scope),
                 data=scope[BODY].take() or None,
                 allow_redirects=False,
             )
-            async with asked as answer:
+            async with request as answer:
                 headers = [
                     (name.lower(), value)
                     for name, value in answer.raw_headers
-                    if name.lower() not in _WRITTEN_ANEW
+                    if name.lower() not in _DROPPED_RESPONSE_HEADERS
                 ]
                 start = {"type": "http.response.start", "status": answer.status}
-                begun = True
+                has_started = True
                 await send({**start, "headers": headers})
                 async for piece in answer.content.iter_any():
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         except aiohttp.ClientError:
-            if begun:
-                raise  # the server cuts the connection: the client sees that there was more
+            if has_started:
+                raise  # the server cuts the connection, so the client sees an incomplete answer
             await send_refusal(scope, send, 503, "the control plane does not answer; try again")
 
 
 def _headers(scope: Scope) -> "CIMultiDict[str]":
     headers = CIMultiDict[str]()
     for name, value in scope["headers"]:
-        if name not in _OWN:
+        if name not in _DROPPED_REQUEST_HEADERS:
             headers.add(name.decode("latin-1"), value.decode("latin-1"))
     if scope.get("client"):
         headers.add("x-forwarded-for", scope["client"][0])

@@ -1,4 +1,4 @@
-"""Front ends of a control plane, each a process: started, started again, and stopped."""
+"""Starts, restarts and stops the front-end processes of a control plane."""
 
 import asyncio
 import contextlib
@@ -18,9 +18,9 @@ from slackwater.serve.http.server import PrivateServer
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S, _LONGEST_PAUSE_S = 0.2, 10.0  # before the next start of one that died
-_LIVED_S = 10.0  # and was not broken from the start
-_LEAVE_S = 10.0
+_RESTART_S, _MAX_RESTART_S = 0.2, 10.0  # pause before a restart; doubles up to the second
+_HEALTHY_S = 10.0  # a process that lived this long was not broken from the start
+_STOP_S = 10.0
 
 
 class FrontEnds:
@@ -32,7 +32,7 @@ class FrontEnds:
         self._channel, self._app, self._listening = channel, app, listening
         self._logs, self._link = state.logs, state.root / "sockets"
         self._folder = socket_folder(self._link)
-        self._keeping: list[asyncio.Task[None]] = []
+        self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
 
     async def start(self, count: int) -> None:
@@ -42,34 +42,34 @@ class FrontEnds:
         self._server = await loop.create_unix_server(self._channel.connect, path)
         self._http = PrivateServer(self._app, self._folder / HTTP)
         self._serving = asyncio.create_task(self._http.serve())
-        self._keeping = [asyncio.create_task(self._keep(number)) for number in range(count)]
-        for task in self._keeping:
-            task.add_done_callback(self._ended)
+        self._keepers = [asyncio.create_task(self._keep_running(number)) for number in range(count)]
+        for task in self._keepers:
+            task.add_done_callback(self._report_failure)
 
     async def stop(self) -> None:
-        """Have them answer what is under way; whoever does not end is ended."""
+        """Let them answer open requests; kill those that do not end in time."""
         self._is_closing = True
         self._channel.stop()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
-                await asyncio.gather(*self._keeping, return_exceptions=True)
-        for task in self._keeping:
+            async with asyncio.timeout(_STOP_S):
+                await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._keepers:
             task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await asyncio.gather(*self._keepers, return_exceptions=True)
         self._channel.close()
         self._server.close()
         self._http.stop()
         await self._serving
-        await asyncio.to_thread(drop_socket_folder, self._link)
+        await asyncio.to_thread(remove_socket_folder, self._link)
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _report_failure(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("front ends cannot be started", exc_info=error)
             self._channel.plane.failed.set()
 
-    async def _keep(self, number: int) -> None:
-        """One process, started again whenever it ends."""
-        pause_s, loop = _AGAIN_S, asyncio.get_running_loop()
+    async def _keep_running(self, number: int) -> None:
+        """Run one process, and restart it whenever it ends."""
+        pause_s, loop = _RESTART_S, asyncio.get_running_loop()
         while not self._is_closing:
             began_s = loop.time()
             process = await self._spawn(number)
@@ -82,32 +82,36 @@ class FrontEnds:
                 raise
             if not self._is_closing:
                 logger.warning("a front end ended status=%d; it is started again", status)
-                lived = loop.time() - began_s > _LIVED_S
-                pause_s = _AGAIN_S if lived else min(2 * pause_s, _LONGEST_PAUSE_S)
+                was_healthy = loop.time() - began_s > _HEALTHY_S
+                pause_s = _RESTART_S if was_healthy else min(2 * pause_s, _MAX_RESTART_S)
                 await asyncio.sleep(pause_s)
 
     async def _spawn(self, number: int) -> asyncio.subprocess.Process:
         listening, log = self._listening.fileno(), self._logs / f"front-{number}.log"
+        command = [sys.executable, "-m", "slackwater.serve.front", str(self._folder)]
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slackwater.serve.front"),
-            *(str(self._folder), str(listening), str(log)),
+            *command,
+            str(listening),
+            str(log),
             pass_fds=(listening,),
             stdin=asyncio.subprocess.DEVNULL,
         )
 
 
 def socket_folder(link: Path) -> Path:
-    """A new folder for sockets, which `link` names; the one before is that of a control plane that
-    was killed, and goes. It is elsewhere, since a socket's path has at most a hundred bytes.
+    """Make a new temporary folder for sockets and point `link` at it.
+
+    The folder is not in the state directory because a socket's path has at most about 100 bytes. A
+    folder that a killed control plane left is removed.
     """
-    drop_socket_folder(link)
+    remove_socket_folder(link)
     folder = Path(tempfile.mkdtemp(prefix="slackwater-"))
     link.symlink_to(folder)
     return folder
 
 
-def drop_socket_folder(link: Path) -> None:
-    """Remove the folder and its name."""
+def remove_socket_folder(link: Path) -> None:
+    """Remove the folder and the link to it."""
     if link.is_symlink():
         shutil.rmtree(link.readlink(), ignore_errors=True)
         link.unlink()

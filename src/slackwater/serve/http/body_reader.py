@@ -77,18 +77,18 @@ def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
 def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
     """One body, by the rules by which small ones are read."""
     if (broken := broken_text(body)) is not None:
-        return _wrong("value_error", broken)
+        return _invalid("value_error", broken)
     try:
         plain = json.loads(body)
     except json.JSONDecodeError as error:
-        return _wrong("json_invalid", "JSON decode error", error.pos)
+        return _invalid("json_invalid", "JSON decode error", error.pos)
     except (RecursionError, ValueError) as error:
-        return _wrong("json_invalid", f"is no JSON that can be read: {error}")
+        return _invalid("json_invalid", f"is no JSON that can be read: {error}")
     fields = plain if isinstance(plain, dict) else {}
     named = {key: fields[key] for key in ("model_id", "seq_id") if _is_plain(fields.get(key))}
     if (values := _count(plain)) > MAX_VALUES:
         message = f"{values} values beside token ids, must be at most {MAX_VALUES}"
-        return InvalidBody(_wrong("value_error", message).errors, named)
+        return InvalidBody(_invalid("value_error", message).errors, named)
     try:
         checked = kind.model_validate(plain)
     except ValidationError as error:
@@ -96,11 +96,11 @@ def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
         return InvalidBody(
             [{**each, "loc": ("body", *each["loc"])} for each in found[:_MOST_ERRORS]], named
         )
-    _pack(checked)
+    _pack_fields(checked)
     return ParsedBody(checked)
 
 
-def _wrong(kind: str, message: str, *place: int) -> InvalidBody:
+def _invalid(kind: str, message: str, *place: int) -> InvalidBody:
     return InvalidBody([{"type": kind, "loc": ("body", *place), "msg": message}], {})
 
 
@@ -138,19 +138,19 @@ def _are_all(value: Any, kind: type) -> bool:
     return isinstance(value, list) and bool(value) and all(type(each) is kind for each in value)
 
 
-def _pack(body: BaseModel) -> None:
+def _pack_fields(body: BaseModel) -> None:
     """Long lists of whole numbers as arrays, at any depth of models and lists."""
     for name in type(body).model_fields:
-        body.__dict__[name] = _packed(getattr(body, name))
+        body.__dict__[name] = _pack_value(getattr(body, name))
 
 
-def _packed(value: Any) -> Any:
+def _pack_value(value: Any) -> Any:
     if isinstance(value, BaseModel):
-        _pack(value)
+        _pack_fields(value)
         return value
     if _are_all(value, int) and len(value) > _LONG:
         with contextlib.suppress(OverflowError):
             return array("q", value)
     if isinstance(value, list):
-        return [_packed(each) for each in value]
+        return [_pack_value(each) for each in value]
     return value

@@ -118,11 +118,11 @@ async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> N
 
 def validation_message(error: RequestValidationError) -> str:
     """The first few wrong fields on one line."""
-    said = []
+    problems = []
     for found in error.errors()[:3]:
         place = ".".join(str(part) for part in found["loc"] if part != "body") or "body"
-        said.append(f"{place}: {found['msg']}")
-    return "; ".join(said)
+        problems.append(f"{place}: {found['msg']}")
+    return "; ".join(problems)
 
 
 async def _ignore_body(request: Request, body: Any, reason: str) -> None:
@@ -130,7 +130,7 @@ async def _ignore_body(request: Request, body: Any, reason: str) -> None:
 
 
 def add_error_handlers(
-    app: FastAPI, rejected: Callable[[Request, Any, str], Awaitable[None]] = _ignore_body
+    app: FastAPI, on_invalid_body: Callable[[Request, Any, str], Awaitable[None]] = _ignore_body
 ) -> None:
     """`rejected` is called for invalid bodies: they may use up an operation's number."""
 
@@ -140,7 +140,7 @@ def add_error_handlers(
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message = validation_message(error)
-        await rejected(request, error.body, message)
+        await on_invalid_body(request, error.body, message)
         return answer(request, 422, message)
 
     async def http_error(request: Request, error: Exception) -> Response:

@@ -38,7 +38,7 @@ class _FastRoute:
         """What the endpoint is called with; None if FastAPI must see the request."""
         found: dict[str, Any] = {}
         if self.body is not None:
-            raw = scope[BODY].shown()
+            raw = scope[BODY].peek()
             if len(raw) > LARGE_JSON_BYTES or _JSON not in scope["headers"]:
                 return None
             try:

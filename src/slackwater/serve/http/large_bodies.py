@@ -30,10 +30,10 @@ class LargeBodyRoute(APIRoute):
         kind = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
         async def handle(request: Request) -> Response:
-            held = request.scope.get(BODY)
-            if held is not None:
+            body = request.scope.get(BODY)
+            if body is not None:
                 # Else Starlette puts the pieces together again, which for a large body takes long.
-                request._body = held.take()
+                request._body = body.take()
                 if kind is not None and len(request._body) > LARGE_JSON_BYTES:
                     request._json = await _read(request, kind, request._body)
             return await usual(request)

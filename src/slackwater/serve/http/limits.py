@@ -20,7 +20,7 @@ from slackwater.serve.http.body_reader import broken_text
 from slackwater.serve.http.encodings import RefusedBodyError, decompress, encoding_of
 from slackwater.serve.http.errors import send_refusal
 from slackwater.serve.http.large_bodies import BODY, LARGE_JSON_BYTES, TENANT
-from slackwater.serve.http.whole_bodies import ReadBody, joined
+from slackwater.serve.http.whole_bodies import ReadBody, join_pieces
 
 BODY_STALL_S = 10.0
 _LEAST_JSON_BYTES = 2 << 20
@@ -84,7 +84,9 @@ class BodyLimits:
         if tenant is not None:
             self._shares.seen(tenant)
             self._shares.spent(tenant, _UNSEEN_S)
-        held = _Held(self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes)
+        body_bytes = _InFlightBytes(
+            self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes
+        )
         file = None
         try:
             try:
@@ -92,10 +94,10 @@ class BodyLimits:
                 encoding = encoding_of(headers.get("content-encoding"))
                 if self._folder is not None and scope["path"] in self._json_limits and not encoding:
                     file = BodyFile(self._folder)
-                body = await self._read(receive, headers, tenant, held, limit, file)
+                body = await self._read(receive, headers, tenant, body_bytes, limit, file)
                 if body is not None and encoding:
                     body = await asyncio.to_thread(decompress, body, encoding, limit)
-                    held.grow(len(body))
+                    body_bytes.grow(len(body))
                     scope = {**scope, "headers": _without_encoding(scope)}
             except RefusedBodyError as error:
                 await send_refusal(scope, send, error.status, str(error))
@@ -107,7 +109,7 @@ class BodyLimits:
                 path = None if file is None else file.path
                 await self._pass_on(scope, ReadBody(body, receive, path), send, tenant)
         finally:
-            held.release()
+            body_bytes.release()
             if file is not None:
                 file.close()
 
@@ -123,7 +125,7 @@ class BodyLimits:
         receive: Receive,
         headers: Headers,
         tenant: TenantId | None,
-        held: "_Held",
+        body_bytes: "_InFlightBytes",
         limit: int,
         file: BodyFile | None,
     ) -> bytes | None:
@@ -141,24 +143,24 @@ class BodyLimits:
                     if message["type"] == "http.disconnect":
                         return None
                     pieces.append(message.get("body", b""))
-                    held.grow(len(pieces[-1]))
-                    if held.size > limit:
+                    body_bytes.grow(len(pieces[-1]))
+                    if body_bytes.size > limit:
                         raise RefusedBodyError(413, f"body: must be at most {limit} bytes")
-                    if held.size > _LARGE_BYTES and tenant is not None:
+                    if body_bytes.size > _LARGE_BYTES and tenant is not None:
                         self._shares.spent(tenant, len(pieces[-1]) * _READ_S)
                         if file is not None:
                             file.write(pieces)
                             pieces.clear()
                     if not message.get("more_body", False):
-                        return await joined(pieces)
-                    if held.size > _LARGE_BYTES and tenant is not None:
+                        return await join_pieces(pieces)
+                    if body_bytes.size > _LARGE_BYTES and tenant is not None:
                         patience.reschedule(latest_s)
                         await asyncio.sleep(self._shares.rest_s(tenant))
                     patience.reschedule(min(clock() + self._stall_s, latest_s))
         except TimeoutError:
             raise RefusedBodyError(408, "body: it came too slowly") from None
         except OSError as error:
-            why = f"body: {held.size} bytes cannot be kept ({error.strerror}); try again"
+            why = f"body: {body_bytes.size} bytes cannot be kept ({error.strerror}); try again"
             raise RefusedBodyError(503, why) from None
 
     async def _pass_on(
@@ -185,7 +187,7 @@ def _is_json(headers: Headers) -> bool:
     return kind not in _BINARY
 
 
-class _Held:
+class _InFlightBytes:
     """The bytes of one body, counted to its tenant until the request is over."""
 
     def __init__(self, under_way: Counter[TenantId], tenant: TenantId, most: int) -> None:

@@ -78,7 +78,7 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
             self.data_received(data)
 
     def on_headers_complete(self) -> None:
-        self._head_came()
+        self._cancel_head_deadline()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size <= MAX_HEAD_BYTES:
             super().on_headers_complete()
@@ -90,19 +90,19 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
             self.app = usual
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
+        self._cancel_head_deadline()
         super().connection_lost(exc)
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
-        self._deadline = self.loop.call_later(HEAD_DEADLINE_S, self._too_slow)
+        self._deadline = self.loop.call_later(HEAD_DEADLINE_S, self._close_slow)
 
-    def _head_came(self) -> None:
+    def _cancel_head_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _too_slow(self) -> None:
+    def _close_slow(self) -> None:
         self._deadline = None
         if not self.transport.is_closing():
             self.transport.close()
@@ -168,23 +168,23 @@ class HttpServer(uvicorn.Server):
         at_once = AT_ONCE if several_tenants else AT_ONCE_ALONE
         self._at_once = at_once
         self._newcomers = LoopThrottle(at_once)
-        self._doors: list[ThrottledAcceptor] = []
+        self._acceptors: list[ThrottledAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
-        self._doors = [
+        self._acceptors = [
             ThrottledAcceptor(listening, self._new_protocol, self._at_once)
             for listening in sockets or ()
         ]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.close_doors()
+        self.stop_accepting()
         await super().shutdown(sockets)
 
-    def close_doors(self) -> None:
+    def stop_accepting(self) -> None:
         """Accept nobody any more."""
-        while self._doors:
-            self._doors.pop().close()
+        while self._acceptors:
+            self._acceptors.pop().close()
 
     def _new_protocol(self) -> asyncio.Protocol:
         made = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)

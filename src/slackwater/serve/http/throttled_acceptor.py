@@ -13,7 +13,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 AT_ONCE, AT_ONCE_ALONE = 8, 1024  # of several tenants; of one
-_FULL_S = 1.0  # until it is tried again when no more files may be open
+_RETRY_S = 1.0  # until it is tried again when no more files may be open
 
 
 class ThrottledAcceptor:
@@ -30,21 +30,21 @@ class ThrottledAcceptor:
         self._new_protocol = new_protocol
         self._loop = asyncio.get_running_loop()
         self._entering: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         listening.setblocking(False)
         self._open()
 
     def close(self) -> None:
         """Stop accepting; the owner closes the socket."""
-        if self._again is not None:
-            self._again.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self._listening.fileno())
 
     def _open(self) -> None:
-        self._again = None
-        self._loop.add_reader(self._listening.fileno(), self._take)
+        self._retry = None
+        self._loop.add_reader(self._listening.fileno(), self._accept)
 
-    def _take(self) -> None:
+    def _accept(self) -> None:
         for _ in range(self._at_once):
             try:
                 connection, _ = self._listening.accept()
@@ -53,7 +53,7 @@ class ThrottledAcceptor:
             except OSError as error:  # no more files may be open
                 logger.warning("connections wait: %s", error)
                 self._loop.remove_reader(self._listening.fileno())
-                self._again = self._loop.call_later(_FULL_S, self._open)
+                self._retry = self._loop.call_later(_RETRY_S, self._open)
                 return
             entering = self._loop.create_task(self._enter(connection))
             self._entering.add(entering)
@@ -77,17 +77,17 @@ class LoopThrottle:
 
     def put(self, work: Callable[[], None]) -> None:
         self._waiting.append(work)
-        self._go_on()
+        self._schedule()
 
-    def _go_on(self) -> None:
+    def _schedule(self) -> None:
         if self._waiting and not self._is_due:
             self._is_due = True
-            asyncio.get_running_loop().call_soon(self._some)
+            asyncio.get_running_loop().call_soon(self._run_batch)
 
-    def _some(self) -> None:
+    def _run_batch(self) -> None:
         self._is_due = False
         try:
             for _ in range(min(self._at_once, len(self._waiting))):
                 self._waiting.popleft()()
         finally:
-            self._go_on()
+            self._schedule()

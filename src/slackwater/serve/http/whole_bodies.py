@@ -32,12 +32,12 @@ class WholeBodies:
             more = message.get("more_body", False)
         headers = Headers(scope=scope)
         name = headers.get(HEADER.decode())
-        body = ReadBody(await joined(pieces), receive, None if name is None else Path(name))
+        body = ReadBody(await join_pieces(pieces), receive, None if name is None else Path(name))
         tenant = self._tenant_of(headers)
         await self._app({**scope, TENANT: tenant, BODY: body}, body, send)
 
 
-async def joined(pieces: Sequence[bytes]) -> bytes:
+async def join_pieces(pieces: Sequence[bytes]) -> bytes:
     """The pieces as one."""
     if len(pieces) == 1:
         return pieces[0]
@@ -55,7 +55,7 @@ class ReadBody:
         self._body: bytes | None = body
         self._receive = receive
 
-    def shown(self) -> bytes:
+    def peek(self) -> bytes:
         """The body, which stays to be taken."""
         return self._body or b""
 

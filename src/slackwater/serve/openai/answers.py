@@ -1,4 +1,4 @@
-"""Answers of the OpenAI API: the same choices as one object, or as chunks of a stream."""
+"""Answers of the OpenAI API: the choices as one object or as chunks of a stream."""
 
 import json
 import secrets
@@ -19,11 +19,11 @@ from slackwater.serve.openai.tools import CallStream, ToolPlan, read_calls
 
 Top = Sequence[tuple[int, float]]
 
-_PLACEHOLDER = "\x00text\x00"  # which no model's name holds
+_PLACEHOLDER = "\x00text\x00"  # no model name contains it
 
 
 class ResponseWriter(ABC):
-    """What completions and chat share; subclasses say how a choice looks."""
+    """Base of completions and chat; subclasses define the format of a choice."""
 
     prefix = ""
     object_whole = ""
@@ -32,7 +32,7 @@ class ResponseWriter(ABC):
     def __init__(
         self, body: GenerationBody, codec: TextCodec, prompts: Sequence[Sequence[int]]
     ) -> None:
-        self._asked = body
+        self._request_body = body
         self.codec = codec
         self.prompts = prompts
         self._head = {
@@ -41,15 +41,15 @@ class ResponseWriter(ABC):
             "model": body.model,
         }
         keep, special = bool(body.include_stop_str_in_output), body.skip_special_tokens is False
-        # By choice, made when it says something: a request may ask for thousands.
+        # Created per choice with its first tokens: a request may ask for thousands of choices.
         self._streams = defaultdict[int, TextStream](
             lambda: TextStream(codec, body.stop_strings, keep_stop=keep, special=special)
         )
         self._streamed = [0] * len(prompts)
-        self._spellings = defaultdict[int, TokenOffsets](lambda: TokenOffsets(codec.bytes))
-        self._forms: dict[int, tuple[bytes, bytes]] = {}
+        self._offsets = defaultdict[int, TokenOffsets](lambda: TokenOffsets(codec.bytes))
+        self._templates: dict[int, tuple[bytes, bytes]] = {}
 
-    # ---- how a choice looks ----
+    # ---- format of a choice ----
     @abstractmethod
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]: ...
 
@@ -60,14 +60,14 @@ class ResponseWriter(ABC):
     def logprobs(
         self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
     ) -> Any:
-        """Of the tokens that follow those it was called with before."""
+        """Log-probs of the next tokens, after those of earlier calls."""
 
     @property
     @abstractmethod
     def wants_logprobs(self) -> bool: ...
 
     def shows(self, choice: dict[str, Any]) -> bool:
-        """Whether a streamed choice says anything."""
+        """Whether a streamed choice has any content."""
         return bool(choice.get("text") or choice.get("delta"))
 
     def last_delta(self, place: int) -> dict[str, Any]:
@@ -80,28 +80,28 @@ class ResponseWriter(ABC):
 
     def add_ids(self, choice: dict[str, Any], place: int, result: TurnResult) -> dict[str, Any]:
         """Add token ids and prompt scores if requested."""
-        if self._asked.return_token_ids:
+        if self._request_body.return_token_ids:
             choice["token_ids"] = list(result.tokens)
             choice["prompt_token_ids"] = list(self.prompts[place])
-        if self._asked.prompt_logprobs is not None:
+        if self._request_body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = self._prompt_scores(place, result)
         return choice
 
     def _prompt_scores(self, place: int, result: TurnResult) -> list[dict[str, Any] | None]:
         """One entry per prompt token: itself and the likeliest others by id, in vLLM's format."""
         scores = result.prompt_logprobs or []
-        shown: list[dict[str, Any] | None] = []
+        entries: list[dict[str, Any] | None] = []
         tops = [*result.prompt_topk, *[None] * (len(scores) - len(result.prompt_topk))]
         for token, score, top in zip(self.prompts[place], scores, tops, strict=True):
             if score is None:
-                shown.append(None)
+                entries.append(None)
                 continue
             ranked: dict[int, tuple[float, int | None]] = {
                 other: (value, rank) for rank, (other, value) in enumerate(top or (), 1)
             }
-            kept = dict(list(ranked.items())[: self._asked.prompt_logprobs])
+            kept = dict(list(ranked.items())[: self._request_body.prompt_logprobs])
             kept.setdefault(token, ranked.get(token, (score, None)))
-            shown.append(
+            entries.append(
                 {
                     str(other): {
                         "logprob": value,
@@ -111,7 +111,7 @@ class ResponseWriter(ABC):
                     for other, (value, rank) in kept.items()
                 }
             )
-        return shown
+        return entries
 
     # ---- whole ----
     def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class ResponseWriter(ABC):
         return {**self._head, "object": self.object_whole, "choices": choices, "usage": usage}
 
     def _usage(self, completed: Sequence[int]) -> dict[str, int]:
-        prompt_tokens = sum(len(prompt) for prompt in self.prompts[:: self._asked.n])
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts[:: self._request_body.n])
         total = prompt_tokens + sum(completed)
         return {
             "prompt_tokens": prompt_tokens,
@@ -154,7 +154,7 @@ class ResponseWriter(ABC):
         return [*first, *self._delta(place, text, more.tokens, more.logprobs, more.topk)]
 
     def plain_piece(self, event: ChoiceDelta) -> bytes | None:
-        """A text-only `piece` written into a prepared template; None if the piece holds more."""
+        """A text-only `piece` as bytes, from a template; None if the piece has more than text."""
         place, more = event.choice, event.more
         if not self.only_text:
             return None
@@ -162,25 +162,27 @@ class ResponseWriter(ABC):
         self._streamed[place] += len(more.tokens)
         if not text:
             return b""
-        form = self._forms.get(place)
-        if form is None:
-            form = self._forms[place] = self._form(place)
-        return form[0] + json.dumps(text).encode() + form[1]
+        template = self._templates.get(place)
+        if template is None:
+            template = self._templates[place] = self._chunk_template(place)
+        return template[0] + json.dumps(text).encode() + template[1]
 
     @property
     def only_text(self) -> bool:
         """Whether streamed pieces show text and nothing else."""
-        extras = self.wants_logprobs or self._asked.return_token_ids or self._counts_on
+        extras = (
+            self.wants_logprobs or self._request_body.return_token_ids or self._has_running_usage
+        )
         return not extras
 
     @property
-    def _counts_on(self) -> bool:
-        """Whether every chunk says how many tokens there are so far."""
-        options = self._asked.stream_options
+    def _has_running_usage(self) -> bool:
+        """Whether every chunk carries the token counts so far."""
+        options = self._request_body.stream_options
         return options is not None and bool(options.continuous_usage_stats)
 
-    def _form(self, place: int) -> tuple[bytes, bytes]:
-        """What stands before and after the text of a piece."""
+    def _chunk_template(self, place: int) -> tuple[bytes, bytes]:
+        """The bytes before and after the text of a piece."""
         written = json.dumps(self._chunk([self.delta(place, _PLACEHOLDER, None)])).encode()
         before, _, after = written.partition(json.dumps(_PLACEHOLDER).encode())
         return b"data: " + before, after + b"\n\n"
@@ -199,7 +201,7 @@ class ResponseWriter(ABC):
         return [*chunks, self._chunk([ending])]
 
     def closing(self) -> list[dict[str, Any]]:
-        options = self._asked.stream_options
+        options = self._request_body.stream_options
         if options is None or not options.include_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage(self._streamed)}]
@@ -213,17 +215,17 @@ class ResponseWriter(ABC):
         tops: Sequence[Top],
     ) -> list[dict[str, Any]]:
         self._streamed[place] += len(tokens)
-        said = self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None
-        choice = self.delta(place, text, said)
-        if self._asked.return_token_ids:
+        logprobs = self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None
+        choice = self.delta(place, text, logprobs)
+        if self._request_body.return_token_ids:
             choice["token_ids"] = list(tokens)
-        elif said is None and not self.shows(choice):
+        elif logprobs is None and not self.shows(choice):
             return []
         return [self._chunk([choice])]
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        counted = {"usage": self._usage(self._streamed)} if self._counts_on else {}
-        return {**self._head, "object": self.object_chunk, "choices": choices, **counted}
+        usage = {"usage": self._usage(self._streamed)} if self._has_running_usage else {}
+        return {**self._head, "object": self.object_chunk, "choices": choices, **usage}
 
 
 class CompletionAnswers(ResponseWriter):
@@ -247,16 +249,16 @@ class CompletionAnswers(ResponseWriter):
         return super().only_text and not self.body.echo
 
     def whole(self, results: Sequence[TurnResult]) -> dict[str, Any]:
-        return super().whole([self._wanted(result) for result in results])
+        return super().whole([self._drop_unwanted_token(result) for result in results])
 
     def piece(self, event: ChoiceDelta) -> list[dict[str, Any]]:
         return [] if self.body.only_prompt else super().piece(event)
 
     def end(self, event: FinishedChoice) -> list[dict[str, Any]]:
-        return super().end(replace(event, result=self._wanted(event.result)))
+        return super().end(replace(event, result=self._drop_unwanted_token(event.result)))
 
-    def _wanted(self, result: TurnResult) -> TurnResult:
-        """Without the token that was drawn where none was wanted."""
+    def _drop_unwanted_token(self, result: TurnResult) -> TurnResult:
+        """Drop the token that the engine must draw even if only the prompt is to be scored."""
         if not self.body.only_prompt:
             return result
         return replace(result, tokens=[], logprobs=[], topk=[], reason=FinishReason.LENGTH)
@@ -265,7 +267,9 @@ class CompletionAnswers(ResponseWriter):
         tokens, tops = list(result.tokens), list(result.topk)
         values: list[float | None] = list(result.logprobs)
         if self.body.echo:
-            prompt, scores, rows = self._scored(place, result.prompt_logprobs, result.prompt_topk)
+            prompt, scores, rows = self._echo_columns(
+                place, result.prompt_logprobs, result.prompt_topk
+            )
             text = self.codec.decode(prompt, special=True) + text
             tokens, values, tops = prompt + tokens, scores + values, rows + tops
         choice: dict[str, Any] = {
@@ -276,10 +280,10 @@ class CompletionAnswers(ResponseWriter):
         }
         return self.add_ids(choice, place, result)
 
-    def _scored(
+    def _echo_columns(
         self, place: int, scores: Sequence[float | None] | None, tops: Sequence[Top | None]
     ) -> tuple[list[int], list[float | None], list[Top]]:
-        """The prompt's tokens, their scores, and as many alternatives as were asked for."""
+        """The prompt's tokens, their scores, and the requested number of alternatives."""
         prompt = list(self.prompts[place])
         rows: list[Top] = [(row or ())[: self.body.logprobs] for row in tops]
         rows += [()] * (len(prompt) - len(rows))
@@ -290,9 +294,9 @@ class CompletionAnswers(ResponseWriter):
     ) -> list[dict[str, Any]]:
         if not self.body.echo:
             return []
-        prompt, values, rows = self._scored(place, scores, tops)
-        said = self.logprobs(place, prompt, values, rows) if self.wants_logprobs else None
-        return [self._chunk([self.delta(place, self.codec.decode(prompt, special=True), said)])]
+        prompt, values, rows = self._echo_columns(place, scores, tops)
+        logprobs = self.logprobs(place, prompt, values, rows) if self.wants_logprobs else None
+        return [self._chunk([self.delta(place, self.codec.decode(prompt, special=True), logprobs)])]
 
     def delta(self, place: int, text: str, logprobs: Any) -> dict[str, Any]:
         return {"index": place, "text": text, "logprobs": logprobs, "finish_reason": None}
@@ -300,13 +304,13 @@ class CompletionAnswers(ResponseWriter):
     def logprobs(
         self, place: int, tokens: Sequence[int], values: Sequence[Any], tops: Sequence[Top]
     ) -> Any:
-        label, spelling = self.codec.token_label, self._spellings[place]
+        label, offsets = self.codec.token_label, self._offsets[place]
         top = [{label(token): value for token, value in row} for row in tops]
         return {
             "tokens": [label(token) for token in tokens],
             "token_logprobs": list(values),
             "top_logprobs": top if any(top) else None,
-            "text_offset": [spelling.offset_of(token) for token in tokens],
+            "text_offset": [offsets.offset_of(token) for token in tokens],
         }
 
 
@@ -336,23 +340,23 @@ class ChatAnswers(ResponseWriter):
         return bool(self.body.logprobs)
 
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
-        said = None
+        logprobs = None
         if self.wants_logprobs:
-            said = self.logprobs(place, result.tokens, result.logprobs, result.topk)
+            logprobs = self.logprobs(place, result.tokens, result.logprobs, result.topk)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         reason = result.reason.value
         if self._plan is not None:
             content, calls = read_calls(text, self._plan)
             if calls:
                 message["content"] = content or None
-                message["tool_calls"] = [call.shown() for call in calls]
+                message["tool_calls"] = [call.to_json() for call in calls]
                 reason = self._reason_of_calls(reason)
         self._remember(place, result, message)
         choice: dict[str, Any] = {
             "index": place,
             "message": message,
             "finish_reason": reason,
-            "logprobs": said,
+            "logprobs": logprobs,
         }
         return self.add_ids(choice, place, result)
 
@@ -363,17 +367,17 @@ class ChatAnswers(ResponseWriter):
             message: dict[str, Any] = {"role": "assistant", "content": text}
             if self._plan is not None:
                 content, calls = read_calls(text, self._plan)
-                message |= {"content": content, "tool_calls": [call.shown() for call in calls]}
+                message |= {"content": content, "tool_calls": [call.to_json() for call in calls]}
             self._remember(event.choice, event.result, message)
         return chunks
 
     def _remember(self, place: int, result: TurnResult, message: dict[str, Any]) -> None:
-        """Keep the tokens of an answer that was shown whole, not cut at a stop string."""
+        """Record the tokens of an answer that was not cut at a stop string."""
         if self._record is not None and result.tokens and not self._streams[place].is_cut:
-            self._record.answered(message, [*self.prompts[place], *result.tokens])
+            self._record.remember_answer(message, [*self.prompts[place], *result.tokens])
 
     def _reason_of_calls(self, reason: str) -> str:
-        """A call that was asked for by name ends as any answer, says OpenAI."""
+        """The finish reason of an answer with calls; a call forced by name keeps its own."""
         assert self._plan is not None
         return "tool_calls" if self._plan.only is None and reason == "stop" else reason
 
@@ -385,8 +389,8 @@ class ChatAnswers(ResponseWriter):
         return self._cut(place, "", None, final=True)
 
     def reason(self, place: int, result: TurnResult) -> str:
-        called = self._plan is not None and self._calls[place].count
-        return self._reason_of_calls(result.reason.value) if called else result.reason.value
+        has_calls = self._plan is not None and self._calls[place].count
+        return self._reason_of_calls(result.reason.value) if has_calls else result.reason.value
 
     def _cut(self, place: int, text: str, logprobs: Any, *, final: bool) -> dict[str, Any]:
         """A delta with text and complete tool calls."""
@@ -396,7 +400,7 @@ class ChatAnswers(ResponseWriter):
             text, calls = self._calls[place].feed(text, final=final)
             if calls:
                 numbered = enumerate(calls, first)
-                delta["tool_calls"] = [{"index": at, **call.shown()} for at, call in numbered]
+                delta["tool_calls"] = [{"index": at, **call.to_json()} for at, call in numbered]
         if text:
             delta["content"] = text
         return {"index": place, "delta": delta, "logprobs": logprobs, "finish_reason": None}
@@ -423,5 +427,5 @@ class ChatAnswers(ResponseWriter):
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, value: float) -> dict[str, Any]:
-        text, spelled = self.codec.token_text(token), self.codec.bytes.of(token)
-        return {"token": text, "logprob": value, "bytes": list(spelled)}
+        encoded = list(self.codec.bytes.lookup(token))
+        return {"token": self.codec.token_text(token), "logprob": value, "bytes": encoded}

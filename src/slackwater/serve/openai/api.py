@@ -22,23 +22,23 @@ from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
 from slackwater.serve.openai.answers import ChatAnswers, CompletionAnswers, ResponseWriter
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
-from slackwater.serve.openai.event_stream import EventStream, sliced_json
+from slackwater.serve.openai.event_stream import EventStream, encode_sliced_json
 from slackwater.serve.openai.generation import Generation
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.responses import ResponseAnswers, ResponsesBody
-from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, sampling_of
+from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens, to_sampling
 from slackwater.serve.openai.text import TextCodec, TextCodecs, check_length
 from slackwater.serve.openai.token_history import ConversationRecord, TokenHistory
 from slackwater.serve.openai.tools import ToolPlan
 
-# What takes less time than going to another thread and back, and waiting there for Python's lock.
+# Work below these sizes takes less time than a hop to another thread and the wait for the GIL.
 _SHORT_CHARS = 256
 _GROUP_CHARS = 1 << 14
 _FEW_TOKENS = 64
 
 
 class OpenAiFace:
-    """What the routes of this file share."""
+    """State and preparation shared by the OpenAI routes."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -53,14 +53,14 @@ class OpenAiFace:
         texts: Sequence[str],
         special: bool = True,
     ) -> list[list[int]]:
-        """Texts as tokens; what cannot fit is refused before any time is spent on it."""
+        """Tokenize texts; those that cannot fit the context are refused first."""
         for text in texts:
             check_length(text, base.max_text_chars)
         if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
             return codec.encode_all(texts, special=special)
         found: list[list[int]] = []
-        for some in _groups(texts):
-            encode = partial(codec.encode_all, some, special=special)
+        for group in _groups(texts):
+            encode = partial(codec.encode_all, group, special=special)
             found += await self.gateway.fair_work.run(tenant, encode)
         return found
 
@@ -72,8 +72,8 @@ class OpenAiFace:
         chat: Conversation,
         record: ConversationRecord | None = None,
     ) -> list[int]:
-        """A conversation as tokens; those that are on record stay as they are."""
-        if record is not None and (known := record.known()) is not None:
+        """Tokenize a conversation; tokens on record (`continuous_tokens`) are reused."""
+        if record is not None and (known := record.find_known_prefix()) is not None:
             count, tokens = known
             run = self.gateway.fair_work.run
             return await run(tenant, chat.tokens_after, codec, tokens, count, base.max_text_chars)
@@ -86,13 +86,13 @@ class OpenAiFace:
         job: JobId,
         response: ResponsesBody | None = None,
     ) -> tuple[ChoicesRequest, ResponseWriter]:
-        """The choices to generate, and how to write the answers; `response` has its own form."""
+        """The choices to generate, and the writer of the answer (`response`: of /v1/responses)."""
         body.refuse_unsupported()
         base, version = await self.gateway.weights(tenant, body.model)
-        codec = await self.codecs.of(base)
-        plan, grammar, remembered = None, body.grammar(), None
+        codec = await self.codecs.load(base)
+        plan, grammar, record = None, body.grammar(), None
         if isinstance(body, ChatBody):
-            plan = ToolPlan.of(
+            plan = ToolPlan.create(
                 body.tools or (), body.tool_choice, codec.tool_form, body.parallel_tool_calls
             )
             grammar = grammar if plan is None else plan.grammar(grammar)
@@ -100,8 +100,8 @@ class OpenAiFace:
             if body.continuous_tokens:
                 options = [chat.variables, [tool.model_dump() for tool in chat.tools]]
                 owner = f"{tenant}/{base.name}"
-                remembered = ConversationRecord(self._history, owner, options, chat.messages)
-            prompts = [await self.chat_tokens(tenant, base, codec, chat, remembered)]
+                record = ConversationRecord(self._history, owner, options, chat.messages)
+            prompts = [await self.chat_tokens(tenant, base, codec, chat, record)]
         else:
             prompts = await self._prompts(tenant, body, base, codec)
         if grammar is not None:
@@ -109,40 +109,40 @@ class OpenAiFace:
         if body.truncate_prompt_tokens is not None:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-        common = sampling_of(body, base, prompts[0], seed, grammar)
+        common = to_sampling(body, base, prompts[0], seed, grammar)
         if body.bad_words:
             words = await self.gateway.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
             common = replace(common, bad_words=words)
         most = [most_tokens(body, base, prompt) for prompt in prompts]
-        common = replace(common, max_tokens=min(most))  # which all prompts' limits allow
+        common = replace(common, max_tokens=min(most))  # allowed for every prompt
         packed = [array("I", prompt).tobytes() for prompt in prompts]
-        asked = ChoicesRequest(packed, most, body.n, common, base.name, version, job)
-        shown = [prompt for prompt in prompts for _ in range(body.n)]
+        request = ChoicesRequest(packed, most, body.n, common, base.name, version, job)
+        per_choice = [prompt for prompt in prompts for _ in range(body.n)]
         if response is not None and isinstance(body, ChatBody):
-            return asked, ResponseAnswers(response, body, codec, shown, plan)
+            return request, ResponseAnswers(response, body, codec, per_choice, plan)
         if isinstance(body, ChatBody):
-            return asked, ChatAnswers(body, codec, shown, plan, remembered)
-        return asked, CompletionAnswers(body, codec, shown)
+            return request, ChatAnswers(body, codec, per_choice, plan, record)
+        return request, CompletionAnswers(body, codec, per_choice)
 
     async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
     ) -> list[list[int]]:
-        """The prompts as tokens; whatever is too much is refused before any is tokenised."""
-        given = body.prompts()
-        if not given:
+        """The prompts as tokens; every limit is checked before any is tokenized."""
+        items = body.prompts()
+        if not items:
             raise ConfigError.of("prompt", "[]", "must hold at least one prompt")
-        self.gateway.shares.check(tenant, len(given) * body.n, "prompts x n")
+        self.gateway.shares.check(tenant, len(items) * body.n, "prompts x n")
         special = body.add_special_tokens is not False
-        texts = [prompt for prompt in given if isinstance(prompt, str)]
-        for prompt in given:
-            if not isinstance(prompt, str):
-                base.check_length(prompt)
+        texts = [item for item in items if isinstance(item, str)]
+        for item in items:
+            if not isinstance(item, str):
+                base.check_length(item)
         encoded = iter(await self.encode(tenant, base, codec, texts, special))
-        return [next(encoded) if isinstance(item, str) else list(item) for item in given]
+        return [next(encoded) if isinstance(item, str) else list(item) for item in items]
 
 
 def _groups(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """In order, each so small that other tenants' need not wait for long."""
+    """Consecutive groups of texts, small enough that other tenants wait only briefly."""
     first, chars = 0, 0
     for place, text in enumerate(texts):
         chars += len(text)
@@ -175,16 +175,16 @@ async def _whole(
     tenant: TenantId,
     work: FairWork,
 ) -> Response:
-    """Answer when all is there; a client that leaves is not worked for."""
+    """The complete answer; work stops if the client disconnects."""
     watching = asyncio.create_task(generation.until_gone(request.receive))
     try:
         results = await generation.results()
         if results is None:
-            return Response(status_code=204)  # which nobody will read
+            return Response(status_code=204)  # nobody reads it
         if sum(len(result.tokens) for result in results) <= _FEW_TOKENS and answers.only_text:
-            whole = sliced_json(answers.whole(results))
+            whole = encode_sliced_json(answers.whole(results))
         else:
-            whole = await work.run(tenant, lambda: sliced_json(answers.whole(results)))
+            whole = await work.run(tenant, lambda: encode_sliced_json(answers.whole(results)))
         return Response(whole, media_type="application/json")
     finally:
         generation.close()
@@ -202,9 +202,9 @@ def openai_routes(face: OpenAiFace) -> APIRouter:
         response: ResponsesBody | None = None,
     ) -> Response:
         job = job_of_key(tenant, find_job(gateway.tenants, request.headers))
-        asked, answers = await face.prepare(tenant, body, job, response)
+        choices, answers = await face.prepare(tenant, body, job, response)
         generation = Generation(
-            gateway, tenant, asked, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
+            gateway, tenant, choices, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
         )
         try:
             await generation.begin()

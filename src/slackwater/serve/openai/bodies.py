@@ -1,7 +1,7 @@
 """Request bodies of the OpenAI API with vLLM's additions.
 
-Every field is implemented or refused by name, unknown ones too: an option that is accepted and
-ignored changes results unseen.
+Every field is implemented or refused by name, unknown ones too: an option that is accepted but
+ignored would change results silently.
 """
 
 import json
@@ -15,8 +15,8 @@ from slackwater.model.sampling import Grammar
 from slackwater.serve.openai.tools import Tool, ToolChoice
 from slackwater.serve.tinker.bodies import Finite, Token
 
-# Known names that are not done here, with the values that ask for nothing (null always does).
-_REFUSED: Mapping[str, tuple[Any, ...]] = {
+# Known options that are not supported, with their values that have no effect (null never has).
+_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "cache_salt": (),
     "chat_template": (),
@@ -52,7 +52,7 @@ _INSTEAD = {
 }
 
 
-_MOST_DIGITS = 20  # Python refuses to read a number of thousands
+_MAX_DIGITS = 20  # Python refuses to parse a number of thousands of digits
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -83,8 +83,8 @@ class ResponseFormat(StrictBody):
     choice: list[str] | None = None
     grammar: str | None = None
 
-    def wish(self) -> Grammar | None:
-        """What the answer must look like."""
+    def to_grammar(self) -> Grammar | None:
+        """The grammar of the answer; None for plain text."""
         match self.type:
             case "text":
                 return None
@@ -124,7 +124,7 @@ BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class GenerationBody(BaseModel):
-    """What both endpoints share."""
+    """Fields of both completions and chat completions."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -160,7 +160,7 @@ class GenerationBody(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
-    # Names that a caller gives itself: nothing about the answer depends on them.
+    # Identifiers of the caller; the answer does not depend on them.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
@@ -169,7 +169,7 @@ class GenerationBody(BaseModel):
     def refuse_unsupported(self) -> None:
         """Refuse unsupported options instead of ignoring them."""
         for field, value in (self.model_extra or {}).items():
-            if value is not None and value not in _REFUSED.get(field, ()):
+            if value is not None and value not in _UNSUPPORTED.get(field, ()):
                 instead = _INSTEAD.get(field, "; leave it out")
                 raise RefusedError(f"{field}: is not supported here{instead}")
         if self.best_of not in (None, self.n):
@@ -186,31 +186,32 @@ class GenerationBody(BaseModel):
         """`logit_bias` by token."""
         found = []
         for name, bias in (self.logit_bias or {}).items():
-            if not name.isdecimal() or len(name) > _MOST_DIGITS:
+            if not name.isdecimal() or len(name) > _MAX_DIGITS:
                 raise ConfigError.of("logit_bias", name[:100], "must name tokens by their ids")
             found.append((int(name), bias))
         return sorted(found)
 
     def grammar(self) -> Grammar | None:
         """The requested output grammar from any of its fields; at most one."""
-        wishes = [] if self.response_format is None else [self.response_format.wish()]
-        said = self.structured_outputs or StructuredOutputs()
-        pairs = [("json", said.json_), ("regex", said.regex), ("choice", said.choice)]
-        pairs += [("grammar", said.grammar), ("json", self.guided_json)]
+        outputs = self.structured_outputs or StructuredOutputs()
+        pairs = [("json", outputs.json_), ("regex", outputs.regex), ("choice", outputs.choice)]
+        pairs += [("grammar", outputs.grammar), ("json", self.guided_json)]
         pairs += [("regex", self.guided_regex), ("choice", self.guided_choice)]
         pairs += [("grammar", self.guided_grammar)]
-        wishes += [_grammar(kind, source) for kind, source in pairs if source is not None]
-        wishes += [Grammar("json_object")] if said.json_object else []
-        found = [wish for wish in wishes if wish is not None]
-        if len(found) > 1:
+        grammars = [_grammar(kind, source) for kind, source in pairs if source is not None]
+        if outputs.json_object:
+            grammars.append(Grammar("json_object"))
+        if self.response_format and (grammar := self.response_format.to_grammar()):
+            grammars.append(grammar)
+        if len(grammars) > 1:
             raise ConfigError.of(
-                "response_format", "and others", "ask for two forms of answer; write one"
+                "response_format", "and others", "request two forms of answer; keep one"
             )
-        return found[0] if found else None
+        return grammars[0] if grammars else None
 
 
 class CompletionBody(GenerationBody):
-    """With `echo`, `max_tokens` may be 0: the prompt alone is wanted, with its scores."""
+    """With `echo`, `max_tokens` may be 0: only the prompt is returned, with its scores."""
 
     prompt: str | list[Token] | list[str] | list[list[Token]]
     max_tokens: Annotated[int | None, Field(ge=0, lt=2**31)] = 16
@@ -244,7 +245,7 @@ class ContentPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """Fields beyond these go to the chat template, which may know them."""
+    """Other fields go to the chat template, which may read them."""
 
     model_config = ConfigDict(extra="allow")
     role: Annotated[str, Field(min_length=1, max_length=64)]
@@ -284,10 +285,10 @@ class ChatBody(GenerationBody):
             raise ConfigError.of("top_logprobs", self.top_logprobs, "needs logprobs: true")
         if self.continue_final_message and self.add_generation_prompt:
             raise ConfigError.of(
-                "continue_final_message", True, "cannot be had with add_generation_prompt"
+                "continue_final_message", True, "excludes add_generation_prompt; set one of them"
             )
         if self.continuous_tokens and self.continue_final_message:
-            fix = "cannot be had with continue_final_message"
+            fix = "excludes continue_final_message; set one of them"
             raise ConfigError.of("continuous_tokens", True, fix)
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ConfigError.of("tool_choice", self.tool_choice, "needs tools")

@@ -1,6 +1,6 @@
-"""Server-sent events with minimal work per token.
+"""Server-sent events with little work per token.
 
-Starlette starts a task group per response; here one task writes and one waits for a disconnect.
+Starlette starts a task group per response; here one task writes and one watches for a disconnect.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from slackwater.serve.openai.answers import ResponseWriter
 from slackwater.serve.openai.generation import ChoiceDelta, Generation
 
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-_AT_ONCE = 64
-_DEEP = 5  # down to the tokens of a choice
+_SLICE = 64
+_DEPTH = 5  # reaches the tokens of a choice
 
 
 class EventStream(Response):
@@ -68,20 +68,22 @@ def _events(chunks: list[dict[str, Any]]) -> bytes:
 
 
 def _kind(chunk: dict[str, Any]) -> bytes:
-    """The name of a typed event, which /v1/responses has."""
+    """The event line of a typed event (/v1/responses)."""
     return f"event: {chunk['type']}\n".encode() if "type" in chunk else b""
 
 
-def sliced_json(value: Any, deep: int = _DEEP) -> bytes:
-    """Compact JSON, written in pieces so that other threads go between; NaN is null."""
-    if deep and isinstance(value, dict):
-        inside = [encode(key) + b":" + sliced_json(each, deep - 1) for key, each in value.items()]
-        return b"{" + b",".join(inside) + b"}"
+def encode_sliced_json(value: Any, depth: int = _DEPTH) -> bytes:
+    """Compact JSON, encoded in slices so that other threads can run in between; NaN is null."""
+    if depth and isinstance(value, dict):
+        parts = [
+            encode(key) + b":" + encode_sliced_json(each, depth - 1) for key, each in value.items()
+        ]
+        return b"{" + b",".join(parts) + b"}"
     if not isinstance(value, list) or not value:
         return encode(value)
-    if deep > 2 and isinstance(value[0], dict):  # the choices of an answer
-        inside = [sliced_json(each, deep - 1) for each in value]
+    if depth > 2 and isinstance(value[0], dict):  # the choices of an answer
+        parts = [encode_sliced_json(each, depth - 1) for each in value]
     else:
-        starts = range(0, len(value), _AT_ONCE)
-        inside = [encode(value[start : start + _AT_ONCE])[1:-1] for start in starts]
-    return b"[" + b",".join(inside) + b"]"
+        starts = range(0, len(value), _SLICE)
+        parts = [encode(value[start : start + _SLICE])[1:-1] for start in starts]
+    return b"[" + b",".join(parts) + b"]"

@@ -13,13 +13,13 @@ from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.openai.api import OpenAiFace
 from slackwater.serve.openai.bodies import ChatMessage, StrictBody
-from slackwater.serve.openai.event_stream import sliced_json
+from slackwater.serve.openai.event_stream import encode_sliced_json
 from slackwater.serve.openai.prompts import Conversation
 from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.openai.tools import Tool
 from slackwater.serve.tinker.bodies import Token
 
-_NOT_HERE = {
+_UNSUPPORTED = {
     "embeddings": "this service generates; it has no embeddings",
     "rerank": "this service generates; it ranks nothing",
     "score": "this service generates; it scores no pairs",
@@ -51,14 +51,16 @@ class DetokenizeBody(StrictBody):
     tokens: Annotated[list[Token], Field(max_length=1 << 20)]
 
 
-def _tokenized(base: BaseModel, codec: TextCodec, tokens: list[int], strings: bool) -> bytes:
+def _tokenize_response(
+    base: BaseModel, codec: TextCodec, tokens: list[int], strings: bool
+) -> bytes:
     found = {
         "count": len(tokens),
         "max_model_len": base.max_context_tokens,
         "tokens": tokens,
         "token_strs": [codec.token_text(token) for token in tokens] if strings else None,
     }
-    return sliced_json(found)
+    return encode_sliced_json(found)
 
 
 def health_routes() -> APIRouter:
@@ -81,7 +83,7 @@ def token_routes(face: OpenAiFace) -> APIRouter:
     gateway = face.gateway
 
     def only_model(given: str | None) -> str:
-        """The model that was named, or the only one there is."""
+        """The given model, or the only one that is served."""
         names = [base.name for base in gateway.bases]
         if given is None and len(names) != 1:
             raise ConfigError.of("model", None, f"must be given: one of {', '.join(names)}")
@@ -90,9 +92,9 @@ def token_routes(face: OpenAiFace) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody, tenant: Caller) -> Response:
         base, _ = await gateway.weights(tenant, only_model(body.model))
-        codec = await face.codecs.of(base)
+        codec = await face.codecs.load(base)
         if (body.prompt is None) == (body.messages is None):
-            raise ConfigError.of("prompt", body.prompt, "must be given, or messages")
+            raise ConfigError.of("prompt", body.prompt, "must be given, unless messages are")
         if body.messages is None:
             special = body.add_special_tokens is not False
             (tokens,) = await face.encode(tenant, base, codec, [body.prompt or ""], special)
@@ -106,7 +108,9 @@ def token_routes(face: OpenAiFace) -> APIRouter:
             )
             tokens = await face.chat_tokens(tenant, base, codec, chat)
         strings = bool(body.return_token_strs)
-        written = await gateway.fair_work.run(tenant, _tokenized, base, codec, tokens, strings)
+        written = await gateway.fair_work.run(
+            tenant, _tokenize_response, base, codec, tokens, strings
+        )
         return Response(written, media_type="application/json")
 
     @router.post("/detokenize")
@@ -115,29 +119,29 @@ def token_routes(face: OpenAiFace) -> APIRouter:
         if len(body.tokens) > 2 * base.max_context_tokens:
             fix = f"must be at most {2 * base.max_context_tokens}"
             raise ConfigError.of("tokens", f"{len(body.tokens)} of them", fix)
-        codec = await face.codecs.of(base)
+        codec = await face.codecs.load(base)
 
-        def decoded() -> str:
+        def decode() -> str:
             largest = max(body.tokens, default=0)
             if largest >= base.vocab_size:
                 raise ConfigError.of("tokens", largest, f"must be below {base.vocab_size}")
             return codec.decode(body.tokens, special=True)
 
-        return {"prompt": await gateway.fair_work.run(tenant, decoded)}
+        return {"prompt": await gateway.fair_work.run(tenant, decode)}
 
     return router
 
 
-def refused_routes() -> APIRouter:
-    """What clients of OpenAI's own service may ask for, each with what to do instead."""
+def refusal_routes() -> APIRouter:
+    """Endpoints of OpenAI's own service that are refused, each with an alternative."""
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
 
     def refuse(name: str, instead: str) -> None:
-        async def refused(tenant: Caller) -> None:
-            raise RefusedError(f"/v1/{name}: is not served here: {instead}")
+        async def refuse_request(tenant: Caller) -> None:
+            raise RefusedError(f"/v1/{name}: is not served here; {instead}")
 
-        router.add_api_route(f"/{name}", refused, methods=["POST"], include_in_schema=False)
+        router.add_api_route(f"/{name}", refuse_request, methods=["POST"], include_in_schema=False)
 
-    for name, instead in _NOT_HERE.items():
+    for name, instead in _UNSUPPORTED.items():
         refuse(name, instead)
     return router

@@ -1,4 +1,4 @@
-"""One OpenAI-style generation: asks for choices, streams tokens, ends when the client leaves."""
+"""One OpenAI-style generation: requests choices, streams tokens, ends if the client leaves."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from slackwater.model.ids import TenantId
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.serve.front.gateway import ChoicesRequest, Gateway
 
-_MOST_WRITING_S = 0.002  # of the loop for one piece; more is waiting
+_MAX_WRITE_S = 0.002  # of loop time per piece; more means that the client reads slowly
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class FinishedChoice:
 
 
 class Generation:
-    """All choices of one request: `begin`, read, `close`, which gives up what still runs."""
+    """All choices of one request: `begin`, read `events` or `results`, `close`."""
 
     def __init__(
         self,
         gateway: Gateway,
         tenant: TenantId,
-        asked: ChoicesRequest,
+        request: ChoicesRequest,
         *,
         stream: bool,
         arrived_s: float | None = None,
@@ -47,35 +47,35 @@ class Generation:
         self._arrived_s = arrived_s
         self._gateway = gateway
         self._tenant = tenant
-        self._asked = asked
+        self._request = request
         self._stream = stream
-        self._heard: deque[ChoiceDelta | FinishedChoice | SlackwaterError] = deque()
+        self._queue: deque[ChoiceDelta | FinishedChoice | SlackwaterError] = deque()
         self._waiting: asyncio.Future[None] | None = None
-        self._open = set(range(asked.choices))
+        self._open = set(range(request.choices))
         self._numbers: list[int] = []
 
     async def begin(self) -> None:
-        """Have every choice generated; of those that stream it returns when they are accepted."""
-        listeners = [_Choice(place, self) for place in range(self._asked.choices)]
+        """Request every choice; a streaming request returns once it is accepted."""
+        listeners = [_Choice(place, self) for place in range(self._request.choices)]
         self._numbers = await self._gateway.generate(
             self._tenant,
-            self._asked,
+            self._request,
             listeners,
             stream=self._stream,
             arrived_s=self._arrived_s,
         )
 
     def close(self) -> None:
-        """Give up what still runs."""
+        """Cancel choices that still run."""
         self._gateway.abandon(self._tenant, self._numbers)
 
-    def say(self, event: ChoiceDelta | FinishedChoice | SlackwaterError) -> None:
+    def push(self, event: ChoiceDelta | FinishedChoice | SlackwaterError) -> None:
         """Record an event of one choice."""
-        self._heard.append(event)
+        self._queue.append(event)
         self._wake()
 
     async def until_gone(self, receive: Receive) -> None:
-        """End `events` when the client leaves, in the tenant's turn: many may leave at once."""
+        """End `events` when the client leaves, in the tenant's turn: many may leave together."""
         while (await receive())["type"] != "http.disconnect":
             pass
         await self._gateway.loop_shares.turn(self._tenant)
@@ -87,14 +87,14 @@ class Generation:
             self._waiting.set_result(None)
 
     async def events(self) -> AsyncIterator[ChoiceDelta | FinishedChoice]:
-        """Yield until every choice is complete; tokens that queued up come as one piece."""
+        """Yield until every choice is complete; queued tokens of a choice are merged."""
         shares = self._gateway.loop_shares
         while self._open:
-            if not self._heard:
-                await self._something_heard()
+            if not self._queue:
+                await self._wait_for_event()
             if self._stream:
                 await shares.turn(self._tenant)
-            if not self._heard:
+            if not self._queue:
                 continue
             began_s = time.thread_time()
             event = self._next()
@@ -103,11 +103,11 @@ class Generation:
             if isinstance(event, FinishedChoice):
                 self._open.discard(event.choice)
             yield event
-            if self._stream:  # what was written of it, too, unless the client was slow to take it
+            if self._stream:  # charge the time of writing it, but not a slow client's
                 took_s = time.thread_time() - began_s
-                shares.spent(self._tenant, min(took_s, _MOST_WRITING_S))
+                shares.spent(self._tenant, min(took_s, _MAX_WRITE_S))
 
-    async def _something_heard(self) -> None:
+    async def _wait_for_event(self) -> None:
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting
@@ -116,14 +116,14 @@ class Generation:
 
     def _next(self) -> ChoiceDelta | FinishedChoice | SlackwaterError:
         """The next event, merged with queued tokens of the same choice."""
-        heard = self._heard
-        event = heard.popleft()
-        if not isinstance(event, ChoiceDelta) or not heard:
+        queue = self._queue
+        event = queue.popleft()
+        if not isinstance(event, ChoiceDelta) or not queue:
             return event
         parts = [event.more]
-        while heard and isinstance(more := heard[0], ChoiceDelta) and more.choice == event.choice:
+        while queue and isinstance(more := queue[0], ChoiceDelta) and more.choice == event.choice:
             parts.append(more.more)
-            heard.popleft()
+            queue.popleft()
         if len(parts) == 1:
             return event
         joined = replace(
@@ -141,7 +141,7 @@ class Generation:
             async for event in self.events()
             if isinstance(event, FinishedChoice)
         }
-        complete = len(found) == self._asked.choices
+        complete = len(found) == self._request.choices
         return [found[place] for place in sorted(found)] if complete else None
 
 
@@ -154,11 +154,11 @@ class _Choice:
         self._place = place
         self._generation = generation
 
-    def appended(self, more: TurnTokens) -> None:
-        self._generation.say(ChoiceDelta(self._place, more))
+    def on_tokens(self, more: TurnTokens) -> None:
+        self._generation.push(ChoiceDelta(self._place, more))
 
-    def completed(self, result: TurnResult) -> None:
-        self._generation.say(FinishedChoice(self._place, result))
+    def on_complete(self, result: TurnResult) -> None:
+        self._generation.push(FinishedChoice(self._place, result))
 
-    def failed(self, error: SlackwaterError) -> None:
-        self._generation.say(error)
+    def on_failure(self, error: SlackwaterError) -> None:
+        self._generation.push(error)

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store import checkpoints
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.serve.http.auth import Caller
@@ -24,8 +24,8 @@ class ModelNames:
     async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
         """The base model and the weight version of a name."""
         if model.startswith("tinker://"):
-            held = await self._plane.store.call(
-                lambda c: shelf.find_checkpoint(c, tenant, model, time.time())
+            checkpoint = await self._plane.store.call(
+                lambda c: checkpoints.find_checkpoint(c, tenant, model, time.time())
             )
         else:
             try:
@@ -35,35 +35,35 @@ class ModelNames:
                 named = await self._friendly(tenant)
                 if model not in named:
                     raise
-                held = named[model]
-        if held.kind != shelf.SAMPLER:
+                checkpoint = named[model]
+        if checkpoint.kind != checkpoints.SAMPLER:
             raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
-        return self._plane.bases.get(held.base_model), held.held_as
+        return self._plane.bases.get(checkpoint.base_model), checkpoint.held_as
 
-    async def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
-        """Every name that a tenant can use."""
-        shown = [
+    async def list_cards(self, tenant: TenantId) -> list[dict[str, Any]]:
+        """The card of every name that a tenant can use."""
+        cards = [
             card(base.name, 0, None, base.name, base.max_context_tokens)
             for base in self._plane.bases
         ]
         named = [(name, held) for name, held in (await self._friendly(tenant)).items()]
         named += [(held.path, held) for held in await self._samplers(tenant)]
-        shown += [card(name, held.created_s, held.base_model, held.path) for name, held in named]
-        return shown
+        cards += [card(name, held.created_s, held.base_model, held.path) for name, held in named]
+        return cards
 
-    async def described(self, tenant: TenantId, model: str) -> dict[str, Any]:
-        """One of them; NotFoundError if there is none."""
+    async def find_card(self, tenant: TenantId, model: str) -> dict[str, Any]:
+        """The card of one name; NotFoundError if there is none."""
         await self.weights(tenant, model)
         return next(
-            (shown for shown in await self.listed(tenant) if shown["id"] == model),
+            (card for card in await self.list_cards(tenant) if card["id"] == model),
             card(model, 0, None, model),
         )
 
     async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
         held = await self._plane.store.call(
-            lambda c: shelf.list_checkpoints(c, tenant, time.time())
+            lambda c: checkpoints.list_checkpoints(c, tenant, time.time())
         )
-        return [item for item in held if item.kind == shelf.SAMPLER]
+        return [item for item in held if item.kind == checkpoints.SAMPLER]
 
     async def _friendly(self, tenant: TenantId) -> dict[str, Checkpoint]:
         """`base:name` for the newest save of that name over that base."""
@@ -94,10 +94,10 @@ def model_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/models")
     async def models(tenant: Caller) -> dict[str, Any]:
-        return {"object": "list", "data": await names.listed(tenant)}
+        return {"object": "list", "data": await names.list_cards(tenant)}
 
     @router.get("/models/{name:path}")
     async def model(name: str, tenant: Caller) -> dict[str, Any]:
-        return await names.described(tenant, name)
+        return await names.find_card(tenant, name)
 
     return router

@@ -7,7 +7,7 @@ from typing import Any
 
 from slackwater.model.errors import ConfigError
 from slackwater.serve.openai.text import TextCodec
-from slackwater.serve.openai.tools import Tool, told_by_message, with_read_arguments
+from slackwater.serve.openai.tools import Tool, describe_tools_in_messages, parse_call_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,17 @@ class Conversation:
     def tokens_after(
         self, codec: TextCodec, known: Sequence[int], count: int, max_chars: int = 1 << 22
     ) -> list[int]:
-        """The tokens of the first `count` messages as they are `known`, and those of the rest.
+        """The `known` tokens of the first `count` messages, followed by those of the rest.
 
-        The last known message is an answer. What the template writes after it is found by putting a
-        marker in its place.
+        The last known message is an answer. A marker in its place shows what the template writes
+        after it.
         """
         marker = f"\x00{secrets.token_hex(8)}\x00"
         answer = {"role": self.messages[count - 1].get("role"), "content": marker}
         marked = [*self.messages[: count - 1], answer, *self.messages[count:]]
         _, found, after = replace(self, messages=marked).text(codec, max_chars).partition(marker)
         if not found:
-            fix = "cannot be had: this model's chat template changes what an answer said"
+            fix = "is not possible: this model's chat template changes the text of an answer"
             raise ConfigError.of("continuous_tokens", True, fix)
         end = codec.token_text(known[-1]) if codec.is_special(known[-1]) else ""
         if end and after.lstrip().startswith(end):  # the model ended its answer itself
@@ -47,13 +47,13 @@ class Conversation:
         return [*known, *codec.encode(after, special=False)]
 
     def text(self, codec: TextCodec, max_chars: int = 1 << 22) -> str:
-        """The conversation as the model is to read it."""
-        messages = with_read_arguments(self.messages)
+        """The rendered conversation."""
+        messages = parse_call_arguments(self.messages)
         variables = {**self._effort_variables(codec), **self.variables}
         if codec.knows("tools"):
             variables["tools"] = [tool.model_dump(exclude_none=True) for tool in self.tools] or None
         else:
-            messages = told_by_message(messages, self.tools)
+            messages = describe_tools_in_messages(messages, self.tools)
         reserved = variables.keys() & {
             "messages",
             "add_generation_prompt",
@@ -78,7 +78,7 @@ class Conversation:
         return text
 
     def _effort_variables(self, codec: TextCodec) -> dict[str, Any]:
-        """How much to reason, as the chat template takes it; one that knows neither ignores it."""
+        """The reasoning effort in the variable that the chat template has, if any."""
         if self.effort is None:
             return {}
         if codec.knows("reasoning_effort"):

@@ -1,6 +1,6 @@
-"""`/v1/responses`: OpenAI's newer form of a chat, answered through the same path.
+"""`/v1/responses`: OpenAI's newer chat API, translated to chat completions.
 
-Nothing is stored: a client sends the whole conversation each time.
+Nothing is stored: clients send the whole conversation each time.
 """
 
 import secrets
@@ -19,7 +19,7 @@ from slackwater.serve.openai.tools import ToolPlan
 from slackwater.serve.tinker.bodies import Finite
 
 Json = dict[str, Any]
-# What asks for nothing that is not done here.
+# Unsupported options, with their values that have no effect.
 _IGNORED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([], ["reasoning.encrypted_content"]),
@@ -126,9 +126,11 @@ def _messages(instructions: str | None, given: str | list[Json]) -> list[Json]:
                 raise ConfigError.of("input.function_call", str(called)[:100], fix)
             calls.append({"id": item.get("call_id"), "type": "function", "function": called})
         elif kind == "function_call_output":
-            said = {"role": "tool", "tool_call_id": item.get("call_id")}
-            messages.append({**said, "content": _text(item.get("output"))})
-        elif kind != "reasoning":  # which this service never wrote
+            output = _text(item.get("output"))
+            messages.append(
+                {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+            )
+        elif kind != "reasoning":  # this service never writes reasoning items
             raise RefusedError(f"input: items of type {str(kind)[:50]!r} are not supported here")
     return messages
 
@@ -206,12 +208,12 @@ class ResponseAnswers(ChatAnswers):
         return None
 
     def piece(self, event: ChoiceDelta) -> list[Json]:
-        return [said for chunk in super().piece(event) for said in self._said(chunk)]
+        return [each for chunk in super().piece(event) for each in self._chunk_events(chunk)]
 
     def end(self, event: FinishedChoice) -> list[Json]:
         events, cut = list[Json](), event.result.reason.value == "length"
         for chunk in super().end(event):
-            events += self._said(chunk)
+            events += self._chunk_events(chunk)
         if self._text is None and not self._output:
             events += self._begin_text()
         events += self._end_text(cut=cut)
@@ -222,8 +224,8 @@ class ResponseAnswers(ChatAnswers):
     def closing(self) -> list[Json]:
         return []
 
-    def _said(self, chunk: Json) -> list[Json]:
-        """What a chunk of the chat's stream says, as events."""
+    def _chunk_events(self, chunk: Json) -> list[Json]:
+        """The events of one chunk of the chat's stream."""
         events: list[Json] = []
         for choice in chunk["choices"]:
             delta = choice["delta"]

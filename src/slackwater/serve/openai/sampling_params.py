@@ -7,13 +7,13 @@ from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationB
 from slackwater.serve.openai.text import TextCodec
 
 
-def sampling_of(
+def to_sampling(
     body: GenerationBody, base: BaseModel, prompt: list[int], seed: int, grammar: Grammar | None
 ) -> Sampling:
-    """How the tokens after this prompt are drawn."""
+    """Sampling parameters for this prompt, checked against the model."""
     _, topk, scores = _tokens_and_scores(body)
     if body.ignore_eos and grammar is not None:
-        raise ConfigError.of("ignore_eos", True, "cannot be had with a form of answer")
+        raise ConfigError.of("ignore_eos", True, "excludes structured output; set one of them")
     stops = [] if body.ignore_eos else base.stop_token_ids
     return Sampling(
         max_tokens=most_tokens(body, base, prompt),
@@ -28,8 +28,8 @@ def sampling_of(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        logit_bias=_below(base, "logit_bias", body.biases()),
-        allowed_token_ids=_allowed(body, base),
+        logit_bias=_check_biases(base, "logit_bias", body.biases()),
+        allowed_token_ids=_check_allowed_tokens(body, base),
         grammar=grammar,
         prompt_logprobs=scores or body.prompt_logprobs is not None,
         topk_prompt_logprobs=max(topk if scores else 0, body.prompt_logprobs or 0),
@@ -41,7 +41,7 @@ def most_tokens(body: GenerationBody, base: BaseModel, prompt: list[int]) -> int
     """The maximum number of tokens after this prompt."""
     room = base.room_after(prompt)
     wanted, _, _ = _tokens_and_scores(body)
-    # Engines score a prompt on the way to its first token: where none is wanted, one is dropped.
+    # Engines score a prompt on the way to its first token: for 0 tokens, one is drawn and dropped.
     return room if wanted is None else min(max(wanted, 1), room)
 
 
@@ -56,14 +56,16 @@ def bad_word_tokens(codec: TextCodec, words: list[str]) -> list[list[int]]:
     return found
 
 
-def _below(base: BaseModel, name: str, biases: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _check_biases(
+    base: BaseModel, name: str, biases: list[tuple[int, float]]
+) -> list[tuple[int, float]]:
     for token, _ in biases:
         if token >= base.vocab_size:
             raise ConfigError.of(f"{name}: token", token, f"must be below {base.vocab_size}")
     return biases
 
 
-def _allowed(body: GenerationBody, base: BaseModel) -> list[int]:
+def _check_allowed_tokens(body: GenerationBody, base: BaseModel) -> list[int]:
     tokens = sorted(set(body.allowed_token_ids or ()))
     if body.allowed_token_ids is not None and not tokens:
         raise ConfigError.of("allowed_token_ids", [], "must hold at least one token")

@@ -1,4 +1,4 @@
-"""Text to tokens and back, for one base model: encoding, chat templates, and text as it streams."""
+"""Text to tokens and back for one base model: encoding, chat templates, streamed text."""
 
 import asyncio
 import codecs
@@ -19,12 +19,12 @@ from slackwater.runtime.store.base_models import BaseModel
 
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
-_LONGEST_CHARACTER = 8  # tokens; more that make no character never will
-_CONTEXT_TOKENS, _LONGEST_CONTEXT = 6, 24  # cut to the first when longer than the second
+_LONGEST_CHARACTER = 8  # tokens; a longer run without a whole character is broken
+_CONTEXT_TOKENS, _LONGEST_CONTEXT = 6, 24  # cut to the first number when longer than the second
 
 
 class TokenBytes:
-    """The bytes of every token; part of a character has bytes but no text of its own."""
+    """The bytes of each token; a token may be part of a character and so have no text."""
 
     def __init__(self, tokenizer: Tokenizer, description: dict[str, Any]) -> None:
         """`description` is the tokenizer's own JSON."""
@@ -34,24 +34,24 @@ class TokenBytes:
         self._special = {int(item["id"]) for item in added if item.get("special")}
         decoder = json.dumps(description.get("decoder"))
         self._byte_level = "ByteLevel" in decoder
-        # Of such a tokenizer a text is the bytes of its tokens, one after another.
+        # With such a tokenizer a text is the concatenated bytes of its tokens.
         self.are_text = (description.get("decoder") or {}).get("type") == "ByteLevel"
         self._fallback = "ByteFallback" in decoder
         self._known: dict[int, bytes] = {}
 
-    def of(self, token: int) -> bytes:
+    def lookup(self, token: int) -> bytes:
         """The bytes of one token; none for an id that the tokenizer does not have."""
         found = self._known.get(token)
         if found is None:
-            found = self._known[token] = self._spell(token)
+            found = self._known[token] = self._spell_token(token)
         return found
 
-    def joined(self, tokens: Sequence[int], *, special: bool) -> bytes:
-        """The bytes of all tokens; of special ones only if they are shown."""
+    def concat(self, tokens: Sequence[int], *, special: bool) -> bytes:
+        """The bytes of all tokens; those of special tokens only if `special`."""
         hidden = () if special else self._special
-        return b"".join([self.of(token) for token in tokens if token not in hidden])
+        return b"".join([self.lookup(token) for token in tokens if token not in hidden])
 
-    def _spell(self, token: int) -> bytes:
+    def _spell_token(self, token: int) -> bytes:
         written = self._tokenizer.id_to_token(token)
         if written is None:
             return b""
@@ -76,9 +76,9 @@ class TokenOffsets:
         self._length = 0
 
     def offset_of(self, token: int) -> int:
-        """Where the next token starts; a continuation byte starts where its character does."""
+        """Where `token` starts; a continuation byte starts where its character does."""
         at = self._length
-        self._length += len(self._decoder.decode(self._bytes.of(token)))
+        self._length += len(self._decoder.decode(self._bytes.lookup(token)))
         return at
 
 
@@ -99,7 +99,7 @@ class TextCodec:
     def __init__(self, directory: Path) -> None:
         file = directory / "tokenizer.json"
         if not file.is_file():
-            raise RefusedError("this model has no tokenizer.json: send token ids")
+            raise RefusedError("this model has no tokenizer.json; send token ids")
         self._tokenizer = Tokenizer.from_file(str(file))
         self.bytes = TokenBytes(self._tokenizer, _json(file))
         self._config = _json(directory / "tokenizer_config.json")
@@ -112,7 +112,7 @@ class TextCodec:
         return tokens
 
     def encode_all(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
-        """Tokenize; this call releases the GIL, the one for a single text does not."""
+        """Tokenize in one batch: this call releases the GIL, the one for a single text does not."""
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=special)
         return [encoded.ids for encoded in found]
 
@@ -125,12 +125,12 @@ class TextCodec:
         return self.decode([token], special=True)
 
     def is_special(self, token: int) -> bool:
-        """Whether a token is no text, such as the end of a turn."""
+        """Whether a token is not text, such as the end of a turn."""
         return not self.decode([token]) and bool(self.token_text(token))
 
     def token_label(self, token: int) -> str:
         """A token as text, or `bytes:\\x..` for part of a character; labels stay distinct."""
-        spelled = self.bytes.of(token)
+        spelled = self.bytes.lookup(token)
         try:
             return spelled.decode()
         except UnicodeDecodeError:
@@ -147,9 +147,9 @@ class TextCodec:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """A conversation as the model was taught to see it, up to where the answer begins."""
+        """Render a conversation with the model's template, up to where the answer begins."""
         if self._template is None:
-            raise RefusedError("this model has no chat template: use /v1/completions")
+            raise RefusedError("this model has no chat template; use /v1/completions")
         try:
             return self._template.render(
                 **(variables or {}),
@@ -160,7 +160,9 @@ class TextCodec:
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise ConfigError.of(
-                "messages", f"{len(messages)} of them", f"do not fit the chat template: {error}"
+                "messages",
+                f"{len(messages)} of them",
+                f"do not fit this model's chat template: {error}",
             ) from None
 
     def _chat_template(self, directory: Path) -> jinja2.Template | None:
@@ -185,11 +187,8 @@ class TextCodec:
 def check_length(text: str, max_chars: int) -> None:
     """Refuse a text that cannot fit, before time and memory are spent on it."""
     if len(text) > max_chars:
-        raise ConfigError.of("prompt", f"{len(text)} characters", _at_most(max_chars))
-
-
-def _at_most(max_chars: int) -> str:
-    return f"must be at most {max_chars} for this model's context"
+        fix = f"must be at most {max_chars} for this model's context"
+        raise ConfigError.of("prompt", f"{len(text)} characters", fix)
 
 
 def _writes_llama_calls(template: str) -> bool:
@@ -200,7 +199,7 @@ def _writes_llama_calls(template: str) -> bool:
 
 
 def _tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-    """As transformers writes JSON in templates: readable, with nothing escaped for HTML."""
+    """JSON as transformers writes it in templates: not ASCII-escaped, not HTML-escaped."""
     return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})
 
 
@@ -229,19 +228,19 @@ class TextCodecs:
     """The tokenizer of every base model, each loaded once."""
 
     def __init__(self) -> None:
-        self._held: dict[str, TextCodec] = {}
+        self._codecs: dict[str, TextCodec] = {}
 
-    async def of(self, base: BaseModel) -> TextCodec:
-        if base.name not in self._held:
-            self._held[base.name] = await asyncio.to_thread(TextCodec, base.directory)
-        return self._held[base.name]
+    async def load(self, base: BaseModel) -> TextCodec:
+        if base.name not in self._codecs:
+            self._codecs[base.name] = await asyncio.to_thread(TextCodec, base.directory)
+        return self._codecs[base.name]
 
 
 class TextStream:
     """Incremental text that holds back partial characters and possible stop strings.
 
-    Where tokens are bytes each is read once; else the last few are decoded again, so the cost per
-    token does not grow.
+    If tokens are bytes, each is decoded once. Otherwise the last few are decoded again with every
+    feed, so that the cost per token stays constant.
     """
 
     def __init__(
@@ -277,16 +276,16 @@ class TextStream:
         return self._cut is not None
 
     def feed(self, tokens: Sequence[int]) -> str:
-        """What can be shown now that was not before."""
+        """Add tokens; returns the text that can be shown now."""
         if self._codec.bytes.are_text:
-            said = self._codec.bytes.joined(tokens, special=self._special)
-            self._decoded += self._utf8.decode(said)
+            added = self._codec.bytes.concat(tokens, special=self._special)
+            self._decoded += self._utf8.decode(added)
             return self._show(final=False)
-        if len(tokens) > 1 and not self._pending and self._settle_whole(list(tokens)):
+        if len(tokens) > 1 and not self._pending and self._decode_whole(list(tokens)):
             return self._show(final=False)
         for token in tokens:
             self._pending.append(token)
-            self._settle(final=False)
+            self._decode_pending(final=False)
         return self._show(final=False)
 
     def finish(self) -> str:
@@ -294,27 +293,27 @@ class TextStream:
         if self._codec.bytes.are_text:
             self._decoded += self._utf8.decode(b"", final=True)
         else:
-            self._settle(final=True)
+            self._decode_pending(final=True)
         return self._show(final=True)
 
-    def _settle(self, *, final: bool) -> None:
+    def _decode_pending(self, *, final: bool) -> None:
         """Turn pending tokens into text, unless they end inside a character."""
         both = self._codec.decode(self._context + self._pending, special=self._special)
         grown = both[len(self._context_text) :]
         if grown.endswith(_BROKEN) and not final and len(self._pending) < _LONGEST_CHARACTER:
             return
-        self._settled(self._pending, both)
+        self._append_text(self._pending, both)
         self._pending = []
 
-    def _settle_whole(self, tokens: list[int]) -> bool:
+    def _decode_whole(self, tokens: list[int]) -> bool:
         """Decode many tokens at once if they form whole characters."""
         both = self._codec.decode(self._context + tokens, special=self._special)
         whole = _BROKEN not in both[len(self._context_text) :]
         if whole:
-            self._settled(tokens, both)
+            self._append_text(tokens, both)
         return whole
 
-    def _settled(self, tokens: list[int], both: str) -> None:
+    def _append_text(self, tokens: list[int], both: str) -> None:
         """Append the text of `tokens`; `both` is their text together with the context."""
         self._decoded += both[len(self._context_text) :]
         self._context += tokens

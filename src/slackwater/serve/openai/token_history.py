@@ -1,7 +1,7 @@
-"""Tokens of conversations as the model read and wrote them, so that no later turn changes them.
+"""The tokens of earlier answers, so that later turns reuse them unchanged.
 
-A client sends an answer back as text, and its text may tokenize otherwise than it was sampled. A
-request with `continuous_tokens` keeps the tokens of the turns before it and only appends.
+Clients send an answer back as text, which may tokenize differently from the sampled tokens. A
+request with `continuous_tokens` keeps the tokens of earlier turns and appends to them.
 """
 
 import hashlib
@@ -13,55 +13,55 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_MOST_TOKENS = 4_000_000  # 16 MB
-_EACH_TOKENS = 100  # what an answer's key and place take, beside its tokens
+_MAX_TOKENS = 4_000_000  # 16 MB
+_OVERHEAD_TOKENS = 100  # memory of an entry beside its tokens, in tokens
 
 
 class TokenHistory:
-    """The tokens after each answer by its conversation's key; the oldest are forgotten."""
+    """Tokens up to the end of each answer, by conversation key; evicts the oldest."""
 
-    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
+    def __init__(self, most_tokens: int = _MAX_TOKENS) -> None:
         self._most = most_tokens
-        self._held: OrderedDict[str, array[int]] = OrderedDict()
+        self._entries: OrderedDict[str, array[int]] = OrderedDict()
         self._count = 0
         self._lock = threading.Lock()  # answers are written in several threads
 
     def remember(self, key: str, tokens: Sequence[int]) -> None:
-        """These are the tokens of a conversation up to the end of an answer."""
+        """Store the tokens of a conversation up to the end of an answer."""
         with self._lock:
-            if (known := self._held.pop(key, None)) is not None:
-                self._count -= _EACH_TOKENS + len(known)
-            self._count += _EACH_TOKENS + len(tokens)
-            self._held[key] = array("I", tokens)
+            if (known := self._entries.pop(key, None)) is not None:
+                self._count -= _OVERHEAD_TOKENS + len(known)
+            self._count += _OVERHEAD_TOKENS + len(tokens)
+            self._entries[key] = array("I", tokens)
             while self._count > self._most:
-                self._count -= _EACH_TOKENS + len(self._held.popitem(last=False)[1])
+                self._count -= _OVERHEAD_TOKENS + len(self._entries.popitem(last=False)[1])
 
-    def longest(self, keys: Sequence[str]) -> tuple[int, list[int]] | None:
-        """How many messages of a conversation are known, and their tokens."""
+    def find_longest(self, keys: Sequence[str]) -> tuple[int, list[int]] | None:
+        """The longest stored prefix: its number of messages and their tokens."""
         with self._lock:
             for place in range(len(keys) - 1, -1, -1):
-                if keys[place] in self._held:
-                    self._held.move_to_end(keys[place])
-                    return place + 1, self._held[keys[place]].tolist()
+                if keys[place] in self._entries:
+                    self._entries.move_to_end(keys[place])
+                    return place + 1, self._entries[keys[place]].tolist()
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationRecord:
-    """One request's conversation, whose answers are remembered with their tokens."""
+    """The conversation of one request; its answers are stored with their tokens."""
 
     history: TokenHistory
     owner: str
     options: object
     messages: Sequence[Mapping[str, Any]]
 
-    def known(self) -> tuple[int, list[int]] | None:
-        """How many of its messages have been answered here, and their tokens."""
+    def find_known_prefix(self) -> tuple[int, list[int]] | None:
+        """The longest prefix that this service answered: message count and tokens."""
         keys = conversation_keys(self.owner, self.messages, self.options)
-        return self.history.longest(keys[:-1])  # something must follow the last answer
+        return self.history.find_longest(keys[:-1])  # something must follow the last answer
 
-    def answered(self, message: Mapping[str, Any], tokens: Sequence[int]) -> None:
-        """The conversation with this answer to it has these tokens."""
+    def remember_answer(self, message: Mapping[str, Any], tokens: Sequence[int]) -> None:
+        """Store the tokens of the conversation with this answer appended."""
         keys = conversation_keys(self.owner, [*self.messages, message], self.options)
         self.history.remember(keys[-1], tokens)
 
@@ -69,18 +69,18 @@ class ConversationRecord:
 def conversation_keys(
     owner: str, messages: Sequence[Mapping[str, Any]], options: object = None
 ) -> list[str]:
-    """A key for every beginning of a conversation of one owner, rendered with these options."""
+    """A key for every prefix of a conversation of one owner, rendered with these options."""
     digest = hashlib.sha256(json.dumps([owner, options], sort_keys=True, default=str).encode())
     keys = []
     for message in messages:
-        said = json.dumps(_identity(message), ensure_ascii=True, sort_keys=True, default=str)
-        digest.update(hashlib.sha256(said.encode()).digest())
+        text = json.dumps(_identity(message), ensure_ascii=True, sort_keys=True, default=str)
+        digest.update(hashlib.sha256(text.encode()).digest())
         keys.append(digest.hexdigest())
     return keys
 
 
 def _identity(message: Mapping[str, Any]) -> Any:
-    """What makes a message another one; clients add empty fields, and ids are drawn anew."""
+    """The parts of a message that identify it; clients add empty fields and change call ids."""
     content = message.get("content") or ""
     calls = []
     given = message.get("tool_calls")

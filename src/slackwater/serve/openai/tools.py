@@ -1,8 +1,8 @@
 """Tool use in chats: prompts, grammars, and the format of calls.
 
 Hermes and Qwen write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; Llama writes the
-bare object with `parameters`. The chat template shows which; a template without tools gets the
-first format in a system message.
+bare object with `parameters`. The chat template tells which. For a template without tools, a system
+message describes the first format.
 """
 
 import json
@@ -20,7 +20,7 @@ from slackwater.model.sampling import Grammar
 Form = Literal["hermes", "llama"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 _INSTRUCTIONS = (
     "You may call functions to help with the user's request. Their signatures, as JSON:\n<tools>\n"
     "{tools}\n</tools>\nTo call one, answer with a JSON object inside tags:\n"
@@ -74,14 +74,14 @@ class ToolPlan:
     parallel: bool = True
 
     @classmethod
-    def of(
+    def create(
         cls,
         tools: Sequence[Tool],
         choice: ToolChoice | str | None,
         form: Form,
         parallel: bool | None,
     ) -> "ToolPlan | None":
-        """None where no tool is to be called."""
+        """None if no tool may be called."""
         if not tools or choice == "none":
             return None
         only = None
@@ -121,7 +121,7 @@ class ToolPlan:
     def _calls(self) -> str:
         if self.form == "llama":
             return f"calls: object\nobject: {self._objects('parameters')}\n"
-        more = f" (/\\n/ call){{0,{_MOST_CALLS - 1}}}" if self.parallel else ""
+        more = f" (/\\n/ call){{0,{_MAX_CALLS - 1}}}" if self.parallel else ""
         return (
             f'calls: call{more}\ncall: "<tool_call>\\n" object "\\n</tool_call>"\n'
             f"object: {self._objects('arguments')}\n"
@@ -144,12 +144,12 @@ class ToolPlan:
 
 
 def _json(schema: dict[str, Any]) -> str:
-    lifted = _lifted(schema)
+    lifted = _lift_definitions(schema)
     return "%json " + json.dumps({**lifted, "x-guidance": _JSON_STYLE})
 
 
-def _lifted(schema: dict[str, Any]) -> dict[str, Any]:
-    """Definitions that a tool's schema refers to, moved to where `#/$defs/...` finds them."""
+def _lift_definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Move the definitions of the properties' schemas to the top, where `#/$defs/...` points."""
     found: dict[str, Any] = {}
     properties = dict(schema.get("properties", {}))
     for name, inner in properties.items():
@@ -162,17 +162,18 @@ def _lifted(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, **found, "properties": properties} if properties else schema
 
 
-def told_by_message(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+def describe_tools_in_messages(
+    messages: list[dict[str, Any]], tools: Sequence[Tool]
+) -> list[dict[str, Any]]:
     """Describe tools, calls and results as plain text for a template without tools."""
-    shown = "\n".join(json.dumps(tool.model_dump(exclude_none=True)) for tool in tools)
-    told = [_as_text(message) for message in messages]
+    signatures = "\n".join(json.dumps(tool.model_dump(exclude_none=True)) for tool in tools)
+    described = [_as_text(message) for message in messages]
     if tools:
-        instructions = _INSTRUCTIONS.format(tools=shown)
-        if told and told[0]["role"] == "system":
-            first = f"{told[0]['content']}\n\n{instructions}"
-            return [{"role": "system", "content": first}, *told[1:]]
-        return [{"role": "system", "content": instructions}, *told]
-    return told
+        instructions = _INSTRUCTIONS.format(tools=signatures)
+        if described and described[0]["role"] == "system":
+            instructions = f"{described.pop(0)['content']}\n\n{instructions}"
+        described.insert(0, {"role": "system", "content": instructions})
+    return described
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
@@ -192,12 +193,12 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {"role": message["role"], "content": "\n".join([*text, *said])}
 
 
-def with_read_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Earlier calls with their arguments as objects, which is what templates write out."""
-    return [_with_read_arguments(message) for message in messages]
+def parse_call_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Earlier calls with their arguments parsed: templates expect objects."""
+    return [_parse_arguments_of(message) for message in messages]
 
 
-def _with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def _parse_arguments_of(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return {key: value for key, value in message.items() if key != "tool_calls"}
@@ -224,7 +225,7 @@ class ToolCall:
     arguments: str
     call_id: str
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
@@ -282,7 +283,7 @@ class CallStream:
         calls: list[ToolCall] = []
         while True:
             if not self._calling:
-                said += self._say(final)
+                said += self._take_text(final)
                 if not self._calling:
                     return said, calls
             end = self._held.find(CLOSE)
@@ -298,7 +299,7 @@ class CallStream:
             if not self._held:
                 return said, calls
 
-    def _say(self, final: bool) -> str:
+    def _take_text(self, final: bool) -> str:
         start = self._held.find(OPEN)
         if start >= 0:
             said, self._held, self._calling = self._held[:start], self._held[start:], True

@@ -15,7 +15,7 @@ from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.tinker.bodies import Finite, RequestBody
 
 HOLD_S = 30.0
-LATER: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet: ask again."}}
+PENDING: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet; repeat the request."}}
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Seconds = Annotated[Finite, Field(ge=0)]
@@ -51,62 +51,62 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
             )
         return plane.phases
 
-    service = Annotated[PhaseService, Depends(phases)]
+    shared = Annotated[PhaseService, Depends(phases)]
 
     @router.delete("/jobs/{job}")
-    async def end(job: str, body: EndBody, tenant: Caller, found: service) -> dict[str, Any]:
-        """The owner is done with it: another job may have its place."""
-        return answered(found.end(tenant, job, body.outcome, body.reason), job)
+    async def end(job: str, body: EndBody, tenant: Caller, service: shared) -> dict[str, Any]:
+        """End a job that its owner runs; another job may take its nodes."""
+        return answered(service.end(tenant, job, body.outcome, body.reason), job)
 
     @router.post("/jobs/{job}/alive")
-    async def alive(job: str, tenant: Caller, found: service) -> dict[str, Any]:
-        """Its program lives, whether it holds a permit or not."""
-        return answered(found.alive(tenant, job), job)
+    async def alive(job: str, tenant: Caller, service: shared) -> dict[str, Any]:
+        """Heartbeat of a job's program, with or without a permit."""
+        return answered(service.alive(tenant, job), job)
 
-    @router.post("/jobs/{job}/permits", response_model=None, responses=LATER)
-    async def ask(job: str, body: AskBody, tenant: Caller, found: service) -> Response:
+    @router.post("/jobs/{job}/permits", response_model=None, responses=PENDING)
+    async def ask(job: str, body: AskBody, tenant: Caller, service: shared) -> Response:
         """Wait for a permit: 200 with it, or 202 after 30 s (repeat the same request)."""
-        permit = await found.ask(tenant, job, body.phase, body.iteration, HOLD_S)
+        permit = await service.ask(tenant, job, body.phase, body.iteration, HOLD_S)
         if permit is None:
             return JSONResponse({"state": "waiting", "phase": body.phase.value}, 202)
         return JSONResponse(permit)
 
     @router.post("/jobs/{job}/permits/{permit}/progress")
     async def progress(
-        job: str, permit: Count, body: ProgressBody, tenant: Caller, found: service
+        job: str, permit: Count, body: ProgressBody, tenant: Caller, service: shared
     ) -> dict[str, Any]:
         """Heartbeat with the rollout's progress; `state` is `taken` if the permit was lost."""
-        return found.progress(tenant, job, permit, body.finished, body.total, body.tokens)
+        return service.progress(tenant, job, permit, body.finished, body.total, body.tokens)
 
     @router.delete("/jobs/{job}/permits/{permit}")
     async def give_back(
-        job: str, permit: Count, body: ReturnBody, tenant: Caller, found: service
+        job: str, permit: Count, body: ReturnBody, tenant: Caller, service: shared
     ) -> dict[str, Any]:
-        """The phase is over."""
-        return found.give_back(tenant, job, permit, body.work_s)
+        """Return a permit: the phase has ended."""
+        return service.give_back(tenant, job, permit, body.work_s)
 
     @router.get("/coschedule/timeline", response_model=None)
-    async def timeline(tenant: Caller, found: service) -> Response:
-        """Which job held which node when, as a Perfetto trace."""
+    async def timeline(tenant: Caller, service: shared) -> Response:
+        """A Perfetto trace of the jobs that held each node."""
         require_operator(plane, tenant, "the fleet's timelines")
-        return Response(found.timeline(), media_type="application/json")
+        return Response(service.timeline(), media_type="application/json")
 
     @router.get("/coschedule")
-    async def state(tenant: Caller, found: service) -> dict[str, Any]:
-        """How the shared fleet stands; others' jobs are the operator's to see by name."""
-        whole = found.state()
-        return whole if plane.is_operator(tenant) else visible_state(tenant, whole)
+    async def state(tenant: Caller, service: shared) -> dict[str, Any]:
+        """State of the shared fleet; only the operator sees other tenants' jobs by name."""
+        state = service.state()
+        return state if plane.is_operator(tenant) else visible_state(tenant, state)
 
     return router
 
 
-def visible_state(tenant: TenantId, whole: dict[str, Any]) -> dict[str, Any]:
-    """The same state without what is others'."""
-    jobs = [row for row in whole["jobs"] if row["tenant"] == tenant]
+def visible_state(tenant: TenantId, state: dict[str, Any]) -> dict[str, Any]:
+    """The state without the names of other tenants' jobs."""
+    jobs = [row for row in state["jobs"] if row["tenant"] == tenant]
     mine = {None, *(row["job"] for row in jobs)}
     nodes = [
         row
         | {field: row[field] if row[field] in mine else "another's" for field in ("job", "tail")}
-        for row in whole["nodes"]
+        for row in state["nodes"]
     ]
-    return whole | {"jobs": jobs, "nodes": nodes}
+    return state | {"jobs": jobs, "nodes": nodes}

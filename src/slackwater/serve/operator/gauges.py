@@ -6,20 +6,20 @@ from typing import Any
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 
-# The size and health of the fleet: what a caller without a key may know.
+# Size and health of the fleet: what a caller without a key may see.
 FLEET = frozenset(
     {
         *("loop_longest_cpu_s", "loop_longest_lag_s"),
         *("engines", "trainers", "nodes", "sandboxes", "rollout_instances"),
     }
 )
-# How much waits, of everybody together: what a tenant needs to know why its own work waits.
+# Queue lengths over all tenants: they tell a tenant why its own work waits.
 QUEUES = frozenset(
     {"rollout_live_turns", "rollout_waiting_turns", "waiting_operations", "actions_waiting"}
 )
 
 
-def shared_gauges(plane: ControlPlane) -> dict[str, float]:
+def tenant_gauges(plane: ControlPlane) -> dict[str, float]:
     """Gauges for tenants other than the operator: nothing that reveals another tenant's usage."""
     return {
         name: value for name, value in gauges_of(plane).items() if name in FLEET or name in QUEUES
@@ -27,13 +27,13 @@ def shared_gauges(plane: ControlPlane) -> dict[str, float]:
 
 
 def gauges_of(plane: ControlPlane) -> dict[str, float]:
-    """For metrics and status."""
+    """All gauges, for metrics and status."""
     waiting = plane.training.waiting()
     roles = plane.workers.by_role()
-    held_cpu_s, held_s = plane.loop_watch.longest()
+    longest_cpu_s, longest_lag_s = plane.loop_watch.longest()
     return {
-        "loop_longest_cpu_s": held_cpu_s,
-        "loop_longest_lag_s": held_s,
+        "loop_longest_cpu_s": longest_cpu_s,
+        "loop_longest_lag_s": longest_lag_s,
         "engines": len(roles["engine"]),
         "trainers": len(roles["trainer"]),
         "nodes": len(plane.fleet.nodes.names()),

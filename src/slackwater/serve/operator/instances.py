@@ -16,14 +16,14 @@ from slackwater.runtime.services.instances import MOST_INSTANCES
 from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.tinker.bodies import Finite, RequestBody
 
-# What a tenant may see of an instance: nothing that names others' models, processes or paths.
+# What tenants may see of an instance: nothing that names other tenants' models or paths.
 _FOR_ALL = ("instance", "model", "kind", "state", "running", "pending", "max_running")
 
 Kind = Literal["dedicated", "spot", "borrowed"]
 
 
 class InstanceRequestBody(RequestBody):
-    """`model` may be left out where the service has one only."""
+    """`model` may be left out if the service has only one."""
 
     model: str | None = None
     kind: Kind = "spot"
@@ -46,7 +46,7 @@ class ReplayBody(InstanceRequestBody):
     notice_s: Annotated[Finite, Field(ge=0)] = 0.0
 
 
-def _wish(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
+def _instance_request(plane: ControlPlane, body: InstanceRequestBody) -> InstanceRequest:
     names = [base.name for base in plane.bases]
     model = body.model or names[0]
     if body.model is None and len(names) > 1:
@@ -62,38 +62,38 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
 
     allowed = [Depends(operator)]
 
-    @router.get("")
-    async def listed(tenant: Caller) -> dict[str, Any]:
+    @router.get("", name="listed")
+    async def list_instances(tenant: Caller) -> dict[str, Any]:
         """List instances, and the last failed starts."""
         if plane.is_operator(tenant):
             return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
-        shown = [
+        rows = [
             {name: row[name] for name in _FOR_ALL if name in row}
             for row in plane.instances.listed()
         ]
-        return {"instances": shown, "faults": []}
+        return {"instances": rows, "faults": []}
 
     @router.post("", status_code=201, dependencies=allowed)
     async def add(body: AddBody) -> dict[str, list[str]]:
-        """Start more instances; they join when they are up."""
-        return {"added": list(plane.instances.add(_wish(plane, body), body.count))}
+        """Start more instances; they take turns once they have joined."""
+        return {"added": list(plane.instances.add(_instance_request(plane, body), body.count))}
 
     @router.post("/replay", status_code=202, dependencies=allowed)
     async def replay(body: ReplayBody) -> dict[str, int]:
-        """Let a spot trace (`t_s,event,instance_id`) give and take instances from now on."""
+        """Replay a spot trace (`t_s,event,instance_id`): add and remove instances from now on."""
         events = spot_events(body.trace.splitlines(), "trace")
-        plane.instances.replay(_wish(plane, body), events, body.speed, body.notice_s)
+        plane.instances.replay(_instance_request(plane, body), events, body.speed, body.notice_s)
         return {"events": len(events)}
 
     @router.post("/{instance}/drain", status_code=202, dependencies=allowed)
     async def drain(instance: str, body: DrainBody) -> dict[str, str]:
-        """Give it no more turns, and let it go when it has none."""
+        """Give an instance no new turns, and release it when it has none."""
         plane.instances.drain(InstanceId(instance), body.move_turns)
         return {"draining": instance}
 
     @router.post("/{instance}/kill", status_code=202, dependencies=allowed)
     async def kill(instance: str) -> dict[str, str]:
-        """Kill its process; its turns resume elsewhere."""
+        """Kill an instance's process; its turns resume elsewhere."""
         plane.instances.kill(InstanceId(instance))
         return {"killed": instance}
 
@@ -103,9 +103,9 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
 def node_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/slackwater/nodes", tags=["nodes"])
 
-    @router.get("")
-    async def listed(tenant: Caller) -> dict[str, Any]:
-        """Every node that is here or should be, and the workers that run on it."""
+    @router.get("", name="listed")
+    async def list_nodes(tenant: Caller) -> dict[str, Any]:
+        """Every joined or configured node, and the workers that run on it."""
         require_operator(plane, tenant, "nodes")
         return {"nodes": plane.fleet.rows()}
 

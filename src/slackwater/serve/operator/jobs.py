@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submitted, listed, shown, stopped, resumed, and what their drivers print."""
+"""Jobs over HTTP: submit, list, show, stop, resume, and read the output of their drivers."""
 
 from typing import Annotated, Any
 
@@ -10,8 +10,8 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.submissions import MOST_LOG_BYTES
 from slackwater.serve.http.auth import Caller, find_job_key
 
-Place = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
-Most = Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)]
+Offset = Annotated[int, Query(ge=-(1 << 53), le=1 << 53)]
+ByteCount = Annotated[int, Query(ge=1, le=MOST_LOG_BYTES)]
 
 
 def job_routes(plane: ControlPlane) -> APIRouter:
@@ -20,12 +20,10 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     def operator(tenant: Caller, request: Request) -> TenantId:
         """Refuse all but the operator's own key: a submitted job runs commands on this machine."""
         if not plane.is_operator(tenant):
-            who = plane.settings.tenants[0]
-            raise RefusedError(
-                f"key: of {tenant}; jobs are submitted by the operator, who is {who}"
-            )
+            owner = plane.settings.tenants[0]
+            raise RefusedError(f"key: of {tenant}; only the operator, {owner}, may submit jobs")
         if find_job_key(plane.tenants, request.headers) is not None:
-            raise RefusedError("key: of a job; jobs are submitted with the operator's own")
+            raise RefusedError("key: of a job; submit jobs with the operator's own key")
         return tenant
 
     owner = Annotated[TenantId, Depends(operator)]
@@ -41,7 +39,7 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     ) -> dict[str, Any]:
         """Submit a job file as JSON; the job is durable when this returns.
 
-        Without a recipe or a command the owner runs the driver, which any tenant may do.
+        A job without a recipe or a command is run by its owner; any tenant may submit one.
         """
         if "recipe" in body or "command" in body:
             operator(tenant, request)
@@ -49,24 +47,24 @@ def job_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/{name}")
     async def job(name: str, tenant: Caller) -> dict[str, Any]:
-        """Everything that is known of a job."""
+        """A job's stage, usage, settings and driver."""
         return plane.submissions.described(tenant, name)
 
     @router.get("/{name}/logs")
     async def logs(
-        name: str, tenant: Caller, place: Place = -65536, most: Most = 65536
+        name: str, tenant: Caller, place: Offset = -65536, most: ByteCount = 65536
     ) -> dict[str, Any]:
-        """Output of its drivers from `place` on; a negative place counts from the end."""
+        """Output of the job's drivers from byte `place` on; negative counts from the end."""
         return plane.submissions.log(tenant, name, place, most)
 
     @router.post("/{name}/stop", status_code=202)
     async def stop(name: str, tenant: owner) -> dict[str, Any]:
-        """Stop its driver; its results stay."""
+        """Stop a job's driver; its results stay."""
         return plane.submissions.stop(tenant, name)
 
     @router.post("/{name}/resume", status_code=202)
     async def resume(name: str, tenant: owner) -> dict[str, Any]:
-        """Resume from its last complete iteration, as a new arrival."""
+        """Resume a job from its last complete iteration, as a new arrival."""
         return plane.submissions.resume(tenant, name)
 
     return router

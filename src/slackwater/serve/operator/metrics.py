@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' form, as far as their reader may see them."""
+"""Metrics in the Prometheus text format, limited to what the caller may see."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes
 
 
 class _PlaneCollector(Collector):
-    """Reads the plane on each scrape.
+    """Reads the control plane on each scrape.
 
-    `everything` is for the operator. Others see the fleet's gauges and series with their own tenant
-    label; series without a tenant label (workers, stages) are the operator's.
+    With `everything` (the operator) it yields all series. Tenants get the fleet's gauges and the
+    series with their own tenant label.
     """
 
     def __init__(self, plane: ControlPlane, tenant: TenantId | None, *, everything: bool) -> None:
@@ -43,7 +43,7 @@ class _PlaneCollector(Collector):
         if self._everything:
             return metric
         own = Metric(metric.name, metric.documentation, metric.type, metric.unit)
-        own.samples = [one for one in metric.samples if one.labels.get("tenant") == self._tenant]
+        own.samples = [each for each in metric.samples if each.labels.get("tenant") == self._tenant]
         return own if own.samples else None
 
     def _workers(self) -> Metric:
@@ -52,7 +52,7 @@ class _PlaneCollector(Collector):
         )
         for worker, gauges in self._plane.rollout.gauges.items():
             for name, value in gauges.items():
-                if name != MEMORY_GAUGE:  # which has a series of its own
+                if name != MEMORY_GAUGE:  # it has its own series
                     found.add_metric([worker, name], value)
         return found
 
@@ -61,14 +61,14 @@ class _PlaneCollector(Collector):
             "slackwater_worker_memory_bytes", "resident memory of a process", labels=["worker"]
         )
         found.add_metric(["plane"], resident_bytes())
-        for worker, held_bytes in sorted(self._plane.workers.memory().items()):
-            found.add_metric([worker], held_bytes)
+        for worker, size_bytes in sorted(self._plane.workers.memory().items()):
+            found.add_metric([worker], size_bytes)
         return found
 
     def _stages(self) -> Metric:
         found = GaugeMetricFamily("slackwater_jobs", "jobs by stage", labels=["stage"])
-        counted = Counter(entry.stage.value for entry in self._plane.controller.jobs.entries())
-        for stage, count in counted.items():
+        counts = Counter(entry.stage.value for entry in self._plane.controller.jobs.entries())
+        for stage, count in counts.items():
             found.add_metric([stage], count)
         return found
 
@@ -83,7 +83,7 @@ class _PlaneCollector(Collector):
 
 
 def exposition(plane: ControlPlane, tenant: TenantId | None, *, everything: bool) -> bytes:
-    """What `/metrics` answers to a tenant, or to a caller without a key (None)."""
+    """The metrics text for a tenant, or for a caller without a key (None)."""
     registry = CollectorRegistry()
     registry.register(_PlaneCollector(plane, tenant, everything=everything))
     return generate_latest(registry)

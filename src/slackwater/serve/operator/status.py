@@ -14,7 +14,7 @@ from slackwater.runtime.launch.fleet_file import LOCAL_NODE
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.workload_traces import TraceKind
 from slackwater.serve.http.auth import Caller, find_job_key, find_tenant, require_operator
-from slackwater.serve.operator.gauges import gauges_of, serving_of, shared_gauges
+from slackwater.serve.operator.gauges import gauges_of, serving_of, tenant_gauges
 from slackwater.serve.operator.metrics import exposition
 
 _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
@@ -23,26 +23,21 @@ _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
 def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
     """Models and training that cannot run; for the operator also failed workers and lost nodes."""
     models = (plane.broken_engine(base.name, tenant) for base in plane.bases)
-    found = [f"{why}; requests get 503" for why in models if why is not None]
+    problems = [f"{why}; requests get 503" for why in models if why is not None]
     if (why := plane.broken_trainer(tenant)) is not None:
-        found.append(f"{why}; training requests get 503")
-    if not plane.is_operator(tenant):
-        return found
-    failed = plane.fleet.supervisor.failed()
-    away = [row["node"] for row in plane.fleet.rows() if "host" not in row]
-    return [
-        *found,
-        *map(str, failed.values()),
-        *(
-            f"node {node} is not here: its agent has not joined"
-            for node in away
-            if node != LOCAL_NODE
-        ),
-    ]
+        problems.append(f"{why}; training requests get 503")
+    if plane.is_operator(tenant):
+        problems += map(str, plane.fleet.supervisor.failed().values())
+        problems += [
+            f"node {row['node']} is away: its agent has not joined"
+            for row in plane.fleet.rows()
+            if "host" not in row and row["node"] != LOCAL_NODE
+        ]
+    return problems
 
 
 def starting_workers(plane: ControlPlane) -> list[str]:
-    """Workers that have been started, or are about to be, and have not joined yet."""
+    """Workers that were started, or will be, and have not joined yet."""
     rows = plane.instances.listed()
     names = {str(row["instance"]) for row in rows if row["state"] in _NOT_UP}
     names |= set(plane.fleet.supervisor.starting())
@@ -59,23 +54,23 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """Fleet gauges without a key, own series with a tenant's key, all with the operator's."""
+        """Fleet gauges without a key; a tenant's series with its key; all with the operator's."""
         tenant = find_tenant(plane.tenants, request.headers)
         is_job = find_job_key(plane.tenants, request.headers) is not None
         everything = tenant is not None and plane.is_operator(tenant) and not is_job
-        shown = exposition(plane, tenant, everything=everything)
-        return Response(shown, media_type=CONTENT_TYPE_LATEST)
+        text = exposition(plane, tenant, everything=everything)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/slackwater/status")
     async def status(tenant: Caller) -> dict[str, Any]:
-        """What runs and what waits. Tenants see the fleet's size and queues, the operator all."""
+        """What runs and waits: for tenants the fleet's size and queues, for the operator all."""
         failed = plane.fleet.supervisor.failed()
         if not plane.is_operator(tenant):
             return {
                 "models": {base.name: "" for base in plane.bases},
                 "workers": {role: len(names) for role, names in plane.workers.by_role().items()},
                 "failed": dict.fromkeys(failed, "fails to start"),
-                "gauges": shared_gauges(plane),
+                "gauges": tenant_gauges(plane),
                 "problems": problems_of(plane, tenant),
             }
         return {
@@ -83,7 +78,9 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "workers": plane.workers.by_role(),
             "trained_by": plane.training.holders(),
             "pids": plane.fleet.supervisor.pids(),
-            "failed": {name: f"{one.deaths} times: {one.said}" for name, one in failed.items()},
+            "failed": {
+                name: f"{fault.deaths} times: {fault.said}" for name, fault in failed.items()
+            },
             "gauges": gauges_of(plane),
             "serving": serving_of(plane),
             "tokens": plane.controller.rollout.tokens_by_source(),
@@ -96,10 +93,10 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
 
     @router.get("/slackwater/traces/{kind}")
     async def traces(kind: TraceKind, request: Request, tenant: Caller) -> Response:
-        """A week of served requests, or of spot engines, as CSV; for the operator."""
+        """The last week of served requests, or of spot engines, as CSV; operator only."""
         require_operator(plane, tenant, "traces")
         if find_job_key(plane.tenants, request.headers) is not None:
-            raise RefusedError("key: of a job; traces are the operator's own")
+            raise RefusedError("key: of a job; read traces with the operator's own key")
         text = await asyncio.to_thread(lambda: b"".join(plane.traces.trace(kind)))
         return Response(text, media_type="text/csv")
 

@@ -69,7 +69,7 @@ def pass_batch(message: Any) -> PassBatch:
     _refuse_too_large(message)
     examples = [_example(place, datum) for place, datum in enumerate(message.data)]
     if message.loss_fn == "cross_entropy":
-        examples = [_weighted(example) for example in examples]
+        examples = [_add_default_weights(example) for example in examples]
     config = dict(sorted(config.items()))
     return PassBatch(message.loss_fn, config, message.forward_only, examples)
 
@@ -106,7 +106,7 @@ def _example(place: int, datum: Any) -> Example:
     return Example(Array.of(np.concatenate(tokens)), inputs)
 
 
-def _weighted(example: Example) -> Example:
+def _add_default_weights(example: Example) -> Example:
     """Targets without weights count once each, as other services of this API have it."""
     targets = example.inputs.get("target_tokens")
     if targets is None or "weights" in example.inputs:

@@ -37,7 +37,12 @@ from slackwater.runtime.store.schema import (
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker.rest import RestFace, moment
-from slackwater.serve.tinker.weight_files import RECIPIENTS, archived, encrypted, weight_files
+from slackwater.serve.tinker.weight_files import (
+    RECIPIENTS,
+    encrypt_files,
+    weight_files,
+    write_archive,
+)
 
 LINK_LIVES_S = 3600.0
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
@@ -57,7 +62,7 @@ class _Offer:
 
 
 @dataclass(slots=True)
-class _Made:
+class _PreparedFiles:
     folder: Path
     making: "asyncio.Task[Files]"
     ends_s: float = 0.0
@@ -74,28 +79,28 @@ class Downloads:
         self._offers: dict[str, _Offer] = {}
         self._tokens: dict[tuple[Key, str], str] = {}
         self._scratch = scratch
-        self._made: dict[Key, _Made] = {}
+        self._prepared: dict[Key, _PreparedFiles] = {}
         shutil.rmtree(scratch, ignore_errors=True)
 
-    async def made(self, of: Key, make: Callable[[Path], Coroutine[Any, Any, Files]]) -> Files:
+    async def prepare(self, of: Key, make: Callable[[Path], Coroutine[Any, Any, Files]]) -> Files:
         """What `make` puts into a folder, once for as long as it is asked for."""
         now_s = time.time()
-        for key in [key for key, held in self._made.items() if held.ends_s <= now_s]:
+        for key in [key for key, held in self._prepared.items() if held.ends_s <= now_s]:
             self._remove(key)
-        held = self._made.get(of)
+        held = self._prepared.get(of)
         if held is None:
             folder = self._scratch / secrets.token_hex(12)
-            held = self._made[of] = _Made(folder, asyncio.create_task(make(folder)))
+            held = self._prepared[of] = _PreparedFiles(folder, asyncio.create_task(make(folder)))
         held.ends_s = now_s + 2 * LINK_LIVES_S
         try:
             return await asyncio.shield(held.making)  # others may wait for it
         except Exception:
-            if self._made.get(of) is held:
+            if self._prepared.get(of) is held:
                 self._remove(of)
             raise
 
     def _remove(self, of: Key) -> None:
-        shutil.rmtree(self._made.pop(of).folder, ignore_errors=True)
+        shutil.rmtree(self._prepared.pop(of).folder, ignore_errors=True)
 
     def offer(self, request: Request, of: Key, content: Content, name: str) -> tuple[str, float]:
         """A link to `content` for the caller, and its expiry."""
@@ -250,7 +255,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
         request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> dict[str, Any]:
         path = f"tinker://{run_id}/{kind}/{name}"
-        of, files = await _exported(plane, downloads, tenant, path)
+        of, files = await _export_files(plane, downloads, tenant, path)
         links = {file: downloads.offer(request, of, files[file], file) for file in files}
         ends_s = min(link[1] for link in links.values())
         return {"urls": {file: link[0] for file, link in links.items()}, "expires": moment(ends_s)}
@@ -261,9 +266,11 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     ) -> Response:
         """One tar of the same files, as older SDKs ask for them: this redirects to its link."""
         path = f"tinker://{run_id}/{kind}/{name}"
-        of, files = await _exported(plane, downloads, tenant, path)
+        of, files = await _export_files(plane, downloads, tenant, path)
         whole, work = (*of, "tar"), plane.fair_work.run
-        made = await downloads.made(whole, partial(work, tenant, archived, files, f"{name}.tar"))
+        made = await downloads.prepare(
+            whole, partial(work, tenant, write_archive, files, f"{name}.tar")
+        )
         url, ends_s = downloads.offer(request, whole, made[f"{name}.tar"], f"{name}.tar")
         headers = {"location": url, "expires": formatdate(ends_s, usegmt=True)}
         return Response(status_code=302, headers=headers)
@@ -271,7 +278,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     return router
 
 
-async def _exported(
+async def _export_files(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
 ) -> tuple[Key, Files]:
     """What a checkpoint's export is of, and its files, encrypted if it has recipients."""
@@ -280,7 +287,7 @@ async def _exported(
 
     def export(folder: Path) -> Files:
         files = weight_files(held, base, plane.shelf, folder)
-        return files if kept is None else encrypted(files, kept, folder)
+        return files if kept is None else encrypt_files(files, kept, folder)
 
     of = (tenant, path, held.held_as, kept)
-    return of, await downloads.made(of, partial(plane.fair_work.run, tenant, export))
+    return of, await downloads.prepare(of, partial(plane.fair_work.run, tenant, export))

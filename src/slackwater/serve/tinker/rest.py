@@ -33,7 +33,7 @@ def moment(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
 
 
-def described(checkpoint: Checkpoint) -> dict[str, Any]:
+def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
         "checkpoint_type": _TYPES[checkpoint.kind],
@@ -57,7 +57,7 @@ class RestFace:
             lambda c: shelf.list_checkpoints(c, tenant, time.time(), model)
         )
 
-    async def owned(self, tenant: TenantId, model: str, kind: str, name: str) -> Checkpoint:
+    async def find_owned(self, tenant: TenantId, model: str, kind: str, name: str) -> Checkpoint:
         """A checkpoint that the tenant may change."""
         path = f"tinker://{model}/{kind}/{name}"
         return await self.plane.store.call(
@@ -134,8 +134,8 @@ def _run(row: Any, held: list[Checkpoint]) -> dict[str, Any]:
         "lora_rank": row.lora_rank or None,
         "corrupted": False,
         "last_request_time": moment(row.last_s or row.created_s),
-        "last_checkpoint": None if state is None else described(state),
-        "last_sampler_checkpoint": None if sampler is None else described(sampler),
+        "last_checkpoint": None if state is None else describe_checkpoint(state),
+        "last_sampler_checkpoint": None if sampler is None else describe_checkpoint(sampler),
         "user_metadata": json.loads(row.user_metadata),
     }
 
@@ -182,14 +182,14 @@ def rest_routes(face: RestFace) -> APIRouter:
         held = await face.checkpoints(tenant, ModelId(run_id))
         if not held:
             await face.run(tenant, run_id)
-        return {"checkpoints": [described(item) for item in held]}
+        return {"checkpoints": [describe_checkpoint(item) for item in held]}
 
     @router.get("/checkpoints")
     async def all_checkpoints(
         tenant: Caller, limit: Limit = 100, offset: Offset = 0
     ) -> dict[str, Any]:
         page, cursor = page_of(await face.checkpoints(tenant), limit, offset)
-        return {"checkpoints": [described(item) for item in page], "cursor": cursor}
+        return {"checkpoints": [describe_checkpoint(item) for item in page], "cursor": cursor}
 
     return router
 
@@ -199,18 +199,18 @@ def checkpoint_change_routes(face: RestFace) -> APIRouter:
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
     async def delete(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
-        await face.delete(await face.owned(tenant, run_id, kind, name))
+        await face.delete(await face.find_owned(tenant, run_id, kind, name))
         return Response(status_code=204)
 
     @router.post("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
     async def publish(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
         """Let every tenant of this service read it."""
-        await face.update(await face.owned(tenant, run_id, kind, name), public=True)
+        await face.update(await face.find_owned(tenant, run_id, kind, name), public=True)
         return Response(status_code=204)
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
     async def unpublish(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
-        await face.update(await face.owned(tenant, run_id, kind, name), public=False)
+        await face.update(await face.find_owned(tenant, run_id, kind, name), public=False)
         return Response(status_code=204)
 
     @router.put("/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", status_code=204)
@@ -218,7 +218,7 @@ def checkpoint_change_routes(face: RestFace) -> APIRouter:
         run_id: str, kind: str, name: str, body: bodies.TtlBody, tenant: Caller
     ) -> Response:
         expires_s = None if body.ttl_seconds is None else time.time() + body.ttl_seconds
-        await face.update(await face.owned(tenant, run_id, kind, name), expires_s=expires_s)
+        await face.update(await face.find_owned(tenant, run_id, kind, name), expires_s=expires_s)
         return Response(status_code=204)
 
     @router.post("/copy_weights")

@@ -35,50 +35,51 @@ def tokenizer_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(prefix="/hub", tags=["tokenizers"])
 
     def find(repository: str) -> BaseModel:
-        """By name only: clients do not see paths."""
+        """Find by name only: clients must not see paths."""
         named = {base.name: base for base in plane.bases}
         if repository not in named:
-            raise NotFoundError(f"repository: {repository!r} is no base model of this service")
+            raise NotFoundError(f"repository: {repository!r} is not a base model of this service")
         return named[repository]
 
-    @router.get("/api/models/{repository:path}/revision/{revision}")
-    async def described_at(repository: str, revision: str, tenant: Caller) -> Any:
+    @router.get("/api/models/{repository:path}/revision/{revision}", name="described_at")
+    async def revision_info(repository: str, revision: str, tenant: Caller) -> Any:
         del revision
-        return _described(find(repository))
+        return _model_info(find(repository))
 
     @router.get("/api/models/{repository:path}/tree/{revision}/{folder:path}")
     async def folder(repository: str, revision: str, folder: str, tenant: Caller) -> Response:
-        """Base models have no folders with further templates."""
+        """Always 404: base models have no folder of further templates."""
         del revision, folder
         find(repository)
-        return _no_entry("folder")
+        return _missing_entry("folder")
 
-    @router.get("/api/models/{repository:path}")
-    async def described(repository: str, tenant: Caller) -> Any:
-        return _described(find(repository))
+    @router.get("/api/models/{repository:path}", name="described")
+    async def model_info(repository: str, tenant: Caller) -> Any:
+        return _model_info(find(repository))
 
-    @router.api_route("/{repository:path}/resolve/{revision}/{file}", methods=["GET", "HEAD"])
+    @router.get("/{repository:path}/resolve/{revision}/{file}")
+    @router.head("/{repository:path}/resolve/{revision}/{file}")
     async def resolve(repository: str, revision: str, file: str, tenant: Caller) -> Response:
         """One file; HEAD returns its size and ETag."""
         del revision
         base = find(repository)
         path = base.directory / file
         if file not in FILES or not path.is_file():
-            return _no_entry(file)
+            return _missing_entry(file)
         headers = {"etag": f'"{_digest([path])}"', "x-repo-commit": _commit(base)}
         return FileResponse(path, media_type="application/octet-stream", headers=headers)
 
     return router
 
 
-def _described(base: BaseModel) -> dict[str, Any]:
+def _model_info(base: BaseModel) -> dict[str, Any]:
     files = [{"rfilename": path.name} for path in _files(base)]
     commit = _commit(base)
     return {"id": base.name, "modelId": base.name, "sha": commit, "siblings": files, "tags": []}
 
 
-def _no_entry(name: str) -> JSONResponse:
-    error = f"{name}: is not there"
+def _missing_entry(name: str) -> JSONResponse:
+    error = f"{name}: does not exist"
     return JSONResponse({"error": error}, 404, {"x-error-code": "EntryNotFound"})
 
 

@@ -70,7 +70,7 @@ class TrainingFace:
             await self.plane.training.reject(model, seq, kind, str(error))
             raise
 
-    async def rejected_body(
+    async def find_operation(
         self, request: Request, body: Any
     ) -> tuple[TrainedModel, int, OpKind] | None:
         """Which operation a body that failed validation would have been."""

@@ -71,7 +71,9 @@ def weight_files(
     }
 
 
-def archived(files: dict[str, Path | bytes], name: str, folder: Path) -> dict[str, Path | bytes]:
+def write_archive(
+    files: dict[str, Path | bytes], name: str, folder: Path
+) -> dict[str, Path | bytes]:
     """All files in one tar, as older SDKs download them; `checkpoint_complete` ends it."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / name, "w") as archive:
@@ -95,7 +97,9 @@ def check_recipients(recipients: Sequence[str]) -> str:
     return " ".join(recipients)
 
 
-def encrypted(files: dict[str, Path | bytes], kept: str, folder: Path) -> dict[str, Path | bytes]:
+def encrypt_files(
+    files: dict[str, Path | bytes], kept: str, folder: Path
+) -> dict[str, Path | bytes]:
     """The same files for the recipients alone; large ones are written to `folder`."""
     recipients = [pyrage.x25519.Recipient.from_str(name) for name in kept.split()]
     folder.mkdir(parents=True, exist_ok=True)

@@ -139,7 +139,7 @@ def test_the_planner_gets_lengths_from_a_recording(tmp_path: Path) -> None:
     source = RecordedSource(write_trace(tmp_path / "run.json"))
     viewer = source.viewer(source.key)
     assert viewer is not None
-    fleet = source.planned(viewer)
+    fleet = source.planner_fleet(viewer)
     assert (fleet.rollout_nodes, fleet.train_nodes) == (1, 1)
     assert [(job.job, job.rollout_s, job.train_s) for job in fleet.jobs] == [
         ("mine/a", 8.0, 6.0),
@@ -150,8 +150,8 @@ def test_the_planner_gets_lengths_from_a_recording(tmp_path: Path) -> None:
 def test_a_change_moves_nodes_takes_spot_away_or_sets_every_slo() -> None:
     job = PlannedJob("a", 8.0, 6.0, sync_s=0.0, slo=2.0)
     fleet = PlannedFleet(3, 1, spot_nodes=2, jobs=(job,))
-    assert Change(rollout_nodes=1).applied(fleet).rollout_nodes == 4
-    assert Change(without_spot=True).applied(fleet).rollout_nodes == 1
-    assert Change(train_nodes=2).applied(fleet).train_nodes == 3
-    (tight,) = Change(slo=1.5).applied(fleet).jobs
+    assert Change(rollout_nodes=1).apply(fleet).rollout_nodes == 4
+    assert Change(without_spot=True).apply(fleet).rollout_nodes == 1
+    assert Change(train_nodes=2).apply(fleet).train_nodes == 3
+    (tight,) = Change(slo=1.5).apply(fleet).jobs
     assert tight.slo == 1.5

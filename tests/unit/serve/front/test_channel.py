@@ -238,11 +238,11 @@ class _Listener:
     def __init__(self) -> None:
         self.tokens: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
 
-    def appended(self, more: TurnTokens) -> None:
+    def on_tokens(self, more: TurnTokens) -> None:
         self.tokens.set_result(list(more.tokens))
 
-    def completed(self, result: TurnResult) -> None: ...
-    def failed(self, error: SlackwaterError) -> None: ...
+    def on_complete(self, result: TurnResult) -> None: ...
+    def on_failure(self, error: SlackwaterError) -> None: ...
 
 
 def test_a_front_end_is_told_what_the_control_plane_did_for_each_tenant(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.serve.front.__main__ import log_to
-from slackwater.serve.front.processes import drop_socket_folder, socket_folder
+from slackwater.serve.front.processes import remove_socket_folder, socket_folder
 
 MOST_BYTES = 4096
 
@@ -46,6 +46,6 @@ def test_the_sockets_of_a_control_plane_that_was_killed_go_with_the_next_start(
     folder = socket_folder(link)
     assert list(places.iterdir()) == [folder]
     assert folder.stat().st_mode & 0o077 == 0
-    drop_socket_folder(link)
+    remove_socket_folder(link)
     assert not list(places.iterdir())
     assert not link.is_symlink()
