@@ -61,7 +61,7 @@ class Target:
 
     def processes(self) -> dict[int, list[str]]:
         """Command lines of the control plane and of all that it started."""
-        return {pid: _words(pid) for pid in process_tree.below(self.plane())}
+        return {pid: _words(pid) for pid in process_tree.subtree(self.plane())}
 
     def worker(self) -> int:
         """The sandbox worker: the first of its processes, which forks the others."""

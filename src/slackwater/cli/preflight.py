@@ -41,11 +41,11 @@ def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
 
     Nodes of a fleet file are other machines; their sandboxes are checked when they join.
     """
-    from slackwater.sandbox.choice import why_no_isolation
+    from slackwater.sandbox.choice import find_isolation_gap
 
     if settings.fleet is not None or not settings.sandboxes:
         return
-    why = why_no_isolation(settings.sandbox_backend)
+    why = find_isolation_gap(settings.sandbox_backend)
     if why is None:
         return
     if tenants > 1 and not settings.trust_tenants:

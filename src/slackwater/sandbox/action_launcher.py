@@ -1,15 +1,17 @@
 """A launcher process that lives in a control group and starts actions there.
 
 Moving a process into a control group can take the kernel ten milliseconds (it waits for every
-processor to pass a quiet state); being born in one takes nothing. So a launcher sits in the group.
-It takes on an action's namespaces, limits and user, spawns the program without copying its own
-memory (`posix_spawn`), and reverts: a fraction of a millisecond instead of three for a fork.
+processor to pass a quiet state); a process that is forked inside one is in it at no cost. So a
+launcher stays in the group. It takes on an action's namespaces, limits and user, spawns the program
+without copying its own memory (`posix_spawn`), and reverts: that takes a fraction of a millisecond,
+a fork takes three.
 
-As root a launcher also has a network namespace that its actions use one after the other: making and
-removing one per action costs as much again.
+As root a launcher also has a network namespace that its actions use one after the other: creating
+and removing one per action costs as much again.
 
-It is the parent of what it starts and reports exits; the supervisor holds a pidfd, since a pid may
-be reused. When the supervisor dies, it kills everything in its group and exits.
+A launcher is the parent of its actions and reports their exits. The supervisor has a pidfd of each,
+since a pid may be reused. When the supervisor dies, the launcher kills everything in its group and
+exits.
 """
 
 import contextlib
@@ -36,11 +38,11 @@ from slackwater.sandbox.launch import (
     LaunchedProcess,
     ProcessExit,
     fork_helper,
-    have_own_network,
-    make_pipes,
-    readable,
-    received,
-    whole,
+    memory_file,
+    open_pipes,
+    receive_exactly,
+    receive_with_descriptors,
+    unshare_network,
 )
 from slackwater.sandbox.system_calls import filter_program
 
@@ -48,10 +50,11 @@ _ORDER = struct.Struct("<ci")
 _ANSWER = struct.Struct("<iid")
 _ENDED = struct.Struct("<iddq")
 _START, _PREPARE = b"s", b"p"
-# Of a launch on the wire; its descriptors travel beside it: three pipes, then namespaces to enter.
+# The fields of a launch as they are sent; its descriptors travel as ancillary data: three pipes,
+# then the namespaces to join.
 _FIELDS = tuple(field.name for field in fields(Launch))
 _ANSWER_WITHIN_S = 20.0
-_HOMES = (
+_HOME_KINDS = (
     linux.CLONE_NEWPID,
     linux.CLONE_NEWUTS,
     linux.CLONE_NEWCGROUP,
@@ -61,11 +64,12 @@ _DEFAULT_SIGNALS = (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGXFS
 
 
 class ActionLauncher:
-    """The supervisor's end. With `own_network` its actions have a network with no way out."""
+    """The supervisor's end. With `own_network` its actions have an isolated network."""
 
     def __init__(self, join_files: Sequence[str], *, own_network: bool) -> None:
         self.pid, self._socket = fork_helper(
-            lambda theirs: _Life(theirs, join_files, own_network).live(), _ANSWER_WITHIN_S
+            lambda child_end: _LauncherProcess(child_end, join_files, own_network).run(),
+            _ANSWER_WITHIN_S,
         )
         try:
             joined = self._socket.recv(1) == b"+"
@@ -76,229 +80,238 @@ class ActionLauncher:
             raise UnavailableError("a control group cannot be joined")
 
     def start(self, launch: Launch) -> LaunchedProcess:
-        """Have a program started in the control group; RefusedError says why it cannot be."""
-        if linux.CLONE_NEWUSER in launch.enter:  # from which a keeper would not come back
+        """Start a program in the control group; RefusedError has the reason of a failure."""
+        if linux.CLONE_NEWUSER in launch.enter:  # a launcher could not leave it again
             raise RefusedError("limits.network: needs root where control groups are used")
-        own, others = make_pipes()
+        parent_pipes, child_pipes = open_pipes()
         try:
             body = marshal.dumps([getattr(launch, name) for name in _FIELDS])
-            ends = [others.stdin, others.stdout, others.stderr, *launch.enter.values()]
+            pipes = (child_pipes.stdin, child_pipes.stdout, child_pipes.stderr)
+            descriptors = [*pipes, *launch.enter.values()]
             order = _ORDER.pack(_START, len(body)) + body
-            sent = socket.send_fds(self._socket, [order], ends)
+            sent = socket.send_fds(self._socket, [order], descriptors)
             if sent < len(order):
                 self._socket.sendall(order[sent:])
-            head, pidfds = received(self._socket, _ANSWER.size)
-            head += whole(self._socket, _ANSWER.size - len(head))
+            head, pidfds = receive_with_descriptors(self._socket, _ANSWER.size)
+            head += receive_exactly(self._socket, _ANSWER.size - len(head))
             pid, length, began_s = _ANSWER.unpack(head)
             if pid <= 0:
-                raise RefusedError(whole(self._socket, length).decode(errors="replace"))
+                raise RefusedError(receive_exactly(self._socket, length).decode(errors="replace"))
         except OSError as error:
-            own.close()
-            raise UnavailableError(f"the keeper of a group has gone: {error}") from None
+            parent_pipes.close()
+            raise UnavailableError(f"the launcher of a control group has ended: {error}") from None
         except (UnavailableError, RefusedError):
-            own.close()
+            parent_pipes.close()
             raise
         finally:
-            others.close()
-        return own.child(pid, self._reaped, began_s, pidfds[0])
+            child_pipes.close()
+        return parent_pipes.child(pid, self._wait_for_exit, began_s, pidfds[0])
 
-    def _reaped(self, pid: int) -> ProcessExit:
-        """How it ended. If the launcher has died, its children are the supervisor's."""
+    def _wait_for_exit(self, pid: int) -> ProcessExit:
+        """How it ended. If the launcher has died, the supervisor inherited the process."""
         try:
-            return ProcessExit(*_ENDED.unpack(whole(self._socket, _ENDED.size)))
+            return ProcessExit(*_ENDED.unpack(receive_exactly(self._socket, _ENDED.size)))
         except (OSError, UnavailableError):
-            return ProcessExit.reaped(pid)
+            return ProcessExit.reap(pid)
 
     def prepare(self) -> None:
-        """Prepare what the next action needs, between actions."""
+        """Prepare the launcher for its next action."""
         try:
             self._socket.sendall(_ORDER.pack(_PREPARE, 0))
         except OSError as error:
-            raise UnavailableError(f"the keeper of a group has gone: {error}") from None
+            raise UnavailableError(f"the launcher of a control group has ended: {error}") from None
 
     def close(self) -> None:
         self._socket.close()
-        process_tree.end(self.pid)
+        process_tree.kill_and_reap(self.pid)
 
 
-class _Life:
-    """The keeper itself, from its fork to its end."""
+class _LauncherProcess:
+    """The launcher itself, from its fork to its end."""
 
-    def __init__(self, ends: socket.socket, join_files: Sequence[str], own_network: bool) -> None:
-        self._ends = ends
+    def __init__(
+        self, connection: socket.socket, join_files: Sequence[str], own_network: bool
+    ) -> None:
+        self._connection = connection
         self._join_files = join_files
         self._own_network = own_network
         self._cores = os.sched_getaffinity(0)
-        self._homes: dict[int, int] = {}
-        self._away: set[int] = set()
-        self._oom_score = self._processes = self._group = -1
+        self._home_namespaces: dict[int, int] = {}
+        self._joined: set[int] = set()
+        self._oom_score = self._proc_folder = self._group_folder = -1
         self._began_s = 0.0
         self._filtered = False
-        self._running: tuple[int, int] | None = None  # the action: its number and its descriptor
+        self._running: tuple[int, int] | None = None  # the action's pid and pidfd
 
-    def live(self) -> None:
+    def run(self) -> None:
         """Until the supervisor's end of the socket is closed."""
-        self._settle()
-        self._ends.sendall(b"+")
-        while self._serve():
+        self._set_up()
+        self._connection.sendall(b"+")
+        while self._handle_next():
             pass
-        process_tree.end_all(lambda: self._inside() - {os.getpid()})
+        process_tree.kill_until_gone(lambda: self._group_pids() - {os.getpid()})
 
-    def _settle(self) -> None:
+    def _set_up(self) -> None:
         for file in self._join_files:
             Path(file).write_text("0")
         flags = os.O_RDONLY | os.O_CLOEXEC
-        self._group = os.open(Path(self._join_files[0]).parent, flags | os.O_DIRECTORY)
-        self._processes = os.open("/proc", flags | os.O_DIRECTORY)
+        self._group_folder = os.open(Path(self._join_files[0]).parent, flags | os.O_DIRECTORY)
+        self._proc_folder = os.open("/proc", flags | os.O_DIRECTORY)
         with contextlib.suppress(OSError):
             self._oom_score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         if self._own_network:
-            self._homes = {kind: linux.open_namespace(kind) for kind in _HOMES}
-            have_own_network()
+            self._home_namespaces = {kind: linux.open_namespace(kind) for kind in _HOME_KINDS}
+            unshare_network()
             network = linux.open_namespace(linux.CLONE_NEWNET)
-            self._homes = {linux.CLONE_NEWNET: network, **self._homes}  # the mounts stay the last
+            # Mounts stay last: see `_join_namespaces`.
+            self._home_namespaces = {linux.CLONE_NEWNET: network, **self._home_namespaces}
             linux.unshare(linux.CLONE_NEWIPC)
         if os.getuid() == 0:
             os.setgroups([])
-        self._be_spared("-900")
+        self._set_oom_score("-900")
         linux.gain_no_privileges()
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        linux.be_quick()  # or a program that it has just started keeps it from saying so
+        # Or a program that was just started delays the report of its start.
+        linux.request_short_slice()
         gc.disable()  # a collection would touch, and so copy, every page
-        sys.path.clear()  # in an environment's folder and mounts, nothing may be imported
+        sys.path.clear()  # hazard: an import would load code from the environment's folder
 
-    def _serve(self) -> bool:
+    def _handle_next(self) -> bool:
         """Handle one order or exit; False when the supervisor is gone."""
         if self._running is not None:
             _, ended = self._running
-            orders = self._ends.fileno()
+            orders = self._connection.fileno()
             readable, _, _ = select.select([orders, ended], [], [])
             if ended in readable:
                 self._reap()
             if orders not in readable:
                 return True
-        head, descriptors = received(self._ends, _ORDER.size)
+        head, descriptors = receive_with_descriptors(self._connection, _ORDER.size)
         if len(head) < _ORDER.size:
             return False
         kind, number = _ORDER.unpack(head)
         if kind == _PREPARE:
-            self._prepare()
+            self._return_home()
         else:
-            self._begin(whole(self._ends, number), descriptors)
+            self._handle_start(receive_exactly(self._connection, number), descriptors)
         return True
 
-    def _begin(self, body: bytes, descriptors: Sequence[int]) -> None:
-        """Start what is ordered and answer with its descriptor, or with the reason of failure."""
+    def _handle_start(self, body: bytes, descriptors: Sequence[int]) -> None:
+        """Start an action and answer with its pidfd, or with the reason of a failure."""
         try:
-            given = zip(_FIELDS, marshal.loads(body), strict=True)
-            pid = self._start(Launch(**dict(given)), descriptors)
+            arguments = zip(_FIELDS, marshal.loads(body), strict=True)
+            pid = self._start(Launch(**dict(arguments)), descriptors)
         except OSError as error:
-            said = str(error).encode()[:4000]
-            self._ends.sendall(_ANSWER.pack(0, len(said), 0.0) + said)
+            reason = str(error).encode()[:4000]
+            self._connection.sendall(_ANSWER.pack(0, len(reason), 0.0) + reason)
             return
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._running = pid, os.pidfd_open(pid)
         answer = _ANSWER.pack(pid, 0, self._began_s)
-        socket.send_fds(self._ends, [answer], [self._running[1]])
-        # The plane and the supervisor, which all actions wait for, come first.
-        linux.give_way(pid, self._processes)
+        socket.send_fds(self._connection, [answer], [self._running[1]])
+        # The control plane and the supervisor, which all actions wait for, come first.
+        linux.lower_priority(pid, self._proc_folder)
 
     def _reap(self) -> None:
         assert self._running is not None
         pid, descriptor = self._running
         self._running = None
-        self._ends.sendall(_ENDED.pack(*ProcessExit.reaped(pid)))
+        self._connection.sendall(_ENDED.pack(*ProcessExit.reap(pid)))
         os.close(descriptor)
 
     def _start(self, order: Launch, descriptors: Sequence[int]) -> int:
-        """Become what the action shall be, have it started, and become oneself again."""
+        """Take on the action's namespaces, limits and user, spawn it, and revert."""
         if order.filtered and not self._filtered:
-            self._filter()
-        self._enter(dict(zip(order.enter, descriptors[3:], strict=True)))
+            self._install_filter()
+        self._join_namespaces(dict(zip(order.enter, descriptors[3:], strict=True)))
         os.chdir(order.folder)
         if order.cores:
             os.sched_setaffinity(0, order.cores)
-        for limit, most in order.rlimits.items():
-            hard = most if os.getuid() == 0 else resource.getrlimit(limit)[1]
-            # Root in a container may not raise a limit again; then this keeper goes, and a new one
-            # comes.
-            resource.setrlimit(limit, (most, hard))
+        for limit, value in order.rlimits.items():
+            hard = value if os.getuid() == 0 else resource.getrlimit(limit)[1]
+            # Root in a container may not raise a limit again; then this launcher ends and another
+            # one replaces it.
+            resource.setrlimit(limit, (value, hard))
         if order.own_network and not self._own_network:
-            raise OSError("a network of its own cannot be made here")
-        self._be_spared("0")
+            raise OSError("its own network cannot be created here")
+        self._set_oom_score("0")
         if order.user is not None:
             os.setresgid(order.user, order.user, 0)
             os.setresuid(order.user, order.user, 0)
         try:
-            pid = _spawned(order, descriptors)
+            pid = _spawn(order, descriptors)
             self._began_s = time.monotonic()
             return pid
         finally:
             if order.user is not None:
                 os.setresuid(0, 0, 0)
                 os.setresgid(0, 0, 0)
-            self._be_spared("-900")
+            self._set_oom_score("-900")
 
-    def _filter(self) -> None:
-        """Filter this process for good: all actions of a supervisor have the same backend."""
+    def _install_filter(self) -> None:
+        """Filter this process permanently: all actions of a supervisor have the same backend."""
         if os.getuid() == 0:
             linux.drop_capabilities()
-        linux.filter_calls(filter_program(enters=self._own_network))
+        linux.filter_calls(filter_program(may_join=self._own_network))
         self._filtered = True
 
-    def _enter(self, held: Mapping[int, int]) -> None:
-        """Enter these namespaces and otherwise return home; mounts last, they hide our files."""
-        for kind, home in self._homes.items():
-            if kind in held:
-                linux.enter(held[kind], kind)
-                self._away.add(kind)
-            elif kind in self._away:
-                linux.enter(home, kind)
-                self._away.discard(kind)
+    def _join_namespaces(self, namespaces: Mapping[int, int]) -> None:
+        """Join these namespaces and return home from all others; mounts last: they hide files."""
+        for kind, home in self._home_namespaces.items():
+            if kind in namespaces:
+                linux.join_namespace(namespaces[kind], kind)
+                self._joined.add(kind)
+            elif kind in self._joined:
+                linux.join_namespace(home, kind)
+                self._joined.discard(kind)
 
-    def _prepare(self) -> None:
-        """Home first: the last process in a namespace removes it, which takes time."""
-        self._enter({})
+    def _return_home(self) -> None:
+        """Leave the last action's namespaces: the last process in one removes it, which is slow."""
+        self._join_namespaces({})
         if self._own_network:
             linux.unshare(linux.CLONE_NEWIPC)
         os.sched_setaffinity(0, self._cores)
 
-    def _be_spared(self, score: str) -> None:
+    def _set_oom_score(self, score: str) -> None:
         """Set the OOM score of this process and what it starts; only root may lower it."""
         with contextlib.suppress(OSError):
             os.pwrite(self._oom_score, score.encode(), 0)
 
-    def _inside(self) -> set[int]:
-        """Hazard: an open procs file may repeat stale content, so open it anew, relative to the
-        group's folder, since the mounts may be an environment's.
+    def _group_pids(self) -> set[int]:
+        """Processes in the control group.
+
+        Hazard: an open procs file may repeat stale content, so it is opened anew, and relative to
+        the group's folder, since the current mounts may be an environment's.
         """
-        file = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._group)
+        file = os.open("cgroup.procs", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._group_folder)
         try:
             return {int(pid) for pid in os.read(file, 1 << 16).split()}
         finally:
             os.close(file)
 
 
-def _spawned(order: Launch, ends: Sequence[int]) -> int:
-    """The program, looked for as a shell does."""
+def _spawn(order: Launch, descriptors: Sequence[int]) -> int:
+    """Start the program, searched for along PATH as a shell does."""
     name = order.argv[0]
-    places = [""] if "/" in name else [f"{at}/" for at in order.variables["PATH"].split(":")]
+    folders = [""] if "/" in name else [f"{entry}/" for entry in order.variables["PATH"].split(":")]
     fault: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-    inputs = [readable(content) for content in order.inputs]
-    given = [*enumerate(ends[:FIRST_INPUT]), *enumerate(inputs, FIRST_INPUT)]
+    inputs = [memory_file(content) for content in order.inputs]
+    targets = [*enumerate(descriptors[:FIRST_INPUT]), *enumerate(inputs, FIRST_INPUT)]
     try:
-        for place in places:
+        for folder in folders:
             try:
-                # For every action; a `Path` takes several times as long.
-                os.stat(place + name)
+                # This runs for every action; a `Path` takes several times as long.
+                os.stat(folder + name)
                 return os.posix_spawn(
-                    place + name,
+                    folder + name,
                     list(order.argv),
                     order.variables,
-                    file_actions=[(os.POSIX_SPAWN_DUP2, own, target) for target, own in given],
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, source, target) for target, source in targets
+                    ],
                     setsid=True,
                     setsigmask=(),
                     setsigdef=_DEFAULT_SIGNALS,

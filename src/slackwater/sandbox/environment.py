@@ -1,7 +1,7 @@
 """A trajectory's environment: folders that persist between its actions, and its own user.
 
-Paths are plain strings: Python 3.12 keeps every name that a `Path` has seen, and names do not
-come again.
+Paths are plain strings: Python 3.12 interns every name that a `Path` has seen, and environments'
+names do not recur.
 """
 
 import sys
@@ -48,9 +48,10 @@ class DiskUse:
 class Environment:
     """`view` is an action's home, `tmp` its temporary folder, `own` the folders with its changes.
 
-    Between actions it has no process and holds no core. `note` is its owner's record. `furnishing`
-    is the file work before it is usable, `copying` the snapshots in progress by name. `readiness`
-    becomes readable when an action can enter; the supervisor waits for it until `ready_by_s`.
+    Between actions it has no process and occupies no core. `note` is its owner's record.
+    `populating` is the file task before it is usable, `copying` the snapshots in progress by name.
+    `readiness` is a descriptor that becomes readable when an action can enter; the supervisor waits
+    for it until `ready_by_s`.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Environment:
     user: int | None
     mounted: bool = False
     note: Mapping[str, str | int] = field(default_factory=dict)
-    furnishing: FileTask | None = None
+    populating: FileTask | None = None
     copying: dict[str, FileTask] = field(default_factory=dict)
     disk: DiskUse = field(default_factory=DiskUse)
     readiness: int | None = None

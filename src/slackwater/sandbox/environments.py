@@ -18,16 +18,21 @@ from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError
 from slackwater.sandbox import linux
 from slackwater.sandbox.backends.port import Backend
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.file_tasks import lay_over
+from slackwater.sandbox.file_tasks import mount_overlay
 from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
 from slackwater.sandbox.quarantine import Quarantine
-from slackwater.sandbox.reports import EnvironmentFurnished, FurnishingFailed, Report, SnapshotEnded
+from slackwater.sandbox.reports import (
+    EnvironmentCreated,
+    EnvironmentCreationFailed,
+    Report,
+    SnapshotEnded,
+)
 from slackwater.sandbox.snapshots import Snapshots
-from slackwater.sandbox.users import Users
+from slackwater.sandbox.users import UserPool
 
 logger = logging.getLogger(__name__)
 
-FURNISH_WITHIN_S = 60.0
+POPULATE_WITHIN_S = 60.0
 SNAPSHOT_WITHIN_S = 50.0  # below what the control plane waits for one
 ADOPT_WITHIN_S = 20.0
 _KEPT = "kept.json"
@@ -44,7 +49,7 @@ class Environments:
     _: KW_ONLY
     backend: Backend
     snapshots: Snapshots
-    users: Users | None
+    users: UserPool | None
     workers: FileWorkers
     quarantine: Quarantine
     report: Callable[[Report], None]
@@ -76,7 +81,7 @@ class Environments:
         if name in self._all:
             raise RefusedError(f"environment: {name!r} is open already")
         below = None if snapshot is None else self.snapshots.find(snapshot)
-        user = None if self.users is None else self.users.take()
+        user = None if self.users is None else self.users.allocate()
         environment = Environment(name, f"{self.root}/{name}", user, note=note or {})
         kept = None if note is None else {"snapshot": snapshot, "note": dict(note)}
         self._all[name] = environment
@@ -85,10 +90,10 @@ class Environments:
             if below is None and not files:
                 self._complete(environment, kept)
                 return
-            environment.mounted = below is not None and self.snapshots.way == "overlay"
-            environment.furnishing = self.workers.submit(
+            environment.mounted = below is not None and self.snapshots.method == "overlay"
+            environment.populating = self.workers.submit(
                 FileTask(
-                    "furnish",
+                    "populate",
                     {
                         "root": environment.root,
                         "snapshot": None if below is None else str(below),
@@ -96,8 +101,8 @@ class Environments:
                         "user": user,
                         "files": {path: bytes(content) for path, content in files.items()},
                     },
-                    FURNISH_WITHIN_S,
-                    lambda outcome: self._furnished(environment, kept, outcome),
+                    POPULATE_WITHIN_S,
+                    lambda outcome: self._finish_populating(environment, kept, outcome),
                 )
             )
         except Exception as error:
@@ -113,10 +118,10 @@ class Environments:
             if environment.user is not None:
                 os.chown(folder, environment.user, environment.user)
 
-    def _furnished(
+    def _finish_populating(
         self, environment: Environment, kept: Mapping[str, Any] | None, outcome: TaskOutcome
     ) -> None:
-        environment.furnishing = None
+        environment.populating = None
         try:
             if outcome.error is not None:
                 raise RefusedError(outcome.error)
@@ -124,14 +129,14 @@ class Environments:
         except (OSError, SlackwaterError) as error:
             reason = f"environment {environment.name!r} cannot be opened: {error}"
             self.remove(environment, reason)
-            self.report(FurnishingFailed(environment.name, reason))
+            self.report(EnvironmentCreationFailed(environment.name, reason))
             self.changed(environment, reason)
 
     def _complete(self, environment: Environment, kept: Mapping[str, Any] | None) -> None:
         self.backend.opened(environment)
         if kept is not None:
             Path(environment.root, _KEPT).write_text(json.dumps(kept))
-        self.report(EnvironmentFurnished(environment.name))
+        self.report(EnvironmentCreated(environment.name))
         self.changed(environment, "")
 
     # ---- keeping ----
@@ -140,7 +145,7 @@ class Environments:
 
         `wait` runs file workers until a condition holds, for so many seconds.
         """
-        for path in self.snapshots.left_partial():
+        for path in self.snapshots.find_partial():
             self.quarantine.take(str(path))
         self.quarantine.resume()
         for root in sorted(each for each in self.root.iterdir() if each.name[0] != "."):
@@ -152,9 +157,9 @@ class Environments:
                 self._drop(root, "")  # nobody meant to keep it
             except Exception as error:  # noqa: BLE001  (whatever is in there, the start goes on)
                 self._drop(root, f"it could not be kept: {error}")
-        wait(lambda: not any(each.furnishing for each in self.all()), ADOPT_WITHIN_S)
+        wait(lambda: not any(each.populating for each in self.all()), ADOPT_WITHIN_S)
         for environment in self.all():
-            if environment.furnishing is not None:
+            if environment.populating is not None:
                 self.remove(environment, "it could not be kept: its files took too long")
         return {name: environment.note for name, environment in self._all.items()}
 
@@ -171,17 +176,17 @@ class Environments:
         is_given = True
         if self.users is not None:
             before = os.lstat(environment.own[0]).st_uid
-            is_given = self.users.take_again(before)
-            environment.user = before if is_given else self.users.take()
+            is_given = self.users.reserve(before)
+            environment.user = before if is_given else self.users.allocate()
         if environment.mounted:
             if snapshot is None:
                 raise NotFoundError("it stands on a snapshot without a name")
             below = self.snapshots.find(snapshot)
-            lay_over(str(below), str(root), environment.user)
+            mount_overlay(str(below), str(root), environment.user)
         if is_given:
             self.backend.opened(environment)
             return
-        environment.furnishing = self.workers.submit(
+        environment.populating = self.workers.submit(
             FileTask(
                 "give",
                 {"folders": environment.own, "user": environment.user},
@@ -191,7 +196,7 @@ class Environments:
         )
 
     def _given(self, environment: Environment, outcome: TaskOutcome) -> None:
-        environment.furnishing = None
+        environment.populating = None
         try:
             if outcome.error is not None:
                 raise RefusedError(outcome.error)
@@ -205,7 +210,7 @@ class Environments:
         """Snapshot an environment for others to start from; a report follows."""
         found = self.find(environment)
         partial = self.snapshots.partial(name)
-        if found.furnishing is not None:
+        if found.populating is not None:
             raise RefusedError(f"environment: {environment!r} is not open yet")
         if name in found.copying:
             raise RefusedError(f"snapshot: {name!r} is being taken already")
@@ -238,16 +243,16 @@ class Environments:
         """Release an environment and delete its files; `reason` says what was wrong with it."""
         if self._all.get(environment.name) is environment:
             del self._all[environment.name]
-        if environment.furnishing is not None:
-            self.workers.cancel(environment.furnishing)
-            environment.furnishing = None
+        if environment.populating is not None:
+            self.workers.cancel(environment.populating)
+            environment.populating = None
         for task in list(environment.copying.values()):
             self.workers.cancel(task)
             task.done(TaskOutcome(error="its environment was closed"))
         self.let_go(environment)
         self.quarantine.take(environment.root, reason)
         if environment.user is not None and self.users is not None:
-            self.users.give_back(environment.user)
+            self.users.release(environment.user)
 
     def let_go(self, environment: Environment) -> None:
         """Release an environment's resources; its files stay."""

@@ -1,8 +1,8 @@
 """Fences confine an action's processes: cores, memory, number of processes.
 
-Chosen once at start: control groups v2, v1, or (if neither is writable) pinning and rlimits. Where
-nothing else tells whose a process is, a reaper is the action's nearest subreaper, which a daemon
-cannot leave; it kills everything below it when the supervisor dies.
+One kind is chosen at start: control groups v2, v1, or (if neither is writable) pinning and rlimits.
+Where nothing else tells to which action a process belongs, a reaper is the action's nearest
+subreaper. A daemon cannot leave it, and it kills everything below it when the supervisor dies.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from slackwater.sandbox.launch import (
     Launch,
     LaunchedProcess,
     ProcessExit,
-    become,
     close_all_but,
-    heard_from,
-    make_pipes,
-    received,
+    confine_and_exec,
+    open_pipes,
+    read_status,
+    receive_exactly,
+    receive_with_descriptors,
     start,
-    whole,
 )
 from slackwater.sandbox.limits import Limits
 
@@ -40,36 +40,38 @@ _SUPERVISOR_GONE = signal.SIGUSR1
 
 
 def start_below_reaper(launch: Launch) -> LaunchedProcess:
-    """As `launch.start`, with a reaper between; the child's `reaper` is its number."""
-    own, others = make_pipes()
-    heard, said = os.pipe2(os.O_CLOEXEC)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    """As `launch.start`, below a reaper; the child's `reaper` is the reaper's pid."""
+    parent_pipes, child_pipes = open_pipes()
+    status_read, status_write = os.pipe2(os.O_CLOEXEC)
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     supervisor = os.getpid()
     reaper = os.fork()
     if reaper == 0:
-        _live(launch, others, said, theirs, supervisor)
-    theirs.close()
-    others.close()
-    os.close(said)
-    ours.settimeout(_ANSWER_WITHIN_S)
+        _run_reaper(launch, child_pipes, status_write, child_end, supervisor)
+    child_end.close()
+    child_pipes.close()
+    os.close(status_write)
+    parent_end.settimeout(_ANSWER_WITHIN_S)
     try:
-        head, descriptors = received(ours, _STARTED.size)
+        message, descriptors = receive_with_descriptors(parent_end, _STARTED.size)
         if not descriptors:
-            raise UnavailableError("a process that was started has gone")
-        pid, pidfd = _STARTED.unpack(head)[0], descriptors[0]
-        if why := heard_from(heard):
+            raise UnavailableError("the started process has ended")
+        pid, pidfd = _STARTED.unpack(message)[0], descriptors[0]
+        if why := read_status(status_read):
             os.close(pidfd)
             raise RefusedError(why.decode(errors="replace"))
     except (OSError, UnavailableError, RefusedError) as error:
-        own.close()
-        _end(reaper, ours)
+        parent_pipes.close()
+        _end_reaper(reaper, parent_end)
         if isinstance(error, RefusedError):
             raise
         raise UnavailableError(f"no process can be started: {error}") from None
     finally:
-        os.close(heard)
+        os.close(status_read)
     process_tree.helpers.add(reaper)
-    child = own.child(pid, lambda _: _reaped(pid, reaper, ours), time.monotonic(), pidfd)
+    child = parent_pipes.child(
+        pid, lambda _: _wait_for_exit(pid, reaper, parent_end), time.monotonic(), pidfd
+    )
     child.reaper = reaper
     return child
 
@@ -77,31 +79,31 @@ def start_below_reaper(launch: Launch) -> LaunchedProcess:
 def end_below(reaper: int) -> None:
     """SIGKILL everything below it."""
 
-    def alive() -> list[int]:
-        below = (pid for pid in process_tree.below(reaper) if pid != reaper)
+    def find_alive() -> list[int]:
+        below = (pid for pid in process_tree.subtree(reaper) if pid != reaper)
         return [pid for pid in below if process_tree.is_alive(pid)]
 
-    process_tree.end_all(alive)
+    process_tree.kill_until_gone(find_alive)
 
 
-def _reaped(pid: int, reaper: int, ours: socket.socket) -> ProcessExit:
-    """How the action ended; then its reaper goes. If that was killed, its children are ours."""
+def _wait_for_exit(pid: int, reaper: int, parent_end: socket.socket) -> ProcessExit:
+    """How the action ended; ends its reaper. If that was killed, the action is our own child."""
     try:
-        return ProcessExit(*_ENDED.unpack(whole(ours, _ENDED.size)))
+        return ProcessExit(*_ENDED.unpack(receive_exactly(parent_end, _ENDED.size)))
     except (OSError, UnavailableError):
-        return ProcessExit.reaped(pid)
+        return ProcessExit.reap(pid)
     finally:
-        _end(reaper, ours)
+        _end_reaper(reaper, parent_end)
 
 
-def _end(reaper: int, ours: socket.socket) -> None:
-    ours.close()
+def _end_reaper(reaper: int, parent_end: socket.socket) -> None:
+    parent_end.close()
     end_below(reaper)
-    process_tree.end(reaper)
+    process_tree.kill_and_reap(reaper)
 
 
-def _live(
-    launch: Launch, ends: ChildPipes, said: int, theirs: socket.socket, supervisor: int
+def _run_reaper(
+    launch: Launch, pipes: ChildPipes, status_write: int, child_end: socket.socket, supervisor: int
 ) -> NoReturn:
     """The reaper itself, from its fork to its end."""
     try:
@@ -115,37 +117,37 @@ def _live(
             os._exit(0)
         pid = os.fork()
         if pid == 0:
-            become(launch, ends, said)
-        socket.send_fds(theirs, [_STARTED.pack(pid)], [os.pidfd_open(pid)])
-        close_all_but(theirs.fileno())
+            confine_and_exec(launch, pipes, status_write)
+        socket.send_fds(child_end, [_STARTED.pack(pid)], [os.pidfd_open(pid)])
+        close_all_but(child_end.fileno())
         while signal.sigwaitinfo(awaited).si_signo == signal.SIGCHLD:
-            _reap_all(pid, theirs)
+            _reap_all(pid, child_end)
         end_below(os.getpid())
     finally:
         os._exit(0)
 
 
-def _reap_all(first: int, theirs: socket.socket) -> None:
+def _reap_all(action_pid: int, child_end: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, status, used = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
-            if pid == first:
+            if pid == action_pid:
                 ended = ProcessExit(status, used.ru_utime, used.ru_stime, used.ru_maxrss)
-                theirs.sendall(_ENDED.pack(*ended))
+                child_end.sendall(_ENDED.pack(*ended))
 
 
 class Precedence(Enum):
-    """How an action's processes stand to all others on the machine, where the kernel tells."""
+    """CPU precedence of an action against all other processes, where the kernel supports it."""
 
     EQUAL = "equal"
     LOW = "low"
-    LAST = "last"  # a core that it runs on counts as free
+    LAST = "last"  # a core that it runs on counts as idle
 
 
 class Fence(Protocol):
-    """Round one action."""
+    """Confines one action."""
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
         """Additional rlimits of its processes."""
@@ -154,39 +156,39 @@ class Fence(Protocol):
         """Start a process inside, with these cores and limits."""
 
     def set_precedence(self, precedence: Precedence) -> None:
-        """From now on, if it can be set here; every start begins with EQUAL."""
+        """Set the precedence, where that is possible; every start begins with EQUAL."""
 
     def kill_all(self) -> None:
         """Kill all processes inside."""
 
     def cpu_s(self) -> float:
-        """CPU time used inside so far, if counted."""
+        """CPU time used inside so far; 0 if it is not counted."""
 
     def memory_kills(self) -> int:
-        """How often the kernel ended a process inside for want of memory, so far."""
+        """How often the kernel has killed a process inside for lack of memory."""
 
 
 class Fences(Protocol):
-    """Makes fences in one way, and uses them again."""
+    """Creates fences of one kind and reuses them."""
 
     name: str
-    pins_for_good: bool  # whether a process cannot take more cores than it was given
+    enforces_cores: bool  # whether a process cannot widen its own core mask
 
-    def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
-        """For one action on these cores."""
+    def acquire(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
+        """A fence for one action on these cores."""
 
-    def give_back(self, fence: Fence) -> None:
+    def release(self, fence: Fence) -> None:
         """Return an empty fence."""
 
-    def others(self) -> set[int]:
-        """Children of this process that are not actions."""
+    def helper_pids(self) -> set[int]:
+        """Children of this process that serve fences and are no actions."""
 
     def close(self) -> None:
-        """Take down everything."""
+        """Remove everything."""
 
 
 class PinnedFence:
-    """Pinning and rlimits. Members are known by user, pid namespace or reaper, never by claim."""
+    """Pinning and rlimits. User, pid namespace or reaper identify members, never their claims."""
 
     def __init__(self, environment: str, user: int | None, live: "set[PinnedFence]") -> None:
         self._environment = environment
@@ -195,14 +197,15 @@ class PinnedFence:
         self._child: LaunchedProcess | None = None
 
     def rlimits(self, limits: Limits) -> Mapping[int, int]:
-        others = 0 if self._user is not None else _processes_of_user(os.getuid())
+        # The kernel counts all threads of a user, so the rest of ours come on top.
+        unrelated = 0 if self._user is not None else _count_threads(os.getuid())
         return {
             resource.RLIMIT_AS: limits.memory_bytes,
-            resource.RLIMIT_NPROC: limits.processes + others,
+            resource.RLIMIT_NPROC: limits.processes + unrelated,
         }
 
     def start(self, launch: Launch, limits: Limits) -> LaunchedProcess:
-        # Also bwrap: killed while it sets up its namespaces, it leaves a process that waits for it.
+        # Hazard: bwrap, killed while it sets up its namespaces, leaves a process that waits for it.
         self._child = start_below_reaper(launch) if launch.user is None else start(launch)
         self._live.add(self)
         return self._child
@@ -211,13 +214,13 @@ class PinnedFence:
         """Needs a control group."""
 
     def kill_all(self) -> None:
-        """Neighbours may share the user: only the last one to end kills what they left."""
+        """An environment's actions share a user: only the last one kills all that the user runs."""
         child = self._child
         if child is None:
             return
         if not process_tree.is_alive(child.pid):
             self._live.discard(self)
-        for pid in process_tree.below(child.pid):
+        for pid in process_tree.subtree(child.pid):
             process_tree.kill(pid)
         if child.reaper is not None:
             end_below(child.reaper)
@@ -231,12 +234,12 @@ class PinnedFence:
         )
 
     def _kill_strays(self) -> None:
-        """Kill orphans that came to this process because their reaper was killed."""
+        """Kill orphans that this process inherited because their reaper was killed."""
         known = process_tree.helpers | {
             fence._child.pid for fence in (*self._live, self) if fence._child is not None
         }
         for pid in set(process_tree.children(os.getpid())) - known:
-            for stray in process_tree.below(pid):
+            for stray in process_tree.subtree(pid):
                 process_tree.kill(stray)
 
     def cpu_s(self) -> float:
@@ -245,36 +248,36 @@ class PinnedFence:
     def memory_kills(self) -> int:
         return 0
 
-    def leave(self) -> None:
-        """Its action is over."""
+    def mark_idle(self) -> None:
+        """Its action has ended."""
         self._live.discard(self)
 
 
 class PinnedFences:
-    """Where no control group can be written to."""
+    """Fences where no control group is writable."""
 
     name = "pinning"
-    pins_for_good = False
+    enforces_cores = False
 
     def __init__(self) -> None:
         self._live: set[PinnedFence] = set()
 
-    def take(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
+    def acquire(self, environment: str, user: int | None, cores: frozenset[int]) -> Fence:
         return PinnedFence(environment, user, self._live)
 
-    def give_back(self, fence: Fence) -> None:
+    def release(self, fence: Fence) -> None:
         assert isinstance(fence, PinnedFence)
-        fence.leave()
+        fence.mark_idle()
 
-    def others(self) -> set[int]:
+    def helper_pids(self) -> set[int]:
         return set()
 
     def close(self) -> None:
-        """Nothing to take down."""
+        """Nothing to remove."""
 
 
-def _processes_of_user(user: int) -> int:
-    """The limit counts threads of everything that the user runs, also elsewhere."""
+def _count_threads(user: int) -> int:
+    """Threads of all processes of a user, also outside of this supervisor."""
     count = 0
     with os.scandir("/proc") as entries:
         for entry in entries:

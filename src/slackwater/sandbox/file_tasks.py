@@ -179,13 +179,13 @@ def _copy_piece(old: int, new: int, at: int, length: int) -> int:
     return os.sendfile(new, old, at, length)
 
 
-def furnish(
+def populate(
     root: str, snapshot: str | None, overlay: bool, user: int | None, files: Mapping[str, bytes]
 ) -> None:
     """Fill an environment's folders: the view out of a snapshot, if any, then its owner's files."""
     view = f"{root}/view"
     if snapshot is not None and overlay:
-        lay_over(snapshot, root, user)
+        mount_overlay(snapshot, root, user)
     elif snapshot is not None:
         TreeCopier(CopyLimits(), user=user).copy(snapshot, view)
     top = open_folder(view)
@@ -198,7 +198,7 @@ def furnish(
         os.close(top)
 
 
-def lay_over(below: str, root: str, user: int | None) -> None:
+def mount_overlay(below: str, root: str, user: int | None) -> None:
     """Mount `root/view` with a snapshot below and `root/upper` on top."""
     for name in ("view", "upper", "shadow"):
         os.makedirs(f"{root}/{name}", 0o700, exist_ok=True)
@@ -276,7 +276,7 @@ def delete(parent: str, name: str) -> None:
 
 
 TASKS: Mapping[str, Callable[..., object]] = {
-    "furnish": furnish,
+    "populate": populate,
     "keep_snapshot": keep_snapshot,
     "give": give,
     "delete": delete,

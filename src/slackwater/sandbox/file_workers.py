@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.file_tasks import TASKS, Arguments
-from slackwater.sandbox.launch import fork_helper, whole
+from slackwater.sandbox.launch import fork_helper, receive_exactly
 from slackwater.sandbox.trees import TooDeepError
 
 logger = logging.getLogger(__name__)
@@ -165,8 +165,8 @@ class FileWorkers:
         """A worker is done with its task, or has died of it."""
         task, worker.task = worker.task, None
         try:
-            length = _LENGTH.unpack(whole(worker.socket, _LENGTH.size))[0]
-            outcome = TaskOutcome(*marshal.loads(whole(worker.socket, length)))
+            length = _LENGTH.unpack(receive_exactly(worker.socket, _LENGTH.size))[0]
+            outcome = TaskOutcome(*marshal.loads(receive_exactly(worker.socket, length)))
         except (OSError, UnavailableError, ValueError, EOFError, TypeError):
             self._drop(worker)
             outcome = TaskOutcome(error="the process that did it died", hostile=True)
@@ -222,7 +222,7 @@ def _live(ends: socket.socket) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     while True:
-        body = whole(ends, _LENGTH.unpack(whole(ends, _LENGTH.size))[0])
+        body = receive_exactly(ends, _LENGTH.unpack(receive_exactly(ends, _LENGTH.size))[0])
         kind, arguments = marshal.loads(body)
         answer = marshal.dumps(_do(kind, arguments))
         ends.sendall(_LENGTH.pack(len(answer)) + answer)

@@ -39,7 +39,7 @@ class _Helper:
         try:
             self._descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            raise UnavailableError("a process that was started has gone") from None
+            raise UnavailableError("the started process has ended") from None
 
     @property
     def has_ended(self) -> bool:
@@ -203,6 +203,6 @@ def end_left(owner: str) -> None:
 
     They are root's own: no action, which has another user, can impersonate one.
     """
-    for pid in process_tree.owned_by(range(1)):
+    for pid in process_tree.pids_of_users(range(1)):
         if process_tree.variables(pid).get(_HOLDER) == owner:
             process_tree.kill(pid)

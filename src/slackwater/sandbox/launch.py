@@ -1,8 +1,8 @@
 """Starts one process with its limits already applied.
 
-Everything between fork and exec happens in the child, and failures come back through a pipe that a
-successful exec closes: a started process is known to be confined. The forking process must have one
-thread.
+Everything between fork and exec happens in the child, which reports a failure through a pipe that a
+successful exec closes: a process counts as started only once it is confined. The forking process
+must have one thread.
 """
 
 import array
@@ -23,68 +23,68 @@ from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux
 from slackwater.sandbox.system_calls import filter_program
 
-_MOST = 16
+_MAX_DESCRIPTORS = 16
 _BEYOND_FIXED = 64  # below this, descriptors of a program that is started have fixed numbers
 _BYTES = array.array("i").itemsize
 _SECOND = struct.Struct("<7si")
 _SECOND_MARK = b"second\0"
-_SAID_WITHIN_S = 20.0
+_STATUS_WITHIN_S = 20.0
 _ANY_DESCRIPTOR = 1 << 30
 FIRST_INPUT = 3  # after input, output and errors
-# All that a launcher outside a sandbox is told: with an action's own variables and folder it would
-# load libraries of the action's.
+# The whole environment of a launcher outside a sandbox. Hazard: with an action's own variables and
+# folder, the launcher would load the action's libraries (LD_PRELOAD).
 LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
 LAUNCHER_FOLDER = "/"
 
 
-def received(ends: socket.socket, length: int) -> tuple[bytes, list[int]]:
+def receive_with_descriptors(connection: socket.socket, length: int) -> tuple[bytes, list[int]]:
     """Bytes and close-on-exec descriptors, which `socket.recv_fds` cannot request."""
-    room = socket.CMSG_SPACE(_MOST * _BYTES)
-    body, beside, _, _ = ends.recvmsg(length, room, socket.MSG_CMSG_CLOEXEC)
-    found = array.array("i")
-    for level, kind, data in beside:
+    ancillary_bytes = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _BYTES)
+    body, ancillary, _, _ = connection.recvmsg(length, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % _BYTES])
-    return body, found.tolist()
+            descriptors.frombytes(data[: len(data) - len(data) % _BYTES])
+    return body, descriptors.tolist()
 
 
-def whole(ends: socket.socket, length: int) -> bytes:
+def receive_exactly(connection: socket.socket, length: int) -> bytes:
     """Receive exactly `length` bytes; UnavailableError if the peer exits before."""
     body = bytearray(length)
-    left = memoryview(body)
-    while left:
-        count = ends.recv_into(left)
+    missing = memoryview(body)
+    while missing:
+        count = connection.recv_into(missing)
         if not count:
-            raise UnavailableError("the process at the other end has gone")
-        left = left[count:]
+            raise UnavailableError("the process at the other end has ended")
+        missing = missing[count:]
     return bytes(body)
 
 
-def moved_up(descriptor: int) -> int:
-    """Close it, and have it under a number that no program's fixed descriptors take."""
+def move_up(descriptor: int) -> int:
+    """Move a descriptor to a number above the fixed descriptors of a started program."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _BEYOND_FIXED)
     finally:
         os.close(descriptor)
 
 
-def readable(content: bytes) -> int:
-    """A descriptor from which exactly this can be read; it has no name."""
-    made = os.memfd_create("input", os.MFD_CLOEXEC)
-    with os.fdopen(made, "wb", closefd=False) as file:
+def memory_file(content: bytes) -> int:
+    """A descriptor of an anonymous file with this content."""
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
         file.write(content)
-    os.lseek(made, 0, os.SEEK_SET)
-    return moved_up(made)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return move_up(descriptor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """What to run and how to confine it.
 
-    The child takes `cores` and becomes `user` (root only). As root it may get its own network and
-    enter held namespaces, given as descriptors by kind (`linux.CLONE_NEWNS` and others). `inputs`
-    are readable from descriptors 3, 4 and so on. If `filtered`, it has no capabilities and cannot
-    make the calls that `system_calls` refuses.
+    The child is pinned to `cores` and becomes `user` (root only). As root it may get its own
+    network and enter existing namespaces, given as descriptors by kind (`linux.CLONE_NEWNS` and
+    others). `inputs` are readable from descriptors 3, 4 and so on. If `filtered`, it has no
+    capabilities and cannot make the calls that `system_calls` refuses.
     """
 
     argv: Sequence[str]
@@ -108,8 +108,8 @@ class ProcessExit(NamedTuple):
     max_rss_kib: int
 
     @classmethod
-    def reaped(cls, pid: int) -> "ProcessExit":
-        """Reap our own child; if somebody else reaped it, nothing more is known."""
+    def reap(cls, pid: int) -> "ProcessExit":
+        """Wait for our own child; if it was reaped elsewhere, its status is unknown."""
         try:
             _, status, used = os.wait4(pid, 0)
         except ChildProcessError:
@@ -119,20 +119,20 @@ class ProcessExit(NamedTuple):
 
 @dataclass(slots=True)
 class LaunchedProcess:
-    """A started process, running since `began_s` (monotonic); its parent reports its end."""
+    """A process that runs since `began_s` (monotonic); its parent supplies `wait_for_exit`."""
 
     pid: int
     pidfd: int
     stdin: int
     stdout: int
     stderr: int
-    reaped: Callable[[int], ProcessExit]
+    wait_for_exit: Callable[[int], ProcessExit]
     began_s: float
-    reaper: int | None = None  # the process that all of its processes are below, if there is one
+    reaper: int | None = None  # the subreaper above all of its processes, if there is one
 
     def reap(self) -> ProcessExit:
-        """Once, when it has ended."""
-        return self.reaped(self.pid)
+        """Collect its exit status; call once, after it has ended."""
+        return self.wait_for_exit(self.pid)
 
     def kill(self) -> None:
         """SIGKILL by pidfd, so that a reused pid is safe."""
@@ -140,7 +140,7 @@ class LaunchedProcess:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def close_stdin(self) -> None:
-        """Close its input, once only: the number may be reused."""
+        """Close its input; at most once, since the number may be reused."""
         if self.stdin >= 0:
             os.close(self.stdin)
             self.stdin = -1
@@ -165,25 +165,27 @@ class ChildPipes:
 
 
 class ParentPipes(ChildPipes):
-    """The starter's ends of the pipes; none of them blocks."""
+    """The parent's ends of the pipes; non-blocking."""
 
     def child(
-        self, pid: int, reaped: Callable[[int], ProcessExit], began_s: float, pidfd: int
+        self, pid: int, wait_for_exit: Callable[[int], ProcessExit], began_s: float, pidfd: int
     ) -> LaunchedProcess:
-        return LaunchedProcess(pid, pidfd, self.stdin, self.stdout, self.stderr, reaped, began_s)
+        return LaunchedProcess(
+            pid, pidfd, self.stdin, self.stdout, self.stderr, wait_for_exit, began_s
+        )
 
 
-def make_pipes() -> tuple[ParentPipes, ChildPipes]:
+def open_pipes() -> tuple[ParentPipes, ChildPipes]:
     """Three pipes; UnavailableError if there are no descriptors left."""
-    made: list[int] = []
+    descriptors: list[int] = []
     try:
         for _ in range(3):
-            made += os.pipe2(os.O_CLOEXEC)
+            descriptors += os.pipe2(os.O_CLOEXEC)
     except OSError as error:
-        for descriptor in made:
+        for descriptor in descriptors:
             os.close(descriptor)
         raise UnavailableError(f"no process can be started: {error.strerror}") from None
-    in_read, in_write, out_read, out_write, err_read, err_write = made
+    in_read, in_write, out_read, out_write, err_read, err_write = descriptors
     for descriptor in (in_write, out_read, err_read):
         os.set_blocking(descriptor, False)
     return ParentPipes(in_write, out_read, err_read), ChildPipes(in_read, out_write, err_write)
@@ -191,68 +193,69 @@ def make_pipes() -> tuple[ParentPipes, ChildPipes]:
 
 def start(launch: Launch) -> LaunchedProcess:
     """Fork, confine, exec; returns when the program runs, RefusedError says why it does not."""
-    own, others = make_pipes()
-    heard, said = os.pipe2(os.O_CLOEXEC)
+    parent_pipes, child_pipes = open_pipes()
+    status_read, status_write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
         if pid == 0:
-            become(launch, others, said)
-        os.close(said)
-        said = -1
+            confine_and_exec(launch, child_pipes, status_write)
+        os.close(status_write)
+        status_write = -1
         if linux.CLONE_NEWPID in launch.enter:
-            pid = _pid_of_second(heard)
-        why = heard_from(heard)
+            pid = _read_second_pid(status_read)
+        why = read_status(status_read)
         if why:
             os.waitpid(pid, 0)
             raise RefusedError(why.decode(errors="replace"))
-        return own.child(pid, ProcessExit.reaped, time.monotonic(), os.pidfd_open(pid))
+        return parent_pipes.child(pid, ProcessExit.reap, time.monotonic(), os.pidfd_open(pid))
     except (UnavailableError, RefusedError):
-        own.close()
+        parent_pipes.close()
         raise
     except OSError as error:
-        own.close()
+        parent_pipes.close()
         raise UnavailableError(f"no process can be started: {error.strerror}") from None
     finally:
-        others.close()
-        os.close(heard)
-        if said >= 0:
-            os.close(said)
+        child_pipes.close()
+        os.close(status_read)
+        if status_write >= 0:
+            os.close(status_write)
 
 
-def heard_from(descriptor: int, most: int = 4096) -> bytes:
-    if not select.select([descriptor], [], [], _SAID_WITHIN_S)[0]:
-        raise UnavailableError("a process that was started does not say what became of it")
-    return os.read(descriptor, most)
+def read_status(descriptor: int, max_bytes: int = 4096) -> bytes:
+    """A child's report from its status pipe; empty if it executed its program."""
+    if not select.select([descriptor], [], [], _STATUS_WITHIN_S)[0]:
+        raise UnavailableError("the started process does not report its status")
+    return os.read(descriptor, max_bytes)
 
 
-def _pid_of_second(heard: int) -> int:
-    """The pid of the process made inside a pid namespace.
+def _read_second_pid(status_read: int) -> int:
+    """The pid of the process that was forked inside a pid namespace.
 
-    Reads no further: the reason for a failure may follow in the pipe.
+    Reads no further, since the reason for a failure may follow in the pipe.
     """
-    said = heard_from(heard, _SECOND.size)
-    if len(said) == _SECOND.size and said.startswith(_SECOND_MARK):
-        return int(_SECOND.unpack(said)[1])
-    if said:
-        said += heard_from(heard)
-    raise UnavailableError(said.decode(errors="replace") or "a process that was started has gone")
+    status = read_status(status_read, _SECOND.size)
+    if len(status) == _SECOND.size and status.startswith(_SECOND_MARK):
+        return int(_SECOND.unpack(status)[1])
+    if status:
+        status += read_status(status_read)
+    raise UnavailableError(status.decode(errors="replace") or "the started process has ended")
 
 
-def become(launch: Launch, ends: ChildPipes, said: int) -> NoReturn:
-    """In a fresh child: confine it and run the program, or say why not."""
+def confine_and_exec(launch: Launch, pipes: ChildPipes, status_write: int) -> NoReturn:
+    """In a forked child: confine it and execute the program, or report why that failed."""
     try:
         if linux.CLONE_NEWPID in launch.enter:
-            _go_on_inside(launch.enter[linux.CLONE_NEWPID], said)
+            _continue_in_pid_namespace(launch.enter[linux.CLONE_NEWPID], status_write)
         os.setsid()
         os.umask(0o022)
-        linux.give_way(0, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        for target, source in enumerate((ends.stdin, ends.stdout, ends.stderr)):
+        linux.lower_priority(0, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        for target, source in enumerate((pipes.stdin, pipes.stdout, pipes.stderr)):
             os.dup2(source, target)
-        said = moved_up(said)
+        status_write = move_up(status_write)
         for target, content in enumerate(launch.inputs, FIRST_INPUT):
-            os.dup2(readable(content), target)
+            os.dup2(memory_file(content), target)
         if launch.own_network:
-            have_own_network()
+            unshare_network()
         if linux.CLONE_NEWNS in launch.enter:
             linux.unshare(linux.CLONE_NEWIPC)
         _confine(launch)
@@ -261,40 +264,38 @@ def become(launch: Launch, ends: ChildPipes, said: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if launch.filtered:
             linux.filter_calls(filter_program())
-        close_all_but(said, FIRST_INPUT + len(launch.inputs))  # which the program's start closes
+        close_all_but(status_write, FIRST_INPUT + len(launch.inputs))  # exec closes `status_write`
         os.execvpe(launch.argv[0], list(launch.argv), dict(launch.variables))
     except BaseException as error:  # noqa: BLE001  (this process must end here, whatever went wrong)
-        os.write(said, str(error).encode()[:4000])
+        os.write(status_write, str(error).encode()[:4000])
     finally:
         os._exit(127)
 
 
-def fork_helper(
-    live: Callable[[socket.socket], None], within_s: float
-) -> tuple[int, socket.socket]:
-    """Fork a process that runs `live` and ends; its pid and our end of the sockets between us.
+def fork_helper(run: Callable[[socket.socket], None], within_s: float) -> tuple[int, socket.socket]:
+    """Fork a process that executes `run` and exits; its pid and our end of a socket pair.
 
-    It has nothing else of ours open, and leaves the end of the service to us.
+    It inherits no other descriptor and ignores SIGTERM and SIGINT: it ends with this process.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         pid = os.fork()
     except OSError:
-        ours.close()
-        theirs.close()
+        parent_end.close()
+        child_end.close()
         raise
     if pid == 0:
         try:
-            close_all_but(theirs.fileno())
+            close_all_but(child_end.fileno())
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
             os.umask(0o022)
-            live(theirs)
+            run(child_end)
         finally:
             os._exit(0)
-    theirs.close()
-    ours.settimeout(within_s)
-    return pid, ours
+    child_end.close()
+    parent_end.settimeout(within_s)
+    return pid, parent_end
 
 
 def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:
@@ -303,20 +304,20 @@ def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:
     os.closerange(descriptor + 1, _ANY_DESCRIPTOR)
 
 
-def _go_on_inside(processes: int, said: int) -> None:
-    """Enter a pid namespace: only a process forked afterwards is in it; tell its pid and exit."""
-    linux.enter(processes, linux.CLONE_NEWPID)
+def _continue_in_pid_namespace(processes: int, status_write: int) -> None:
+    """Enter a pid namespace: only a process forked afterwards is in it. Report its pid and exit."""
+    linux.join_namespace(processes, linux.CLONE_NEWPID)
     pid = linux.fork_sibling()
     if pid > 0:
-        os.write(said, _SECOND.pack(_SECOND_MARK, pid))
+        os.write(status_write, _SECOND.pack(_SECOND_MARK, pid))
         os._exit(0)
     linux.die_with_parent(signal.SIGKILL)
 
 
-def have_own_network() -> None:
-    """No way out, but a loopback."""
+def unshare_network() -> None:
+    """Enter a new network namespace, which has only a loopback."""
     linux.unshare(linux.CLONE_NEWNET)
-    linux.loopback_up()
+    linux.bring_loopback_up()
 
 
 def _confine(launch: Launch) -> None:
@@ -324,10 +325,10 @@ def _confine(launch: Launch) -> None:
         os.sched_setaffinity(0, launch.cores)
     for kind, descriptor in launch.enter.items():
         if kind != linux.CLONE_NEWPID:
-            linux.enter(descriptor, kind)
+            linux.join_namespace(descriptor, kind)
     os.chdir(launch.folder)
-    for limit, most in launch.rlimits.items():
-        resource.setrlimit(limit, (most, most))
+    for limit, value in launch.rlimits.items():
+        resource.setrlimit(limit, (value, value))
     if launch.filtered and os.getuid() == 0:
         linux.drop_capabilities()
     if launch.user is not None:
@@ -338,13 +339,13 @@ def _confine(launch: Launch) -> None:
     linux.die_with_parent(signal.SIGKILL)
 
 
-def can_have_namespaces() -> bool:
-    """Whether children can get networks and mounts of their own; not as root in a container."""
+def can_create_namespaces() -> bool:
+    """Whether children can get their own networks and mounts; root in most containers cannot."""
     pid = os.fork()
     if pid == 0:
         try:
             linux.unshare(linux.CLONE_NEWNET | linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
-            linux.loopback_up()
+            linux.bring_loopback_up()
             linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
             os._exit(0)
         finally:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import ConfigError
 
-MOST = 1 << 62  # what the kernel takes as a number
+MAX_VALUE = 1 << 62  # the largest number that the kernel accepts for a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,10 @@ class Limits:
         for name in ("wall_s", "output_bytes", "memory_bytes", "processes", "disk_bytes"):
             if not getattr(self, name) > 0:
                 raise ConfigError.of(f"limits.{name}", getattr(self, name), "must be above 0")
-            if getattr(self, name) > MOST:
-                raise ConfigError.of(f"limits.{name}", getattr(self, name), f"must be up to {MOST}")
+            if getattr(self, name) > MAX_VALUE:
+                raise ConfigError.of(
+                    f"limits.{name}", getattr(self, name), f"must be up to {MAX_VALUE}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The few system calls that Python has no name for."""
+"""System calls that Python does not wrap."""
 
 import contextlib
 import ctypes
@@ -38,7 +38,7 @@ _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
-_MOST_CAPABILITIES = 64
+_MAX_CAPABILITIES = 64
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 _FICLONE = 0x40049409
@@ -55,61 +55,61 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)
 
 
-def _checked(result: int, what: str) -> None:
+def _raise_on_error(result: int, call: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def unshare(flags: int) -> None:
     """Move this process into new namespaces."""
-    _checked(_libc.unshare(flags), "unshare")
+    _raise_on_error(_libc.unshare(flags), "unshare")
 
 
-def enter(descriptor: int, kind: int) -> None:
+def join_namespace(descriptor: int, kind: int) -> None:
     """Join the namespace of a /proc/*/ns/* descriptor."""
-    _checked(_libc.setns(descriptor, kind), "setns")
+    _raise_on_error(_libc.setns(descriptor, kind), "setns")
 
 
-def open_namespace(kind: int, of: int | str = "self") -> int:
-    """A descriptor of a process's namespace, or of the one that this process is in."""
-    return os.open(f"/proc/{of}/ns/{_NAMESPACES[kind]}", os.O_RDONLY)
+def open_namespace(kind: int, process: int | str = "self") -> int:
+    """A descriptor of a process's namespace; this process's own by default."""
+    return os.open(f"/proc/{process}/ns/{_NAMESPACES[kind]}", os.O_RDONLY)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
-    _checked(
+    _raise_on_error(
         _libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),
         f"mount {target}",
     )
 
 
 def unmount(target: str) -> None:
-    """Take a mount away at once; what still has it open keeps it until it ends."""
-    _checked(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
+    """Detach a mount at once; processes that have it open keep it until they end."""
+    _raise_on_error(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
 def die_with_parent(number: int) -> None:
-    """Send this process a signal when the thread that made it ends; a change of user undoes it."""
-    _checked(_libc.prctl(_PR_SET_PDEATHSIG, number), "prctl")
+    """Send this process a signal when the thread that started it ends; a user change resets it."""
+    _raise_on_error(_libc.prctl(_PR_SET_PDEATHSIG, number), "prctl")
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
     """Become a subreaper, which adopts orphaned descendants, or cease to be one."""
-    _checked(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt)), "prctl")
+    _raise_on_error(_libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt)), "prctl")
 
 
 def gain_no_privileges() -> None:
-    """From now on no program that is run gets more rights than this process has."""
-    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+    """From now on no program gains privileges by being executed (no setuid, no capabilities)."""
+    _raise_on_error(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
 def drop_capabilities() -> None:
-    """No program that is run from now on has any capability; this process keeps its own."""
-    for capability in range(_MOST_CAPABILITIES):
+    """Programs executed from now on have no capabilities; this process keeps its own."""
+    for capability in range(_MAX_CAPABILITIES):
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            if ctypes.get_errno() == errno.EINVAL:  # the kernel knows no more
+            if ctypes.get_errno() == errno.EINVAL:  # the kernel has no more
                 return
-            _checked(-1, "prctl")
+            _raise_on_error(-1, "prctl")
 
 
 class _FilterProgram(ctypes.Structure):
@@ -118,27 +118,27 @@ class _FilterProgram(ctypes.Structure):
 
 def filter_calls(program: bytes) -> None:
     """Install a seccomp filter for this thread and its children."""
-    told = _FilterProgram(len(program) // 8, program)
+    filter_program = _FilterProgram(len(program) // 8, program)
     mode = _SECCOMP_MODE_FILTER
-    _checked(_libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(told), 0, 0), "prctl")
+    _raise_on_error(_libc.prctl(_PR_SET_SECCOMP, mode, ctypes.byref(filter_program), 0, 0), "prctl")
 
 
-def loopback_up() -> None:
-    """In a new network namespace: let processes talk to themselves."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP, b""))
+def bring_loopback_up() -> None:
+    """Enable the loopback interface of a new network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", _IFF_UP, b""))
 
 
 def clone_file(source: int, target: int) -> None:
-    """Let two files share their blocks until one is written to, where the file system can."""
+    """Share a file's blocks copy-on-write, where the file system supports it."""
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def give_way(pid: int, processes: int, niceness: int = 10) -> None:
+def lower_priority(pid: int, processes: int, niceness: int = 10) -> None:
     """Lower the priority of a process, its children and its autogroup session.
 
-    Process 0 is this one. `processes` is the machine's `/proc`, opened: an environment may have
-    another one, or none.
+    Process 0 is this one. `processes` is an open descriptor of the machine's `/proc`: inside an
+    environment the path may lead to another one, or to none.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
@@ -150,8 +150,8 @@ def give_way(pid: int, processes: int, niceness: int = 10) -> None:
             os.close(descriptor)
 
 
-def be_quick() -> None:
-    """Run at once on wake-up for 0.1 ms, before newly started work; children are unaffected."""
+def request_short_slice() -> None:
+    """Run at once on wake-up, in slices of 0.1 ms, before new work; children are unaffected."""
     with contextlib.suppress(OSError):
         _schedule(0, _SCHED_OTHER, 0, _SHORT_SLICE_NS, _SCHED_RESET_ON_FORK)
 
@@ -161,8 +161,8 @@ def _schedule(pid: int, policy: int, niceness: int, slice_ns: int, flags: int = 
     number = _SYS_SCHED_SETATTR.get(os.uname().machine)
     if number is None:
         return
-    told = struct.pack("=IIQiIQQQ", 48, policy, flags, niceness, 0, slice_ns, 0, 0)
-    _checked(_libc.syscall(number, pid, told, 0), "sched_setattr")
+    attributes = struct.pack("=IIQiIQQQ", 48, policy, flags, niceness, 0, slice_ns, 0, 0)
+    _raise_on_error(_libc.syscall(number, pid, attributes, 0), "sched_setattr")
 
 
 def fork_sibling() -> int:
@@ -172,5 +172,5 @@ def fork_sibling() -> int:
         _SYS_CLONE3, ctypes.byref(arguments), ctypes.sizeof(arguments)
     )
     if pid < 0:
-        _checked(pid, "clone3")
+        _raise_on_error(pid, "clone3")
     return pid

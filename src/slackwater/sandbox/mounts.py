@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import fork_helper, received, whole
+from slackwater.sandbox.launch import fork_helper, receive_exactly, receive_with_descriptors
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # What is written to a cover stays in memory, on the account of some action, for as long as the
@@ -161,7 +161,7 @@ class MountMaker:
             return
         self._socket.close()
         self._socket = None
-        process_tree.end(self._pid)
+        process_tree.kill_and_reap(self._pid)
 
     def _running(self) -> socket.socket:
         if self._socket is None:
@@ -173,10 +173,10 @@ class MountMaker:
         """Process the next answer."""
         ends = self._running()
         try:
-            head, descriptors = received(ends, _ANSWER.size)
-            head += whole(ends, _ANSWER.size - len(head))
+            head, descriptors = receive_with_descriptors(ends, _ANSWER.size)
+            head += receive_exactly(ends, _ANSWER.size - len(head))
             number, length = _ANSWER.unpack(head)
-            why = whole(ends, length).decode(errors="replace")
+            why = receive_exactly(ends, length).decode(errors="replace")
         except (OSError, UnavailableError) as error:
             self.close()
             raise UnavailableError(f"no mounts can be made: {error}") from None
@@ -199,11 +199,11 @@ def _live(ends: socket.socket) -> None:
     home = linux.open_namespace(linux.CLONE_NEWNS)
     held: dict[int, int] = {}
     while True:
-        kind, number, length = _ORDER.unpack(whole(ends, _ORDER.size))
-        body = whole(ends, length)
+        kind, number, length = _ORDER.unpack(receive_exactly(ends, _ORDER.size))
+        body = receive_exactly(ends, length)
         if kind == _MAKE:
             _make(ends, number, body, held)
-            linux.enter(home, linux.CLONE_NEWNS)
+            linux.join_namespace(home, linux.CLONE_NEWNS)
         elif number in held:
             os.close(held.pop(number))
 

@@ -19,7 +19,7 @@ from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import fork_helper, received
+from slackwater.sandbox.launch import fork_helper, receive_with_descriptors
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128
@@ -90,12 +90,12 @@ def _make(number: int, *, as_root: bool) -> _Network:
     kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
     pid, ours = fork_helper(lambda theirs: _make_here(theirs, kinds), _WITHIN_S)
     try:
-        said, descriptors = received(ours, 4096)
+        said, descriptors = receive_with_descriptors(ours, 4096)
     except OSError as error:
         raise UnavailableError(f"no network can be made: {error}") from None
     finally:
         ours.close()
-        process_tree.end(pid)
+        process_tree.kill_and_reap(pid)
     if len(descriptors) != len(kinds) + 1:
         why = said.decode(errors="replace") or "who makes it has gone"
         raise UnavailableError(f"no network can be made: {why}")
@@ -110,7 +110,7 @@ def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> None:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        linux.loopback_up()
+        linux.bring_loopback_up()
         listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64)
         opened = [linux.open_namespace(kind) for kind in kinds]
         socket.send_fds(theirs, [b"+"], [listener.fileno(), *opened])
@@ -178,7 +178,7 @@ def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
     proxy = EgressProxy(allowed)
     listeners: dict[int, socket.socket] = {}
     while True:
-        head, descriptors = received(theirs, _ORDER.size)
+        head, descriptors = receive_with_descriptors(theirs, _ORDER.size)
         if len(head) < _ORDER.size:
             return  # the supervisor has gone
         kind, number = _ORDER.unpack(head)

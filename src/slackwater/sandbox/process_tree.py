@@ -6,8 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterator
 
-# Children of this process that no action started: nobody takes them for what an action has left
-# behind.
+# Children of this process that no action started; cleaning up after actions must spare them.
 helpers: set[int] = set()
 _END_WITHIN_S = 5.0
 
@@ -18,7 +17,7 @@ def _read(name: str) -> bytes:
 
 
 def children(pid: int) -> list[int]:
-    """Of any of the process's threads; none if it has ended."""
+    """Children of all of the process's threads; none if it has ended."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -26,8 +25,8 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def below(pid: int) -> Iterator[int]:
-    """The process and everything that it started, and they started."""
+def subtree(pid: int) -> Iterator[int]:
+    """The process and all of its descendants."""
     found = [pid]
     while found:
         yield (pid := found.pop())
@@ -35,7 +34,7 @@ def below(pid: int) -> Iterator[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it still runs, and does not merely wait to be reaped."""
+    """Whether it still runs: a zombie does not."""
     try:
         state = _read(f"{pid}/stat").rpartition(b")")[2].split()[0]
     except (OSError, IndexError):
@@ -44,7 +43,7 @@ def is_alive(pid: int) -> bool:
 
 
 def variables(pid: int) -> dict[str, str]:
-    """The variables that a process was started with; empty if it may not be asked."""
+    """The variables that a process was started with; empty if they cannot be read."""
     try:
         raw = _read(f"{pid}/environ")
     except OSError:
@@ -53,7 +52,7 @@ def variables(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def owned_by(users: range) -> Iterator[int]:
+def pids_of_users(users: range) -> Iterator[int]:
     for entry in os.scandir("/proc"):
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and entry.stat().st_uid in users:
@@ -66,7 +65,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def end(helper: int) -> None:
+def kill_and_reap(helper: int) -> None:
     """SIGKILL a child that no action started, and reap it."""
     kill(helper)
     with contextlib.suppress(ChildProcessError):
@@ -74,13 +73,16 @@ def end(helper: int) -> None:
     helpers.discard(helper)
 
 
-def end_all(find: Callable[[], Collection[int]]) -> bool:
-    """SIGKILL what is found until nothing is: a process may fork meanwhile. False: it stays."""
+def kill_until_gone(find: Callable[[], Collection[int]]) -> bool:
+    """SIGKILL what `find` returns until it returns nothing, since a process may fork meanwhile.
+
+    False if some remain after `_END_WITHIN_S`.
+    """
     deadline_s = time.monotonic() + _END_WITHIN_S
-    while left := find():
+    while pids := find():
         if time.monotonic() >= deadline_s:
             return False
-        for pid in left:
+        for pid in pids:
             kill(pid)
         time.sleep(0.001)
     return True

@@ -6,11 +6,11 @@ from typing import Literal, TypeAlias
 
 
 class End(StrEnum):
-    """Why an action is over. All but `exited` and `not_started` mean that it was killed."""
+    """Why an action ended. All but `exited` and `not_started` mean that it was killed."""
 
     EXITED = "exited"
     NOT_STARTED = "not_started"
-    STOPPED = "stopped"  # it was asked to
+    STOPPED = "stopped"  # by a request
     WALL = "wall"
     OUTPUT = "output"
     MEMORY = "memory"
@@ -19,7 +19,9 @@ class End(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage: `launch_s` to confine and start, `run_s` until the first process ended."""
+    """What an action used: `launch_s` to confine and start it, `run_s` until its first process
+    ended.
+    """
 
     launch_s: float = 0.0
     run_s: float = 0.0
@@ -54,14 +56,14 @@ class ActionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentFurnished:
-    """Its files are there; actions that waited for it have been started."""
+class EnvironmentCreated:
+    """Its files are in place; actions that waited for it have been started."""
 
     environment: str
 
 
 @dataclass(frozen=True, slots=True)
-class FurnishingFailed:
+class EnvironmentCreationFailed:
     """It could not be created."""
 
     environment: str
@@ -81,7 +83,7 @@ Report: TypeAlias = (
     ActionBegan
     | OutputPrinted
     | ActionEnded
-    | EnvironmentFurnished
-    | FurnishingFailed
+    | EnvironmentCreated
+    | EnvironmentCreationFailed
     | SnapshotEnded
 )

@@ -12,21 +12,21 @@ from pathlib import Path
 from slackwater.model.action_input import check_environment_name
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.sandbox import linux
-from slackwater.sandbox.file_tasks import lay_over
+from slackwater.sandbox.file_tasks import mount_overlay
 
 
 class Snapshots:
-    """A folder of snapshots by name; `way` says how environments begin from one."""
+    """A folder of snapshots by name; `method` is how environments start from one."""
 
-    def __init__(self, folder: Path, way: str) -> None:
+    def __init__(self, folder: Path, method: str) -> None:
         self._folder = folder
-        self.way = way
+        self.method = method
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def names(self) -> list[str]:
         return sorted(entry.name for entry in self._folder.iterdir() if entry.name[0] != ".")
 
-    def left_partial(self) -> list[Path]:
+    def find_partial(self) -> list[Path]:
         """Unfinished copies."""
         return [entry for entry in self._folder.iterdir() if entry.name[0] == "."]
 
@@ -34,13 +34,13 @@ class Snapshots:
         """Where a copy is made before it gets its name; names are never reused."""
         check_environment_name("snapshot", name)
         if (self._folder / name).exists():
-            raise RefusedError(f"snapshot: {name!r} is there already; take another name")
+            raise RefusedError(f"snapshot: {name!r} exists already; take another name")
         return self._folder / f".{secrets.token_hex(8)}"
 
     def keep(self, partial: Path, name: str) -> None:
         """Give a copy its name."""
         if (self._folder / name).exists():
-            raise RefusedError(f"snapshot: {name!r} is there already; take another name")
+            raise RefusedError(f"snapshot: {name!r} exists already; take another name")
         partial.rename(self._folder / name)
 
     def find(self, name: str) -> Path:
@@ -51,16 +51,16 @@ class Snapshots:
         return folder
 
 
-def choose_way(folder: Path, *, may_mount: bool = True) -> tuple[str, str]:
-    """How environments begin here, and why not in a faster way."""
+def choose_method(folder: Path, *, may_mount: bool = True) -> tuple[str, str]:
+    """How environments start here, and why no faster method works."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".try-") as tried:
-        root = Path(tried)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".try-") as probe:
+        root = Path(probe)
         (root / "below").mkdir()
         try:
             if not may_mount:
-                raise OSError(errno.EPERM, "others must see it")
-            lay_over(str(root / "below"), str(root), None)
+                raise OSError(errno.EPERM, "other processes must see it")
+            mount_overlay(str(root / "below"), str(root), None)
             linux.unmount(str(root / "view"))
         except OSError as error:
             why = f"no overlay: {error.strerror}"

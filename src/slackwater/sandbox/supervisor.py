@@ -29,7 +29,7 @@ from slackwater.sandbox.quarantine import DELETE_WITHIN_S, FOLDER, Quarantine
 from slackwater.sandbox.reports import ActionBegan, ActionEnded, End, OutputPrinted, Report, Usage
 from slackwater.sandbox.running import RunningAction
 from slackwater.sandbox.snapshots import Snapshots
-from slackwater.sandbox.users import Users
+from slackwater.sandbox.users import UserPool
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ _READY_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxMeans:
+class SandboxPlatform:
     """The backend, fences, snapshots and users chosen for this machine."""
 
     backend: Backend
     fences: Fences
     snapshots: Snapshots
-    users: Users | None
+    users: UserPool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class SandboxSupervisor:
     """`root` holds a folder for each environment."""
 
     def __init__(
-        self, root: Path, means: SandboxMeans, *, delete_within_s: float = DELETE_WITHIN_S
+        self, root: Path, platform: SandboxPlatform, *, delete_within_s: float = DELETE_WITHIN_S
     ) -> None:
-        self._means = means
+        self._platform = platform
         self._running: dict[str, RunningAction] = {}
         self._waiting: dict[str, WaitingOrder] = {}
         self._selector = selectors.DefaultSelector()
@@ -74,7 +74,7 @@ class SandboxSupervisor:
         self._leaving: list[Fence] = []
         self._next_look_s = self._next_precedence_s = 0.0
         root.mkdir(parents=True, exist_ok=True)
-        root.chmod(0o711)  # users of environments pass through, and see nothing
+        root.chmod(0o711)  # users of environments can traverse it but not list it
         linux.adopt_orphans()
         if os.getuid() == 0:
             end_left(str(root))
@@ -82,9 +82,9 @@ class SandboxSupervisor:
         self._quarantine = Quarantine(root / FOLDER, self._workers, delete_within_s=delete_within_s)
         self._environments = Environments(
             root,
-            backend=means.backend,
-            snapshots=means.snapshots,
-            users=means.users,
+            backend=platform.backend,
+            snapshots=platform.snapshots,
+            users=platform.users,
             workers=self._workers,
             quarantine=self._quarantine,
             report=self._reports.append,
@@ -177,7 +177,7 @@ class SandboxSupervisor:
     def _admit(self, environment: Environment, waiting: WaitingOrder) -> None:
         """Launch an order once nothing blocks it."""
         order = waiting.order
-        if environment.furnishing is not None:
+        if environment.populating is not None:
             self._waiting[order.action] = waiting
         elif environment.disk.excess(order.limits.disk_bytes):
             # It was too large when it was last measured, which may not be so any more.
@@ -192,7 +192,7 @@ class SandboxSupervisor:
         """Whether an action can enter now; if not, those that wait are launched when it can."""
         if environment.readiness is None:
             try:
-                environment.readiness = self._means.backend.readiness(environment)
+                environment.readiness = self._platform.backend.readiness(environment)
             except (OSError, SlackwaterError):
                 return True  # the launch meets the same fault, and reports it
             if environment.readiness is None:
@@ -213,15 +213,15 @@ class SandboxSupervisor:
     def _launch(self, environment: Environment, waiting: WaitingOrder) -> None:
         order = waiting.order
         self._tidy()
-        fence = self._means.fences.take(environment.name, environment.user, order.cores)
+        fence = self._platform.fences.acquire(environment.name, environment.user, order.cores)
         try:
             rlimits = fence.rlimits(order.limits)
-            launch = self._means.backend.launch(environment, order, rlimits)
+            launch = self._platform.backend.launch(environment, order, rlimits)
             child = fence.start(launch, order.limits)
         except Exception as error:
             if not isinstance(error, OSError | SlackwaterError):
                 logger.exception("action did not start action=%s", order.action)
-            self._means.fences.give_back(fence)
+            self._platform.fences.release(fence)
             self._reports.append(
                 ActionEnded(
                     order.action, End.NOT_STARTED, 127, Usage(), f"it did not start: {error}"
@@ -296,16 +296,16 @@ class SandboxSupervisor:
             self._stop_waiting_for(environment)
             self._environments.let_go(environment)
         self._tidy()
-        self._means.backend.close()
+        self._platform.backend.close()
         for key in list(self._selector.get_map().values()):
             if key.data is None:
                 self._selector.unregister(key.fileobj)
         self._wait_until(lambda: self._workers.is_idle, _TIDY_WITHIN_S)
         self._workers.close()
-        self._means.fences.close()
+        self._platform.fences.close()
         self._selector.close()
-        if self._means.users is not None:
-            self._means.users.close()
+        if self._platform.users is not None:
+            self._platform.users.close()
 
     # ---- the loop ----
     def _patience_s(self, timeout_s: float | None) -> float | None:
@@ -408,7 +408,7 @@ class SandboxSupervisor:
         leaving, self._leaving = self._leaving, []
         for fence in leaving:
             try:
-                self._means.fences.give_back(fence)
+                self._platform.fences.release(fence)
             except Exception:
                 logger.exception("a fence is not used again")
         if leaving:
@@ -421,7 +421,7 @@ class SandboxSupervisor:
         except ChildProcessError:
             return
         ours = {running.child.pid for running in self._running.values()}
-        ours |= self._means.fences.others() | process_tree.helpers
+        ours |= self._platform.fences.helper_pids() | process_tree.helpers
         for pid in process_tree.children(os.getpid()):
             if pid not in ours:
                 with contextlib.suppress(ChildProcessError):
@@ -504,5 +504,5 @@ class SandboxSupervisor:
                 self._reports.append(over)
             else:
                 self._admit(environment, each)
-        if self._orders_waiting_for(environment) and environment.furnishing is None:
+        if self._orders_waiting_for(environment) and environment.populating is None:
             self._measure(environment)

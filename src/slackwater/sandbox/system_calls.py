@@ -25,7 +25,7 @@ NOT_THERE = _ERROR | errno.ENOSYS
 
 _X32 = 0x40000000
 _CLONE3 = 435
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # to type into a terminal
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # they type into a terminal
 _NEW_NAMESPACES = (
     linux.CLONE_NEWUSER
     | linux.CLONE_NEWNS
@@ -85,7 +85,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
 class Machine:
     """One architecture: its audit number, table column, and calls with checked arguments."""
 
-    mark: int
+    audit_number: int
     column: int
     clone: int
     unshare: int
@@ -99,36 +99,41 @@ MACHINES = {
 }
 
 
-def refused_calls(machine: Machine) -> dict[str, int]:
-    """Those that are refused whatever their arguments are, by name."""
+def list_refused_calls(machine: Machine) -> dict[str, int]:
+    """The calls that are refused with any arguments: numbers by name."""
     found = {name: numbers[machine.column] for name, numbers in _REFUSED.items()}
     return {name: number for name, number in found.items() if number is not None}
 
 
-def filter_program(machine: str | None = None, *, enters: bool = False) -> bytes:
+def filter_program(machine: str | None = None, *, may_join: bool = False) -> bytes:
     """The seccomp program for a machine (default: this one).
 
-    A launcher `enters` namespaces for what it starts; its children may not, since the kernel
-    demands privileges for the rest.
+    With `may_join` a launcher can join namespaces for the programs that it starts. They inherit
+    this filter, but lack the privileges that the kernel demands for those calls.
     """
     name = machine or os.uname().machine
     if name not in MACHINES:
         known = ", ".join(MACHINES)
         raise RefusedError(f"no system call filter for {name}: sandboxes isolate on {known}")
     this = MACHINES[name]
-    code = [_load(_ARCHITECTURE), _jump(_EQUAL, this.mark, 1, 0), _result(KILL), _load(_NUMBER)]
+    code = [
+        _load(_ARCHITECTURE),
+        _jump(_EQUAL, this.audit_number, 1, 0),
+        _return(KILL),
+        _load(_NUMBER),
+    ]
     if name == "x86_64":
-        code += [_jump(_AT_LEAST, _X32, 0, 1), _result(NOT_THERE)]
-    code += [_jump(_EQUAL, _CLONE3, 0, 1), _result(NOT_THERE)]
-    refused = sorted(refused_calls(this).values()) + ([] if enters else [this.setns])
+        code += [_jump(_AT_LEAST, _X32, 0, 1), _return(NOT_THERE)]
+    code += [_jump(_EQUAL, _CLONE3, 0, 1), _return(NOT_THERE)]
+    refused = sorted(list_refused_calls(this).values()) + ([] if may_join else [this.setns])
     for number in refused:
-        code += [_jump(_EQUAL, number, 0, 1), _result(NOT_PERMITTED)]
+        code += [_jump(_EQUAL, number, 0, 1), _return(NOT_PERMITTED)]
     code += _refuse_bits(this.clone, _NEW_NAMESPACES)
-    code += _refuse_bits(this.unshare, linux.CLONE_NEWUSER if enters else _NEW_NAMESPACES)
+    code += _refuse_bits(this.unshare, linux.CLONE_NEWUSER if may_join else _NEW_NAMESPACES)
     code += [_jump(_EQUAL, this.ioctl, 0, 5), _load(_ARGUMENTS + 8)]
     code += [_jump(_EQUAL, _TIOCSTI, 1, 0), _jump(_EQUAL, _TIOCLINUX, 0, 1)]
-    code += [_result(NOT_PERMITTED), _result(ALLOW)]
-    return b"".join([*code, _result(ALLOW)])
+    code += [_return(NOT_PERMITTED), _return(ALLOW)]
+    return b"".join([*code, _return(ALLOW)])
 
 
 def _refuse_bits(number: int, bits: int) -> list[bytes]:
@@ -137,8 +142,8 @@ def _refuse_bits(number: int, bits: int) -> list[bytes]:
         _jump(_EQUAL, number, 0, 4),
         _load(_ARGUMENTS),
         _jump(_ANY_BIT, bits, 0, 1),
-        _result(NOT_PERMITTED),
-        _result(ALLOW),
+        _return(NOT_PERMITTED),
+        _return(ALLOW),
     ]
 
 
@@ -146,10 +151,10 @@ def _load(offset: int) -> bytes:
     return struct.pack("=HBBI", _LOAD, 0, 0, offset)
 
 
-def _jump(test: int, value: int, over_if: int, over_else: int) -> bytes:
+def _jump(test: int, value: int, skip_if: int, skip_else: int) -> bytes:
     """A conditional jump over the next instructions."""
-    return struct.pack("=HBBI", test, over_if, over_else, value)
+    return struct.pack("=HBBI", test, skip_if, skip_else, value)
 
 
-def _result(what: int) -> bytes:
-    return struct.pack("=HBBI", _RETURN, 0, 0, what)
+def _return(action: int) -> bytes:
+    return struct.pack("=HBBI", _RETURN, 0, 0, action)

@@ -187,8 +187,8 @@ def disk_bytes(
 def _processes(user: int | None, first: Sequence[int]) -> Iterable[int]:
     """The numbers of an environment's processes."""
     if user is not None:
-        return process_tree.owned_by(range(user, user + 1))
-    return {pid for top in first for pid in process_tree.below(top)}
+        return process_tree.pids_of_users(range(user, user + 1))
+    return {pid for top in first for pid in process_tree.subtree(top)}
 
 
 def _deleted_files(pid: int) -> Iterator[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""Users for environments: unassigned uids, a block of them for each supervisor.
+"""Users for environments: unassigned uids, in one block per supervisor.
 
 Only root can assign them. Different users cannot signal each other or read each other's files, and
 the kernel counts each user's processes.
@@ -17,8 +17,8 @@ _BLOCKS = 4_096
 LOCKS = Path("/run/slackwater/users")
 
 
-class Users:
-    """One block, held by a lock on a file for as long as this process lives."""
+class UserPool:
+    """One block of uids; a lock on a file reserves it for the life of this process."""
 
     def __init__(self, locks: Path = LOCKS) -> None:
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -35,45 +35,45 @@ class Users:
         else:
             raise UnavailableError(f"all {_BLOCKS} blocks of users in {locks} are taken")
         self._taken: set[int] = set()
-        self._end_left()
+        self._kill_leftovers()
 
-    def _end_left(self) -> None:
-        """Kill what a killed supervisor left: the lock's holder owns the whole block."""
+    def _kill_leftovers(self) -> None:
+        """Kill the processes of a killed supervisor: the lock's holder owns the whole block."""
         block = range(self._first, self._first + BLOCK)
 
-        def left() -> list[int]:
-            return [pid for pid in process_tree.owned_by(block) if process_tree.is_alive(pid)]
+        def find_leftovers() -> list[int]:
+            return [pid for pid in process_tree.pids_of_users(block) if process_tree.is_alive(pid)]
 
-        if not process_tree.end_all(left):
+        if not process_tree.kill_until_gone(find_leftovers):
             raise UnavailableError(f"processes of users {self._first} and up cannot be ended")
 
-    def take(self) -> int:
-        """The lowest number that is free."""
+    def allocate(self) -> int:
+        """The lowest free uid."""
         for user in range(self._first, self._first + BLOCK):
             if user not in self._taken:
                 self._taken.add(user)
                 return user
         raise UnavailableError(f"all {BLOCK} users of this supervisor are taken")
 
-    def take_again(self, user: int) -> bool:
-        """Take the number that an environment had before, if it is this block's and free."""
+    def reserve(self, user: int) -> bool:
+        """Take the uid that an environment had before, if this block contains it and it is free."""
         if user in self._taken or not self._first <= user < self._first + BLOCK:
             return False
         self._taken.add(user)
         return True
 
-    def give_back(self, user: int) -> None:
+    def release(self, user: int) -> None:
         self._taken.discard(user)
 
     def close(self) -> None:
         os.close(self._lock)
 
 
-def users_here() -> Users | None:
-    """None unless this process is root and may keep locks."""
+def open_user_pool() -> UserPool | None:
+    """A pool for this process; None unless it is root and can create lock files."""
     if os.getuid() != 0:
         return None
     try:
-        return Users()
+        return UserPool()
     except OSError:
         return None

@@ -22,15 +22,15 @@ import msgspec
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError
 from slackwater.sandbox.backends.docker import DEFAULT_IMAGE
 from slackwater.sandbox.backends.port import Order
-from slackwater.sandbox.choice import ChosenBackend, choose, keep_mounts_private
+from slackwater.sandbox.choice import SandboxChoice, choose, keep_mounts_private
 from slackwater.sandbox.launch import LAUNCHER_FOLDER
 from slackwater.sandbox.limits import Limits
 from slackwater.sandbox.reports import (
     ActionBegan,
     ActionEnded,
     End,
-    EnvironmentFurnished,
-    FurnishingFailed,
+    EnvironmentCreated,
+    EnvironmentCreationFailed,
     OutputPrinted,
     Report,
     SnapshotEnded,
@@ -253,11 +253,11 @@ class SandboxWorker:
                     self._printed.setdefault(action, []).append(printed)
             case ActionEnded():
                 self._tell_end(report)
-            case EnvironmentFurnished(environment):
+            case EnvironmentCreated(environment):
                 if environment in self._opening:
                     self._opening.remove(environment)
                     self._send(sandbox.EnvironmentReady(environment))
-            case FurnishingFailed(environment, reason):
+            case EnvironmentCreationFailed(environment, reason):
                 self._opening.discard(environment)
                 self._failed[environment] = reason  # for actions that are on their way already
                 if len(self._failed) > _FAILURES_MOST:
@@ -292,7 +292,7 @@ def _sendable(text: str) -> str:
 
 
 def _facts(
-    options: argparse.Namespace, chosen: ChosenBackend, supervisor: SandboxSupervisor
+    options: argparse.Namespace, choice: SandboxChoice, supervisor: SandboxSupervisor
 ) -> sandbox.SandboxFacts:
     held = [
         sandbox.HeldEnvironment(name, str(note["job"]), int(note["memory_mib"]))
@@ -303,9 +303,9 @@ def _facts(
         node=options.node,
         cores=cores_by_numa(options.cores, share),
         memory_mib=options.memory_mib or memory_mib(share),
-        backend=chosen.means.backend.name,
-        isolates=chosen.means.backend.isolates,
-        said=list(chosen.said),
+        backend=choice.platform.backend.name,
+        isolates=choice.platform.backend.isolates,
+        said=list(choice.description),
         environments=held,
     )
 
@@ -336,12 +336,12 @@ def main() -> None:
     name = f"{options.service}-{options.node}"
     folder = (options.folder or folder_for_all(options.service)).absolute() / options.node
     os.chdir(LAUNCHER_FOLDER)  # launchers start where no tenant can write
-    chosen = choose(name, folder, options.backend, options.image, allowed=options.allow)
-    for line in chosen.said:
+    choice = choose(name, folder, options.backend, options.image, allowed=options.allow)
+    for line in choice.description:
         logger.info("%s", line)
-    supervisor = SandboxSupervisor(folder / "environments", chosen.means)
+    supervisor = SandboxSupervisor(folder / "environments", choice.platform)
     try:
-        facts = _facts(options, chosen, supervisor)
+        facts = _facts(options, choice, supervisor)
         hello = messages.Hello(options.worker, "sandbox", sandbox=facts)
         SandboxWorker(dial(options.connect, hello), supervisor).run()
     finally:

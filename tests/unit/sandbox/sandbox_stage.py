@@ -24,8 +24,8 @@ from slackwater.sandbox.fences import PinnedFences
 from slackwater.sandbox.file_tasks import delete
 from slackwater.sandbox.limits import Limits
 from slackwater.sandbox.reports import ActionEnded, OutputPrinted, Report, SnapshotEnded
-from slackwater.sandbox.supervisor import SandboxMeans, SandboxSupervisor
-from slackwater.sandbox.users import users_here
+from slackwater.sandbox.supervisor import SandboxPlatform, SandboxSupervisor
+from slackwater.sandbox.users import open_user_pool
 
 ENDS_WITHIN_S = 240.0
 SPARE_USER = 64_123  # nobody's
@@ -45,9 +45,11 @@ class Ran:
 class Stage:
     """Runs commands to their end, one at a time."""
 
-    def __init__(self, supervisor: SandboxSupervisor, means: SandboxMeans, root: Path) -> None:
+    def __init__(
+        self, supervisor: SandboxSupervisor, platform: SandboxPlatform, root: Path
+    ) -> None:
         self.supervisor = supervisor
-        self.means = means
+        self.platform = platform
         self.root = root
         self._actions = itertools.count()
 
@@ -57,7 +59,7 @@ class Stage:
         """
         self.supervisor._workers.close()
         self.supervisor._selector.close()
-        self.supervisor = SandboxSupervisor(self.root / "environments", self.means, **options)
+        self.supervisor = SandboxSupervisor(self.root / "environments", self.platform, **options)
 
     def start(self, *command: str, environment: str = "e", **limits: Any) -> str:
         given = dict(limits)
@@ -128,11 +130,11 @@ def a_stage(
     root = Path(tempfile.mkdtemp(dir="/var/tmp", prefix="slackwater-test-"))
     root.chmod(0o711)
     name = f"test-{os.getpid()}-{next(_numbers)}"
-    means = choose(name, root, backend, image, allowed=allowed).means
+    platform = choose(name, root, backend, image, allowed=allowed).platform
     if pinned:
-        means.fences.close()
-        means = replace(means, fences=PinnedFences())
-    stage = Stage(SandboxSupervisor(root / "environments", means), means, root)
+        platform.fences.close()
+        platform = replace(platform, fences=PinnedFences())
+    stage = Stage(SandboxSupervisor(root / "environments", platform), platform, root)
     try:
         yield stage
     finally:
@@ -154,8 +156,8 @@ def run_without_root(case: Callable[[], None]) -> None:
 
 def bubblewrap_missing() -> str | None:
     """Why bubblewrap cannot be tested here, or None."""
-    users = users_here()
-    program, why = find_bubblewrap(None if users is None else users.take())
+    users = open_user_pool()
+    program, why = find_bubblewrap(None if users is None else users.allocate())
     if users is not None:
         users.close()
     return None if program is not None else why

@@ -11,7 +11,7 @@ from sandbox_stage import Stage, a_stage, run_without_root
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.file_tasks import delete
 from slackwater.sandbox.quarantine import FOLDER, TRIES_MOST
-from slackwater.sandbox.reports import EnvironmentFurnished, FurnishingFailed
+from slackwater.sandbox.reports import EnvironmentCreated, EnvironmentCreationFailed
 
 NEST = """
 import os
@@ -165,7 +165,7 @@ def test_other_actions_go_on_while_a_snapshot_is_taken() -> None:
         stage.supervisor.open("other")
         stage.supervisor.snapshot("e", "many")
         assert stage.sh("echo fine", environment="other").stdout == "fine\n"
-        stage.step_until(lambda: "many" in stage.means.snapshots.names())
+        stage.step_until(lambda: "many" in stage.platform.snapshots.names())
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_snapshot_of_too_much_is_refused_and_leaves_nothing(script: str, why: 
         error = stage.snapshot("e", "much")
         assert error is not None
         assert why in error
-        assert stage.means.snapshots.names() == []
-        stage.step_until(lambda: not stage.means.snapshots.left_partial())
+        assert stage.platform.snapshots.names() == []
+        stage.step_until(lambda: not stage.platform.snapshots.find_partial())
         stage.supervisor.open("fresh")
         assert stage.sh("echo fine", environment="fresh").stdout == "fine\n"
 
@@ -196,7 +196,7 @@ def test_a_snapshot_of_an_environment_that_is_closed_meanwhile_is_answered() -> 
         stage.supervisor.open("e")
         stage.supervisor.snapshot("e", "gone")
         stage.supervisor.close_environment("e")
-        assert stage.means.snapshots.names() in ([], ["gone"])
+        assert stage.platform.snapshots.names() in ([], ["gone"])
 
 
 def test_a_snapshot_by_a_name_with_a_colon_begins_an_environment() -> None:
@@ -217,8 +217,8 @@ def test_a_file_behind_a_link_of_a_snapshot_is_refused() -> None:
         assert stage.snapshot("e", "links") is None
         for path in ("way/in", "file"):
             stage.supervisor.open("bad", snapshot="links", files={path: b"x"})
-            failed = stage.until(lambda report: isinstance(report, FurnishingFailed))
-            assert isinstance(failed, FurnishingFailed)
+            failed = stage.until(lambda report: isinstance(report, EnvironmentCreationFailed))
+            assert isinstance(failed, EnvironmentCreationFailed)
             assert f"files: '{path}' cannot be written" in failed.reason
         assert list(outside.iterdir()) == []
 
@@ -229,7 +229,9 @@ def test_a_file_worker_that_is_killed_fails_its_task_alone() -> None:
         stage.supervisor.open("e", files={"big": bytes(64 << 20)})
         for helper in process_tree.helpers - before:
             os.kill(helper, signal.SIGKILL)
-        stage.until(lambda report: isinstance(report, FurnishingFailed | EnvironmentFurnished))
+        stage.until(
+            lambda report: isinstance(report, EnvironmentCreationFailed | EnvironmentCreated)
+        )
         stage.supervisor.open("next", files={"small": b"x"})
         assert stage.sh("cat small", environment="next").stdout == "x"
 

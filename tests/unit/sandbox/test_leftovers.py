@@ -23,7 +23,7 @@ from harness.sleep_markers import sleep_marker
 from slackwater.sandbox.choice import BackendName
 from slackwater.sandbox.reports import End
 from slackwater.sandbox.supervisor import SandboxSupervisor
-from slackwater.sandbox.users import users_here
+from slackwater.sandbox.users import open_user_pool
 
 
 def disguised(number: int) -> str:
@@ -123,7 +123,7 @@ def kill_a_supervisor(backend: BackendName, *, pinned: bool) -> str:
     os.waitpid(pid, 0)
     assert root, "it failed before it had a folder; an empty path is the current one"
     try:
-        if pinned and os.getuid() == 0 and (users := users_here()) is not None:
+        if pinned and os.getuid() == 0 and (users := open_user_pool()) is not None:
             users.close()  # who has the users next ends what is left of them
         return str(wait_until_gone(f"sleep {number}") + wait_until_gone(root))
     finally:
@@ -137,7 +137,7 @@ def test_a_holder_that_was_left_is_ended_by_the_next_supervisor(stage: Stage) ->
     other = subprocess.Popen(
         ["sleep", "7044"], env={"SLACKWATER_HOLDER": str(root)}, user=SPARE_USER
     )
-    SandboxSupervisor(root, stage.means)
+    SandboxSupervisor(root, stage.platform)
     assert held.wait(60) == -signal.SIGKILL
     assert other.poll() is None
     other.kill()

@@ -12,11 +12,11 @@ from sandbox_stage import a_stage
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import can_have_namespaces
+from slackwater.sandbox.launch import can_create_namespaces
 from slackwater.sandbox.mounts import MountMaker, Mounts
 
 pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 or not can_have_namespaces(), reason="only root can make mounts"
+    os.getuid() != 0 or not can_create_namespaces(), reason="only root can make mounts"
 )
 
 
@@ -41,7 +41,7 @@ def read_inside(descriptor: int, path: str) -> bytes:
     pid = os.fork()
     if pid == 0:
         try:
-            linux.enter(descriptor, linux.CLONE_NEWNS)
+            linux.join_namespace(descriptor, linux.CLONE_NEWNS)
             os.write(told, Path(path).read_bytes())
         finally:
             os._exit(0)

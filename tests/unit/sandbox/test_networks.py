@@ -117,7 +117,7 @@ def test_without_root_only_allowed_addresses_are_reached() -> None:
 def test_without_an_allowed_address_no_network_is_granted(stage: Stage) -> None:
     ran = stage.sh("echo ran", network=True)
     assert (ran.stdout, ran.over.end.value) == ("", "not_started")
-    if "network" in stage.means.backend.guarantees:
+    if "network" in stage.platform.backend.guarantees:
         assert "limits.network" in ran.over.reason
         assert "--sandbox-allow HOST:PORT" in ran.over.reason
 
@@ -189,7 +189,7 @@ def test_a_killed_proxy_comes_back() -> None:
     ],
 )
 def test_a_name_does_not_lead_to_this_machine(host: str, address: str, may: bool) -> None:
-    assert egress_proxy._may_lead_to(host, address) is may
+    assert egress_proxy._is_allowed_address(host, address) is may
 
 
 @pytest.mark.parametrize(

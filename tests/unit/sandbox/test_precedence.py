@@ -30,8 +30,8 @@ def test_only_what_had_a_fair_part_of_a_core_comes_last(
 def lanes(stage: Stage) -> Iterator[Stage]:
     """A stage whose fences can tell who comes last."""
     assert stage.sh("true").over.status == 0
-    fences = stage.means.fences
-    made = list(getattr(fences, "_made", []))
+    fences = stage.platform.fences
+    made = list(getattr(fences, "_lanes", []))
     if not made or made[0]._cpu is None:
         pytest.skip("no control group with cpu.idle can be written to here")
     yield stage

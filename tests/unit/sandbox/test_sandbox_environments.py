@@ -84,7 +84,7 @@ def test_a_snapshot_begins_an_environment_that_changes_by_itself(stage: Stage) -
         == "base\nyes\n"
     )
     assert stage.sh("cat d/file", environment="first").stdout == "base\n"
-    with pytest.raises(RefusedError, match="is there already"):
+    with pytest.raises(RefusedError, match="exists already"):
         supervisor.snapshot("second", "prepared")
     for name in ("first", "second", "third"):
         supervisor.close_environment(name)
@@ -110,7 +110,7 @@ def test_a_command_gets_its_cores_and_is_told_how_many(stage: Stage) -> None:
 
 
 def test_more_cores_than_were_granted_cannot_be_taken(stage: Stage) -> None:
-    if not stage.means.fences.pins_for_good:
+    if not stage.platform.fences.enforces_cores:
         pytest.skip("core pinning without control groups can be undone by the process itself")
     cores = sorted(os.sched_getaffinity(0))
     script = f"import os; os.sched_setaffinity(0, {cores}); print(len(os.sched_getaffinity(0)))"
@@ -168,6 +168,6 @@ def test_a_python_among_temporary_files_is_there_beside_an_actions_own(
             stage.supervisor.open("e")
             assert stage.sh("echo mine > $TMPDIR/left").over.status == 0
             assert stage.sh(f"cat {folder}/installed $TMPDIR/left").stdout == "yesmine\n"
-            if "foreign files" in stage.means.backend.guarantees:
+            if "foreign files" in stage.platform.backend.guarantees:
                 assert stage.sh(f"echo no > {folder}/installed").over.status != 0
                 assert stage.sh("ls $TMPDIR; ls /tmp").stdout.split() == ["left", Path(folder).name]

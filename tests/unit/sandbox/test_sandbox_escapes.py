@@ -13,8 +13,9 @@ from slackwater.sandbox.backends.port import Guarantee
 
 
 def needs(stage: Stage, guarantee: Guarantee) -> None:
-    if guarantee not in stage.means.backend.guarantees:
-        pytest.skip(f"{stage.means.backend.name} promises nothing about {guarantee} without root")
+    if guarantee not in stage.platform.backend.guarantees:
+        name = stage.platform.backend.name
+        pytest.skip(f"{name} promises nothing about {guarantee} without root")
 
 
 def test_files_outside_cannot_be_written(stage: Stage) -> None:
@@ -95,7 +96,7 @@ def test_an_action_keeps_nothing_of_who_started_it(stage: Stage) -> None:
     fields = dict(line.split(":\t") for line in told.splitlines() if ":\t" in line)
     assert len(set(fields["Uid"].split())) == 1
     assert len(set(fields["Gid"].split())) == 1
-    if stage.means.users is not None:
+    if stage.platform.users is not None:
         assert int(fields["Uid"].split()[0]) != os.getuid()
         assert fields["Groups"].strip() == ""
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):

@@ -17,8 +17,8 @@ def test_why_the_second_process_failed_is_heard_though_it_was_said_before_anybod
     os.write(said, launch._SECOND.pack(launch._SECOND_MARK, 77))
     os.write(said, b"no such program")
     os.close(said)
-    assert launch._pid_of_second(heard) == 77
-    assert launch.heard_from(heard) == b"no such program"
+    assert launch._read_second_pid(heard) == 77
+    assert launch.read_status(heard) == b"no such program"
     os.close(heard)
 
 
@@ -27,5 +27,5 @@ def test_a_first_process_that_fails_says_all_of_why() -> None:
     os.write(said, b"no namespace can be entered")
     os.close(said)
     with pytest.raises(UnavailableError, match=r"^no namespace can be entered$"):
-        launch._pid_of_second(heard)
+        launch._read_second_pid(heard)
     os.close(heard)

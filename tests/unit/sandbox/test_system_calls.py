@@ -17,7 +17,7 @@ from slackwater.sandbox.system_calls import (
     NOT_PERMITTED,
     NOT_THERE,
     filter_program,
-    refused_calls,
+    list_refused_calls,
 )
 
 
@@ -38,37 +38,37 @@ def judged(program: bytes, mark: int, number: int, *arguments: int) -> int:
     raise AssertionError("the program does not end")
 
 
-@pytest.mark.parametrize("enters", [False, True])
+@pytest.mark.parametrize("may_join", [False, True])
 @pytest.mark.parametrize("name", MACHINES)
-def test_what_the_filter_says(name: str, enters: bool) -> None:
-    machine, program = MACHINES[name], filter_program(name, enters=enters)
-    for call, number in refused_calls(machine).items():
-        assert judged(program, machine.mark, number) == NOT_PERMITTED, call
-    assert judged(program, machine.mark, 435) == NOT_THERE
+def test_what_the_filter_says(name: str, may_join: bool) -> None:
+    machine, program = MACHINES[name], filter_program(name, may_join=may_join)
+    for call, number in list_refused_calls(machine).items():
+        assert judged(program, machine.audit_number, number) == NOT_PERMITTED, call
+    assert judged(program, machine.audit_number, 435) == NOT_THERE
     for namespaces in (linux.CLONE_NEWUSER, linux.CLONE_NEWUSER | linux.CLONE_NEWNET):
         for number in (machine.clone, machine.unshare):
-            assert judged(program, machine.mark, number, namespaces) == NOT_PERMITTED
+            assert judged(program, machine.audit_number, number, namespaces) == NOT_PERMITTED
     thread = 0x3D0F00  # as C libraries make one
-    assert judged(program, machine.mark, machine.clone, thread) == ALLOW
-    assert judged(program, machine.mark, machine.clone, 17) == ALLOW
-    assert judged(program, machine.mark, machine.unshare, 0x400) == ALLOW
-    assert judged(program, machine.mark, machine.ioctl, 0, 0x5412) == NOT_PERMITTED
-    assert judged(program, machine.mark, machine.ioctl, 0, 0x541C) == NOT_PERMITTED
-    assert judged(program, machine.mark, machine.ioctl, 0, 0x5413) == ALLOW
-    entered = ALLOW if enters else NOT_PERMITTED
-    assert judged(program, machine.mark, machine.setns, 3, 0) == entered
-    assert judged(program, machine.mark, machine.unshare, linux.CLONE_NEWIPC) == entered
+    assert judged(program, machine.audit_number, machine.clone, thread) == ALLOW
+    assert judged(program, machine.audit_number, machine.clone, 17) == ALLOW
+    assert judged(program, machine.audit_number, machine.unshare, 0x400) == ALLOW
+    assert judged(program, machine.audit_number, machine.ioctl, 0, 0x5412) == NOT_PERMITTED
+    assert judged(program, machine.audit_number, machine.ioctl, 0, 0x541C) == NOT_PERMITTED
+    assert judged(program, machine.audit_number, machine.ioctl, 0, 0x5413) == ALLOW
+    entered = ALLOW if may_join else NOT_PERMITTED
+    assert judged(program, machine.audit_number, machine.setns, 3, 0) == entered
+    assert judged(program, machine.audit_number, machine.unshare, linux.CLONE_NEWIPC) == entered
     for number in (0, 1, 2, 3, 59, 63, 221):
-        assert judged(program, machine.mark, number) == ALLOW
+        assert judged(program, machine.audit_number, number) == ALLOW
 
 
 def test_calls_of_other_machines_are_no_way_round() -> None:
     x86, arm = MACHINES["x86_64"], MACHINES["aarch64"]
     i386 = 0x40000003
     assert judged(filter_program("x86_64"), i386, 20) == KILL
-    assert judged(filter_program("x86_64"), arm.mark, 0) == KILL
-    assert judged(filter_program("aarch64"), x86.mark, 0) == KILL
-    assert judged(filter_program("x86_64"), x86.mark, 0x40000000 | 39) == NOT_THERE
+    assert judged(filter_program("x86_64"), arm.audit_number, 0) == KILL
+    assert judged(filter_program("aarch64"), x86.audit_number, 0) == KILL
+    assert judged(filter_program("x86_64"), x86.audit_number, 0x40000000 | 39) == NOT_THERE
 
 
 def test_a_machine_without_a_filter_is_refused() -> None:
@@ -91,7 +91,7 @@ print(json.dumps(said))
 
 def told_inside(stage: Stage) -> dict[str, int]:
     machine = MACHINES[os.uname().machine]
-    calls = {name: [number] + [0] * 6 for name, number in refused_calls(machine).items()}
+    calls = {name: [number] + [0] * 6 for name, number in list_refused_calls(machine).items()}
     calls |= {"clone3": [435, 0, 0]}
     calls |= {"unshare user": [machine.unshare, linux.CLONE_NEWUSER]}
     calls |= {"unshare mounts": [machine.unshare, linux.CLONE_NEWNS]}
@@ -114,7 +114,7 @@ def status_inside(stage: Stage) -> dict[str, str]:
 
 
 def test_an_action_is_refused_what_it_needs_no_privilege_for(stage: Stage) -> None:
-    if not (stage.means.backend.isolates or stage.means.users is not None):
+    if not (stage.platform.backend.isolates or stage.platform.users is not None):
         pytest.skip("a plain process without root is not filtered")
     assert unexpected(told_inside(stage)) == {}
     status = status_inside(stage)
@@ -139,7 +139,7 @@ def test_without_root_it_is_refused_the_same() -> None:
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="calls of 32-bit x86")
 def test_calls_of_32_bit_programs_end_the_action(stage: Stage) -> None:
-    if not (stage.means.backend.isolates or stage.means.users is not None):
+    if not (stage.platform.backend.isolates or stage.platform.users is not None):
         pytest.skip("a plain process without root is not filtered")
     call = (
         "import ctypes, mmap\n"

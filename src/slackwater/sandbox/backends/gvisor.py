@@ -66,10 +66,10 @@ class GvisorBackend(Backend):
                 (self._root / "files" / name[1:]).symlink_to(path.readlink())
             elif path.is_dir():
                 self._mounts.append(_bind(name, name))
-        readable = [Path("/etc", name) for name in ETC] + [
+        memory_file = [Path("/etc", name) for name in ETC] + [
             path for path in self._shown if not path.is_relative_to("/usr")
         ]
-        self._mounts += [_bind(str(path), str(path)) for path in readable if path.exists()]
+        self._mounts += [_bind(str(path), str(path)) for path in memory_file if path.exists()]
         places = [*self._mounts, *(_mount("tmpfs", at, "tmpfs") for at in (HOME, *SHARED_TMP))]
         for mount in places:
             self._make_place(mount)
