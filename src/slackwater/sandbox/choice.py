@@ -17,7 +17,7 @@ from slackwater.sandbox.backends.plain import PlainBackend
 from slackwater.sandbox.backends.port import Backend
 from slackwater.sandbox.cgroups import choose_fences
 from slackwater.sandbox.launch import can_create_namespaces
-from slackwater.sandbox.mounts import barrier_of
+from slackwater.sandbox.mounts import find_barrier
 from slackwater.sandbox.networks import Networks
 from slackwater.sandbox.snapshots import Snapshots, choose_method
 from slackwater.sandbox.supervisor import SandboxPlatform
@@ -71,7 +71,7 @@ def choose(
         fix = "cannot be enforced by plain processes without root: install bubblewrap, or omit it"
         raise ConfigError.of("--sandbox-allow", " ".join(allowed), fix)
     fences, fences_reason = choose_fences(name)
-    barrier = barrier_of(root) if users is not None else None
+    barrier = find_barrier(root) if users is not None else None
     if barrier is not None:
         fix = f"must be where other users can pass through, and {barrier} is closed to them"
         raise ConfigError.of("--sandbox-folder", str(root), fix)

@@ -1,7 +1,7 @@
-"""File-worker processes do environments' file work, so that it cannot block the supervisor.
+"""File workers: processes that do the file work of environments, so it cannot block the supervisor.
 
-They are forked on demand and reused: handing over a task costs 0.1 ms, a fork several. Each runs
-one task with a deadline; one that misses it or dies is replaced, and only its task fails.
+They are forked on demand and reused: sending a task costs 0.1 ms, a fork several. Each runs one
+task with a deadline. One that misses its deadline or dies is replaced, and only its task fails.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import logging
 import marshal
 import os
 import resource
+import selectors
 import signal
 import socket
 import struct
@@ -17,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
@@ -27,10 +28,10 @@ from slackwater.sandbox.trees import TooDeepError
 
 logger = logging.getLogger(__name__)
 
-WORKERS_MOST = 8
-# Of those, how many may delete or measure at once: others must find a free one.
-_MOST_OF_KIND = {"delete": 1, "measure": 2}
-_IDLE_MOST = 2
+MAX_WORKERS = 8
+# How many may delete or measure at once, so that a worker stays free for other tasks.
+_MAX_OF_KIND = {"delete": 1, "measure": 2}
+_MAX_IDLE = 2
 _SEND_WITHIN_S = 10.0
 _LENGTH = struct.Struct("<q")
 
@@ -54,14 +55,6 @@ class FileTask:
     done: Callable[[TaskOutcome], None]
 
 
-class Watcher(Protocol):
-    """An event loop that calls back when a descriptor is readable."""
-
-    def watch_reads(self, descriptor: int, came: Callable[[], None]) -> None: ...
-
-    def unwatch(self, descriptor: int) -> None: ...
-
-
 @dataclass(slots=True, eq=False)
 class _Worker:
     """The supervisor's end of one process."""
@@ -73,34 +66,36 @@ class _Worker:
 
 
 class FileWorkers:
-    """Hands out tasks in order. All calls and callbacks are on the supervisor's thread."""
+    """Runs tasks in order. All calls and callbacks are on the supervisor's thread."""
 
-    def __init__(self, watcher: Watcher) -> None:
-        self._watcher = watcher
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        """`selector`'s owner calls the data of each key that is ready."""
+        self._selector = selector
         self._workers: list[_Worker] = []
-        self._waiting: deque[FileTask] = deque()
+        self._queue: deque[FileTask] = deque()
         self._dying: set[int] = set()
-        self._unsent: list[tuple[FileTask, TaskOutcome]] = []  # told later, never within `submit`
+        # Outcomes for `check_deadlines`: `submit` never calls back.
+        self._undelivered: list[tuple[FileTask, TaskOutcome]] = []
 
     def submit(self, task: FileTask) -> FileTask:
-        """Have a task done, now or when a process is free for it."""
-        self._waiting.append(task)
-        self._hand_out()
+        """Queue a task; it starts when a worker is free."""
+        self._queue.append(task)
+        self._dispatch()
         return task
 
     def cancel(self, task: FileTask) -> None:
         """Cancel a task; partial work stays."""
-        self._unsent = [each for each in self._unsent if each[0] is not task]
+        self._undelivered = [each for each in self._undelivered if each[0] is not task]
         with contextlib.suppress(ValueError):
-            self._waiting.remove(task)
+            self._queue.remove(task)
         for worker in [each for each in self._workers if each.task is task]:
-            self._drop(worker)
-        self._hand_out()
+            self._kill(worker)
+        self._dispatch()
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `check_deadlines` is next needed, monotonic."""
-        if self._unsent:
+        if self._undelivered:
             return 0.0
         return min(
             (each.deadline_s for each in self._workers if each.task is not None), default=None
@@ -108,49 +103,47 @@ class FileWorkers:
 
     @property
     def is_idle(self) -> bool:
-        return not self._waiting and all(worker.task is None for worker in self._workers)
+        return not self._queue and all(worker.task is None for worker in self._workers)
 
     def check_deadlines(self) -> None:
         """Kill workers past their deadlines."""
-        unsent, self._unsent = self._unsent, []
-        for task, outcome in unsent:
-            self._tell(task, outcome)
+        undelivered, self._undelivered = self._undelivered, []
+        for task, outcome in undelivered:
+            self._deliver(task, outcome)
         now_s = time.monotonic()
         for worker in list(self._workers):
             if worker.task is not None and now_s >= worker.deadline_s:
                 task = worker.task
-                self._drop(worker)
-                why = f"it took longer than {task.limit_s:g} s"
-                self._tell(task, TaskOutcome(error=why, hostile=True))
+                self._kill(worker)
+                reason = f"it took longer than {task.limit_s:g} s"
+                self._deliver(task, TaskOutcome(error=reason, hostile=True))
         self._reap()
-        self._hand_out()
+        self._dispatch()
 
     def close(self) -> None:
-        """End all of them; what waits is not done."""
-        self._waiting.clear()
+        """Kill all workers; queued tasks are dropped."""
+        self._queue.clear()
         for worker in list(self._workers):
-            self._drop(worker)
+            self._kill(worker)
         self._reap(blocking_s=2.0)
 
-    def _hand_out(self) -> None:
-        for task in list(self._waiting):
+    def _dispatch(self) -> None:
+        for task in list(self._queue):
             if self._is_full(task.kind):
                 continue
             try:
                 worker = next((w for w in self._workers if w.task is None), None) or self._fork()
             except OSError as error:
-                self._waiting.remove(task)
-                why = f"no process can be started: {error.strerror}"
-                self._unsent.append((task, TaskOutcome(error=why)))
+                self._queue.remove(task)
+                reason = f"no process can be started: {error.strerror}"
+                self._undelivered.append((task, TaskOutcome(error=reason)))
                 continue
-            self._waiting.remove(task)
+            self._queue.remove(task)
             self._send(worker, task)
 
     def _is_full(self, kind: str) -> bool:
         busy = [worker.task.kind for worker in self._workers if worker.task is not None]
-        return len(busy) >= WORKERS_MOST or busy.count(kind) >= _MOST_OF_KIND.get(
-            kind, len(busy) + 1
-        )
+        return len(busy) >= MAX_WORKERS or busy.count(kind) >= _MAX_OF_KIND.get(kind, len(busy) + 1)
 
     def _send(self, worker: _Worker, task: FileTask) -> None:
         worker.task, worker.deadline_s = task, time.monotonic() + task.limit_s
@@ -158,45 +151,49 @@ class FileWorkers:
             body = marshal.dumps((task.kind, dict(task.arguments)))
             worker.socket.sendall(_LENGTH.pack(len(body)) + body)
         except (OSError, ValueError) as error:
-            self._drop(worker)
-            self._unsent.append((task, TaskOutcome(error=f"it cannot be handed over: {error}")))
+            self._kill(worker)
+            self._undelivered.append(
+                (task, TaskOutcome(error=f"it cannot be sent to a worker: {error}"))
+            )
 
-    def _answered(self, worker: _Worker) -> None:
-        """A worker is done with its task, or has died of it."""
+    def _receive_outcome(self, worker: _Worker) -> None:
+        """Handle a worker that has finished its task or died during it."""
         task, worker.task = worker.task, None
         try:
             length = _LENGTH.unpack(receive_exactly(worker.socket, _LENGTH.size))[0]
             outcome = TaskOutcome(*marshal.loads(receive_exactly(worker.socket, length)))
         except (OSError, UnavailableError, ValueError, EOFError, TypeError):
-            self._drop(worker)
+            self._kill(worker)
             outcome = TaskOutcome(error="the process that did it died", hostile=True)
-        if sum(each.task is None for each in self._workers) > _IDLE_MOST:
-            self._drop(worker)
+        if sum(each.task is None for each in self._workers) > _MAX_IDLE:
+            self._kill(worker)
         if task is not None:
-            self._tell(task, outcome)
+            self._deliver(task, outcome)
         self._reap()
-        self._hand_out()
+        self._dispatch()
 
-    def _tell(self, task: FileTask, outcome: TaskOutcome) -> None:
+    def _deliver(self, task: FileTask, outcome: TaskOutcome) -> None:
         try:
             task.done(outcome)
         except Exception:
-            logger.exception("the outcome of a file task was not taken kind=%s", task.kind)
+            logger.exception("the callback of a file task failed kind=%s", task.kind)
 
     def _fork(self) -> _Worker:
-        pid, ours = fork_helper(_live, _SEND_WITHIN_S)
+        pid, parent_end = fork_helper(_run_worker, _SEND_WITHIN_S)
         process_tree.helpers.add(pid)
-        worker = _Worker(pid, ours)
+        worker = _Worker(pid, parent_end)
         self._workers.append(worker)
-        self._watcher.watch_reads(ours.fileno(), lambda: self._answered(worker))
+        self._selector.register(
+            parent_end, selectors.EVENT_READ, lambda: self._receive_outcome(worker)
+        )
         return worker
 
-    def _drop(self, worker: _Worker) -> None:
+    def _kill(self, worker: _Worker) -> None:
         """Kill a worker without waiting: it may take a while to die inside a system call."""
         if worker not in self._workers:
             return
         self._workers.remove(worker)
-        self._watcher.unwatch(worker.socket.fileno())
+        self._selector.unregister(worker.socket)
         worker.socket.close()
         process_tree.kill(worker.pid)
         self._dying.add(worker.pid)
@@ -215,23 +212,23 @@ class FileWorkers:
             time.sleep(0.002)
 
 
-def _live(ends: socket.socket) -> None:
+def _run_worker(connection: socket.socket) -> None:
     """The process itself, until the supervisor's end is closed."""
     linux.die_with_parent(signal.SIGKILL)
     gc.disable()  # a collection would touch, and so copy, every page
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
     while True:
-        body = receive_exactly(ends, _LENGTH.unpack(receive_exactly(ends, _LENGTH.size))[0])
-        kind, arguments = marshal.loads(body)
-        answer = marshal.dumps(_do(kind, arguments))
-        ends.sendall(_LENGTH.pack(len(answer)) + answer)
+        length = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))[0]
+        kind, arguments = marshal.loads(receive_exactly(connection, length))
+        answer = marshal.dumps(_execute(kind, arguments))
+        connection.sendall(_LENGTH.pack(len(answer)) + answer)
 
 
-def _do(kind: str, arguments: Arguments) -> tuple[Any, str | None, bool]:
+def _execute(kind: str, arguments: Arguments) -> tuple[Any, str | None, bool]:
     try:
         return TASKS[kind](**arguments), None, False
     except TooDeepError as error:
         return None, str(error), True
-    except Exception as error:  # noqa: BLE001  (whatever it is, the supervisor must hear of it)
+    except Exception as error:  # noqa: BLE001  (the supervisor needs an outcome in any case)
         return None, (str(error) or type(error).__name__)[:2000], False

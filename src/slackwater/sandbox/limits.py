@@ -13,7 +13,7 @@ class Limits:
     """Exceeding any of these ends the action with everything that it started.
 
     `disk_bytes` covers the whole environment including deleted open files, measured every
-    `supervisor.LOOK_EVERY_S`; no single file exceeds it at all. `network` grants the operator's
+    `supervisor.CHECK_EVERY_S`; no single file exceeds it at all. `network` grants the operator's
     allowed addresses through a proxy; without it there is only a loopback.
     """
 

@@ -1,4 +1,4 @@
-"""The mounts of root's plain process: private temporary folders."""
+"""Mounts of a plain process as root: private temporary folders."""
 
 import contextlib
 import gc
@@ -18,19 +18,19 @@ from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.launch import fork_helper, receive_exactly, receive_with_descriptors
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
-# What is written to a cover stays in memory, on the account of some action, for as long as the
-# environment lives.
+# A cover's content stays in memory for the life of the environment, charged to some action, so its
+# size is small.
 COVER_BYTES = 65536
 _COVER = f"size={COVER_BYTES}"
-_ORDER = struct.Struct("<cii")  # what, of which number, length of the rest
-_ANSWER = struct.Struct("<ii")  # of which number, length of why not
-_MAKE, _FORGET = b"m", b"f"
+_ORDER = struct.Struct("<cii")  # kind, request number, length of the body
+_ANSWER = struct.Struct("<ii")  # request number, length of the error
+_CREATE, _RELEASE = b"m", b"f"
 _ANSWER_WITHIN_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnreachableFolder:
-    """A folder that other users can read but not reach, because of `barrier` above it."""
+    """A folder that other users could read but cannot reach, because of `barrier` above it."""
 
     barrier: Path
     folder: Path
@@ -38,69 +38,71 @@ class UnreachableFolder:
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """`own_tmp` covers the machine's temporary folders; `folder` and `shown` stay reachable."""
+    """`own_tmp` covers the machine's temporary folders; `folder` and `visible` stay reachable."""
 
     folder: str
     own_tmp: str
-    shown: Sequence[UnreachableFolder] = ()
+    visible: Sequence[UnreachableFolder] = ()
 
     @property
     def tmp(self) -> str:
         """Where the action finds its own temporary files."""
-        return tmp_beside(self._needed)
+        return pick_tmp(self._needed)
 
     @property
     def _needed(self) -> tuple[str, ...]:
-        return (self.folder, *(str(one.folder) for one in self.shown))
+        return (self.folder, *(str(each.folder) for each in self.visible))
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make the mounts in this process, which then has its own mount namespace.
 
-        Folders disappear on the way, so they are opened first and mounted by descriptor. A cover
+        Covers hide folders, so needed folders are opened first and mounted by descriptor. A cover
         over a needed folder is always fresh: in its own folder an action could have left a symlink.
         """
         linux.unshare(linux.CLONE_NEWNS)
         linux.mount("none", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-        with contextlib.ExitStack() as opened:
-            self._mount(opened)
+        with contextlib.ExitStack() as stack:
+            self._mount(stack)
 
-    def _mount(self, opened: contextlib.ExitStack) -> None:
-        needed = {path: _opened(path, opened) for path in self._needed}
-        covered = {str(one.barrier) for one in self.shown} - set(SHARED_TMP)
+    def _mount(self, stack: contextlib.ExitStack) -> None:
+        needed = {path: _open_folder(path, stack) for path in self._needed}
+        covered = {str(each.barrier) for each in self.visible} - set(SHARED_TMP)
         for barrier in covered:
             linux.mount("none", barrier, "tmpfs", linux.MS_NOSUID, f"mode=755,{_COVER}")
-        tmp = _opened(self.own_tmp, opened)
+        tmp = _open_folder(self.own_tmp, stack)
         for shared in SHARED_TMP:
-            if has_any(shared, needed):
+            if contains_any(shared, needed):
                 linux.mount("none", shared, "tmpfs", linux.MS_NOSUID, f"mode=1777,{_COVER}")
                 covered.add(shared)
             elif os.path.isdir(shared):
                 linux.mount(f"/proc/self/fd/{tmp}", shared, flags=linux.MS_BIND)
         for path, descriptor in needed.items():
-            if any(has_any(cover, [path]) for cover in covered):
+            if any(contains_any(cover, [path]) for cover in covered):
                 os.makedirs(path, exist_ok=True)
                 linux.mount(f"/proc/self/fd/{descriptor}", path, flags=linux.MS_BIND)
 
 
-def has_any(shared: str, folders: Iterable[Path | str]) -> bool:
-    """Whether this temporary folder holds one of the folders, so that it needs a fresh cover."""
+def contains_any(shared: str, folders: Iterable[Path | str]) -> bool:
+    """Whether this temporary folder contains one of the folders, and so needs a fresh cover."""
     return any(f"{folder}/".startswith(f"{shared.rstrip('/')}/") for folder in folders)
 
 
-def tmp_beside(folders: Iterable[Path | str]) -> str:
-    """The first temporary folder that holds none of the folders: the action's own."""
-    known = tuple(folders)
-    return next((shared for shared in SHARED_TMP if not has_any(shared, known)), SHARED_TMP[0])
+def pick_tmp(folders: Iterable[Path | str]) -> str:
+    """The action's own temporary folder: the first that contains none of the folders."""
+    needed = tuple(folders)
+    return next(
+        (shared for shared in SHARED_TMP if not contains_any(shared, needed)), SHARED_TMP[0]
+    )
 
 
-def _opened(path: str, opened: contextlib.ExitStack) -> int:
+def _open_folder(path: str, stack: contextlib.ExitStack) -> int:
     descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    opened.callback(os.close, descriptor)
+    stack.callback(os.close, descriptor)
     return descriptor
 
 
-def barrier_of(folder: Path) -> Path | None:
-    """The highest folder above that strangers may not pass through; None if they can reach it."""
+def find_barrier(folder: Path) -> Path | None:
+    """The highest parent that other users cannot traverse; None if they can reach the folder."""
     for above in reversed(folder.resolve().parents):
         if not above.stat().st_mode & 0o001:
             return above
@@ -114,107 +116,111 @@ class MountMaker:
         self._socket: socket.socket | None = None
         self._pid = -1
         self._number = 0
-        self._asked: set[int] = set()
-        self._made: dict[int, int] = {}
+        self._pending: set[int] = set()
+        self._ready: dict[int, int] = {}
         self._failed: dict[int, str] = {}
 
-    def ask(self, mounts: Mounts) -> int:
-        """Have mounts made; a number by which they can be taken."""
+    def request(self, mounts: Mounts) -> int:
+        """Request mounts; returns the number for `wait_for`."""
         self._number += 1
-        shown = [(str(one.barrier), str(one.folder)) for one in mounts.shown]
-        body = marshal.dumps((mounts.folder, mounts.own_tmp, shown))
-        order = _ORDER.pack(_MAKE, self._number, len(body)) + body
+        visible = [(str(each.barrier), str(each.folder)) for each in mounts.visible]
+        body = marshal.dumps((mounts.folder, mounts.own_tmp, visible))
+        order = _ORDER.pack(_CREATE, self._number, len(body)) + body
         try:
-            self._running().sendall(order)
+            self._ensure_running().sendall(order)
         except OSError:
             self.close()
-            self._running().sendall(order)
-        self._asked.add(self._number)
-        with contextlib.suppress(UnavailableError):  # whoever takes them will hear
-            while select.select([self._running()], [], [], 0)[0]:
-                self._hear()
+            self._ensure_running().sendall(order)
+        self._pending.add(self._number)
+        with contextlib.suppress(UnavailableError):  # `wait_for` raises it again
+            while select.select([self._ensure_running()], [], [], 0)[0]:
+                self._receive_answer()
         return self._number
 
-    def take(self, number: int) -> int:
-        """A descriptor of the mounts, the caller's from now on; waits until they are made."""
-        while number in self._asked:
-            self._hear()
-        if number in self._made:
-            return self._made.pop(number)
-        why = self._failed.pop(number, "who makes them has gone")
-        raise UnavailableError(f"no mounts can be made: {why}")
+    def wait_for(self, number: int) -> int:
+        """A descriptor of the mounts, which the caller then owns; waits until they exist."""
+        while number in self._pending:
+            self._receive_answer()
+        if number in self._ready:
+            return self._ready.pop(number)
+        why = self._failed.pop(number, "the process that creates them has ended")
+        raise UnavailableError(f"mounts cannot be created: {why}")
 
-    def forget(self, number: int) -> None:
-        """Drop mounts; holders of a descriptor close it first."""
-        self._asked.discard(number)
+    def release(self, number: int) -> None:
+        """Drop mounts; callers close their descriptor first."""
+        self._pending.discard(number)
         self._failed.pop(number, None)
-        if number in self._made:
-            os.close(self._made.pop(number))
+        if number in self._ready:
+            os.close(self._ready.pop(number))
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.sendall(_ORDER.pack(_FORGET, number, 0))
+                self._socket.sendall(_ORDER.pack(_RELEASE, number, 0))
 
     def close(self) -> None:
         """End the process; mounts live while open elsewhere."""
-        self._asked.clear()
+        self._pending.clear()
         if self._socket is None:
             return
         self._socket.close()
         self._socket = None
         process_tree.kill_and_reap(self._pid)
 
-    def _running(self) -> socket.socket:
+    def _ensure_running(self) -> socket.socket:
         if self._socket is None:
-            self._pid, self._socket = fork_helper(_live, _ANSWER_WITHIN_S)
+            self._pid, self._socket = fork_helper(_run_maker, _ANSWER_WITHIN_S)
             process_tree.helpers.add(self._pid)
         return self._socket
 
-    def _hear(self) -> None:
+    def _receive_answer(self) -> None:
         """Process the next answer."""
-        ends = self._running()
+        connection = self._ensure_running()
         try:
-            head, descriptors = receive_with_descriptors(ends, _ANSWER.size)
-            head += receive_exactly(ends, _ANSWER.size - len(head))
+            head, descriptors = receive_with_descriptors(connection, _ANSWER.size)
+            head += receive_exactly(connection, _ANSWER.size - len(head))
             number, length = _ANSWER.unpack(head)
-            why = receive_exactly(ends, length).decode(errors="replace")
+            why = receive_exactly(connection, length).decode(errors="replace")
         except (OSError, UnavailableError) as error:
             self.close()
-            raise UnavailableError(f"no mounts can be made: {error}") from None
-        if number not in self._asked:
+            raise UnavailableError(f"mounts cannot be created: {error}") from None
+        if number not in self._pending:
             for descriptor in descriptors:
                 os.close(descriptor)
             return
-        self._asked.discard(number)
+        self._pending.discard(number)
         if descriptors:
-            self._made[number] = descriptors[0]
+            self._ready[number] = descriptors[0]
         else:
             self._failed[number] = why
 
 
-def _live(ends: socket.socket) -> None:
+def _run_maker(connection: socket.socket) -> None:
     """The process itself, until the supervisor's end is closed."""
     linux.die_with_parent(signal.SIGKILL)
     gc.disable()  # a collection would touch, and so copy, every page
-    sys.path.clear()  # in an environment's mounts, nothing may be imported
+    sys.path.clear()  # hazard: an import would load code from the environment's mounts
     home = linux.open_namespace(linux.CLONE_NEWNS)
-    held: dict[int, int] = {}
+    namespaces: dict[int, int] = {}
     while True:
-        kind, number, length = _ORDER.unpack(receive_exactly(ends, _ORDER.size))
-        body = receive_exactly(ends, length)
-        if kind == _MAKE:
-            _make(ends, number, body, held)
+        kind, number, length = _ORDER.unpack(receive_exactly(connection, _ORDER.size))
+        body = receive_exactly(connection, length)
+        if kind == _CREATE:
+            _create(connection, number, body, namespaces)
             linux.join_namespace(home, linux.CLONE_NEWNS)
-        elif number in held:
-            os.close(held.pop(number))
+        elif number in namespaces:
+            os.close(namespaces.pop(number))
 
 
-def _make(ends: socket.socket, number: int, body: bytes, held: dict[int, int]) -> None:
-    folder, own_tmp, shown = marshal.loads(body)
-    uncovered = tuple(UnreachableFolder(Path(barrier), Path(seen)) for barrier, seen in shown)
+def _create(
+    connection: socket.socket, number: int, body: bytes, namespaces: dict[int, int]
+) -> None:
+    folder, own_tmp, visible = marshal.loads(body)
+    visible_folders = tuple(
+        UnreachableFolder(Path(barrier), Path(path)) for barrier, path in visible
+    )
     try:
-        Mounts(folder, own_tmp, uncovered).make()
-        held[number] = linux.open_namespace(linux.CLONE_NEWNS)
-        socket.send_fds(ends, [_ANSWER.pack(number, 0)], [held[number]])
+        Mounts(folder, own_tmp, visible_folders).create()
+        namespaces[number] = linux.open_namespace(linux.CLONE_NEWNS)
+        socket.send_fds(connection, [_ANSWER.pack(number, 0)], [namespaces[number]])
     except OSError as error:
         why = str(error).encode()[:4000]
-        ends.sendall(_ANSWER.pack(number, len(why)) + why)
+        connection.sendall(_ANSWER.pack(number, len(why)) + why)

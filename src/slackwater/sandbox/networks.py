@@ -1,7 +1,8 @@
-"""Networks of environments: a loopback and a proxy on it, nothing else.
+"""Networks of environments: each has a loopback with a proxy on it, and nothing else.
 
-The proxy process outside holds the listening socket, which belongs to the network that it was made
-in. So the machine's loopback, the control plane's ports and unlisted addresses stay unreachable.
+The proxy process is outside, but its listening socket belongs to the network that the socket was
+created in. So the machine's loopback, the control plane's ports and unlisted addresses stay
+unreachable.
 """
 
 import contextlib
@@ -26,15 +27,15 @@ PROXY_PORT = 3128
 _WITHIN_S = 20.0
 _NOBODY = 65534
 _ORDER = struct.Struct("<ci")
-_SERVE, _FORGET = b"s", b"f"
+_SERVE, _REMOVE = b"s", b"f"
 
 
 def proxy_variables() -> dict[str, str]:
     """Proxy variables in both cases, since programs differ in which they read."""
     url = f"http://127.0.0.1:{PROXY_PORT}"
-    near = "localhost,127.0.0.1"
-    told = {"http_proxy": url, "https_proxy": url, "no_proxy": near}
-    return told | {name.upper(): value for name, value in told.items()}
+    local = "localhost,127.0.0.1"
+    variables = {"http_proxy": url, "https_proxy": url, "no_proxy": local}
+    return variables | {name.upper(): value for name, value in variables.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,60 +50,60 @@ class _Network:
 
 
 class Networks:
-    """A supervisor's networks, made on first use; `as_root`, or each in its own user namespace."""
+    """A supervisor's networks, created on first use; without `as_root` in own user namespaces."""
 
     def __init__(self, allowed: tuple[Endpoint, ...] = (), *, as_root: bool = False) -> None:
         self._allowed, self._as_root = allowed, as_root
         self._proxy = _ProxyProcess(allowed)
-        self._made: dict[str, _Network] = {}
-        self._count = 0
+        self._networks: dict[str, _Network] = {}
+        self._next_number = 0
 
-    def of(self, environment: str) -> Mapping[int, int]:
-        """The namespaces to enter, by kind; RefusedError if the operator allows no address."""
+    def namespaces_for(self, environment: str) -> Mapping[int, int]:
+        """The namespaces to join, by kind; RefusedError if the operator allows no address."""
         if not self._allowed:
             raise RefusedError(
                 "limits.network: True is not granted here: the operator names the addresses that "
                 "actions may reach with --sandbox-allow HOST:PORT (sandbox_allow in the "
                 "configuration)"
             )
-        self._proxy.ensure(self._made.values())
-        if environment not in self._made:
-            self._count += 1
-            made = _make(self._count, as_root=self._as_root)
-            self._made[environment] = made
-            self._proxy.serve(made)
-        return self._made[environment].namespaces
+        self._proxy.ensure_running(self._networks.values())
+        if environment not in self._networks:
+            self._next_number += 1
+            network = _create_network(self._next_number, as_root=self._as_root)
+            self._networks[environment] = network
+            self._proxy.serve(network)
+        return self._networks[environment].namespaces
 
-    def forget(self, environment: str) -> None:
-        found = self._made.pop(environment, None)
-        if found is not None:
-            self._proxy.forget(found.number)
-            found.close()
+    def remove(self, environment: str) -> None:
+        network = self._networks.pop(environment, None)
+        if network is not None:
+            self._proxy.remove(network.number)
+            network.close()
 
     def close(self) -> None:
-        for environment in list(self._made):
-            self.forget(environment)
+        for environment in list(self._networks):
+            self.remove(environment)
         self._proxy.close()
 
 
-def _make(number: int, *, as_root: bool) -> _Network:
-    """Make a network in a short-lived process, since its maker is inside it."""
+def _create_network(number: int, *, as_root: bool) -> _Network:
+    """Create a network in a short-lived process, because its creator is moved into it."""
     kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
-    pid, ours = fork_helper(lambda theirs: _make_here(theirs, kinds), _WITHIN_S)
+    pid, parent_end = fork_helper(lambda child_end: _create_in_child(child_end, kinds), _WITHIN_S)
     try:
-        said, descriptors = receive_with_descriptors(ours, 4096)
+        reason, descriptors = receive_with_descriptors(parent_end, 4096)
     except OSError as error:
-        raise UnavailableError(f"no network can be made: {error}") from None
+        raise UnavailableError(f"a network cannot be created: {error}") from None
     finally:
-        ours.close()
+        parent_end.close()
         process_tree.kill_and_reap(pid)
     if len(descriptors) != len(kinds) + 1:
-        why = said.decode(errors="replace") or "who makes it has gone"
-        raise UnavailableError(f"no network can be made: {why}")
+        why = reason.decode(errors="replace") or "the process that creates it has ended"
+        raise UnavailableError(f"a network cannot be created: {why}")
     return _Network(number, dict(zip(kinds, descriptors[1:], strict=True)), descriptors[0])
 
 
-def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> None:
+def _create_in_child(child_end: socket.socket, kinds: tuple[int, ...]) -> None:
     try:
         user, group = os.getuid(), os.getgid()
         linux.unshare(sum(kinds))
@@ -112,10 +113,10 @@ def _make_here(theirs: socket.socket, kinds: tuple[int, ...]) -> None:
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
         linux.bring_loopback_up()
         listener = socket.create_server(("127.0.0.1", PROXY_PORT), backlog=64)
-        opened = [linux.open_namespace(kind) for kind in kinds]
-        socket.send_fds(theirs, [b"+"], [listener.fileno(), *opened])
+        descriptors = [linux.open_namespace(kind) for kind in kinds]
+        socket.send_fds(child_end, [b"+"], [listener.fileno(), *descriptors])
     except OSError as error:
-        theirs.sendall(str(error).encode()[:4000])
+        child_end.sendall(str(error).encode()[:4000])
 
 
 class _ProxyProcess:
@@ -126,13 +127,13 @@ class _ProxyProcess:
         self._pid = self._pidfd = -1
         self._socket: socket.socket | None = None
 
-    def ensure(self, networks: Iterable[_Network]) -> None:
-        """Have it run, with these."""
+    def ensure_running(self, networks: Iterable[_Network]) -> None:
+        """Start the process, serving these networks, unless it runs."""
         if self._socket is not None and not select.select([self._pidfd], [], [], 0)[0]:
             return
         self.close()
         self._pid, self._socket = fork_helper(
-            lambda theirs: _live(theirs, self._allowed), _WITHIN_S
+            lambda child_end: _run_proxy(child_end, self._allowed), _WITHIN_S
         )
         self._pidfd = os.pidfd_open(self._pid)
         process_tree.helpers.add(self._pid)
@@ -145,12 +146,12 @@ class _ProxyProcess:
             order = _ORDER.pack(_SERVE, network.number)
             socket.send_fds(self._socket, [order], [network.listener])
         except OSError as error:
-            raise UnavailableError(f"the proxy of actions has gone: {error}") from None
+            raise UnavailableError(f"the proxy of actions has ended: {error}") from None
 
-    def forget(self, number: int) -> None:
+    def remove(self, number: int) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.sendall(_ORDER.pack(_FORGET, number))
+                self._socket.sendall(_ORDER.pack(_REMOVE, number))
 
     def close(self) -> None:
         if self._socket is None:
@@ -165,8 +166,8 @@ class _ProxyProcess:
         process_tree.helpers.discard(self._pid)
 
 
-def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
-    """The proxy's process: without root's rights, a thread for each network and each connection."""
+def _run_proxy(child_end: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
+    """The proxy process: unprivileged, with a thread for each network and each connection."""
     if os.getuid() == 0:
         linux.drop_capabilities()
         os.setgroups([])
@@ -178,15 +179,15 @@ def _live(theirs: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
     proxy = EgressProxy(allowed)
     listeners: dict[int, socket.socket] = {}
     while True:
-        head, descriptors = receive_with_descriptors(theirs, _ORDER.size)
+        head, descriptors = receive_with_descriptors(child_end, _ORDER.size)
         if len(head) < _ORDER.size:
             return  # the supervisor has gone
         kind, number = _ORDER.unpack(head)
         if kind == _SERVE:
             listeners[number] = socket.socket(fileno=descriptors[0])
-            served = listeners[number]
-            threading.Thread(target=proxy.serve, args=(served,), daemon=True).start()
+            listener = listeners[number]
+            threading.Thread(target=proxy.serve, args=(listener,), daemon=True).start()
         elif number in listeners:
-            # Or the thread that waits there keeps the socket open.
+            # Hazard: without a shutdown, the thread in `accept` keeps the socket open.
             listeners[number].shutdown(socket.SHUT_RDWR)
             listeners.pop(number).close()

@@ -1,7 +1,7 @@
 """Quarantine: folders move here in one rename and are deleted by file workers.
 
-What cannot be deleted stays, with a file beside it that records why and how often it was tried; a
-new supervisor reads only those files.
+A folder that cannot be deleted stays, and a file beside it records the reason and the number of
+tries; a new supervisor reads only those files.
 """
 
 import contextlib
@@ -17,17 +17,19 @@ from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
 
 logger = logging.getLogger(__name__)
 
-FOLDER = ".quarantine"
-TRIES_MOST = 4
+QUARANTINE_FOLDER = ".quarantine"
+MAX_TRIES = 4
 RETRY_AFTER_S = 30.0
 _REASON = ".reason"
-_REASON_BYTES_MOST = 16_384
-DELETE_WITHIN_S = 60.0  # doubled with each try: what is merely large is deleted in the end
+_MAX_REASON_BYTES = 16_384
+DELETE_WITHIN_S = (
+    60.0  # doubled with each try, so that a folder that is merely large is deleted in the end
+)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRecord:
-    """Why a folder is still here, and how often it was tried to delete it."""
+    """Why a folder is still here, and how many deletions failed."""
 
     reason: str
     tries: int = 0
@@ -41,7 +43,7 @@ class Quarantine:
         self._workers = workers
         self._delete_within_s = delete_within_s
         self._failures: dict[str, QuarantineRecord] = {}
-        self._again_s: dict[str, float] = {}
+        self._retry_at_s: dict[str, float] = {}
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
 
@@ -51,7 +53,7 @@ class Quarantine:
         return len(self._failures)
 
     def resume(self) -> None:
-        """Continue with what an earlier supervisor left."""
+        """Continue with the folders that an earlier supervisor left."""
         names = set(os.listdir(self._folder))
         for name in sorted(names):
             if name.endswith(_REASON):
@@ -62,8 +64,8 @@ class Quarantine:
                 self._failures[name] = self._read(name)
             self._delete(name)
 
-    def take(self, path: str, reason: str = "") -> None:
-        """Move a folder here and have it deleted; with a reason if something was wrong with it."""
+    def add(self, path: str, reason: str = "") -> None:
+        """Move a folder here and delete it; `reason` is what was wrong with it, if anything."""
         name = f"{os.path.basename(path).lstrip('.')[:200]}.{secrets.token_hex(6)}"
         try:
             os.rename(path, f"{self._folder}/{name}")
@@ -73,22 +75,22 @@ class Quarantine:
             logger.error("folder cannot be moved away path=%s why=%s", path, error)
             return
         if reason:
-            self._record(name, QuarantineRecord(reason))
+            self._record_failure(name, QuarantineRecord(reason))
         self._delete(name)
 
     def next_try_s(self) -> float | None:
         """When `retry` is next needed, monotonic."""
-        return min(self._again_s.values(), default=None)
+        return min(self._retry_at_s.values(), default=None)
 
     def retry(self) -> None:
         now_s = time.monotonic()
-        for name in [each for each, at_s in self._again_s.items() if at_s <= now_s]:
-            del self._again_s[name]
+        for name in [each for each, at_s in self._retry_at_s.items() if at_s <= now_s]:
+            del self._retry_at_s[name]
             self._delete(name)
 
     def _delete(self, name: str) -> None:
         tries = self._failures[name].tries if name in self._failures else 0
-        if tries >= TRIES_MOST:
+        if tries >= MAX_TRIES:
             reason = self._failures[name].reason
             logger.warning(
                 "folder stays in quarantine name=%s tries=%d why=%s", name, tries, reason
@@ -99,30 +101,30 @@ class Quarantine:
                 "delete",
                 {"parent": str(self._folder), "name": name},
                 self._delete_within_s * 2**tries,
-                lambda outcome: self._deleted(name, outcome),
+                lambda outcome: self._record_deletion(name, outcome),
             )
         )
 
-    def _deleted(self, name: str, outcome: TaskOutcome) -> None:
+    def _record_deletion(self, name: str, outcome: TaskOutcome) -> None:
         if outcome.error is None:
             if self._failures.pop(name, None) is not None:
                 Path(self._folder, name + _REASON).unlink(missing_ok=True)
             return
         tries = self._failures[name].tries + 1 if name in self._failures else 1
         logger.warning("folder was not deleted name=%s try=%d why=%s", name, tries, outcome.error)
-        self._record(name, QuarantineRecord(outcome.error, tries))
-        self._again_s[name] = time.monotonic() + RETRY_AFTER_S * tries
+        self._record_failure(name, QuarantineRecord(outcome.error, tries))
+        self._retry_at_s[name] = time.monotonic() + RETRY_AFTER_S * tries
 
-    def _record(self, name: str, failure: QuarantineRecord) -> None:
+    def _record_failure(self, name: str, failure: QuarantineRecord) -> None:
         self._failures[name] = failure
-        said = json.dumps({"reason": failure.reason[:1000], "tries": failure.tries})
+        record = json.dumps({"reason": failure.reason[:1000], "tries": failure.tries})
         with contextlib.suppress(OSError):  # a full disk: the next start tries again
-            (self._folder / (name + _REASON)).write_text(said)
+            (self._folder / (name + _REASON)).write_text(record)
 
     def _read(self, name: str) -> QuarantineRecord:
         try:
             with (self._folder / (name + _REASON)).open("rb") as file:
-                said = json.loads(file.read(_REASON_BYTES_MOST))
-            return QuarantineRecord(str(said["reason"]), int(said["tries"]))
-        except Exception as error:  # noqa: BLE001  (whatever is in there, the start goes on)
+                record = json.loads(file.read(_MAX_REASON_BYTES))
+            return QuarantineRecord(str(record["reason"]), int(record["tries"]))
+        except Exception as error:  # noqa: BLE001  (the start continues, whatever the file contains)
             return QuarantineRecord(f"its reason cannot be read: {error}")

@@ -1,7 +1,7 @@
 """A node's resident supervisor: environments and the actions that run in them.
 
-One thread and one loop over pipes and pidfds. It decides nothing: cores and limits come with each
-order, and the driver calls `step`. An action ends with its first process; what it left is killed
+One thread runs one loop over pipes and pidfds. It decides nothing: cores and limits come with each
+order, and the driver calls `step`. An action ends with its first process; all others are killed
 before the report. A failing action or environment never ends the loop: its report has the reason.
 """
 
@@ -24,21 +24,21 @@ from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.environments import Environments, Note
 from slackwater.sandbox.fences import Fence, Fences
 from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
-from slackwater.sandbox.held import end_left
-from slackwater.sandbox.quarantine import DELETE_WITHIN_S, FOLDER, Quarantine
+from slackwater.sandbox.namespaces import kill_leftover_holders
+from slackwater.sandbox.quarantine import DELETE_WITHIN_S, QUARANTINE_FOLDER, Quarantine
 from slackwater.sandbox.reports import ActionBegan, ActionEnded, End, OutputPrinted, Report, Usage
-from slackwater.sandbox.running import RunningAction
+from slackwater.sandbox.running_action import RunningAction
 from slackwater.sandbox.snapshots import Snapshots
 from slackwater.sandbox.users import UserPool
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+CHECK_EVERY_S = 0.5
 PRECEDENCE_EVERY_S = 0.1
 MEASURE_WITHIN_S = 20.0
 _DRAIN_READS = 64
-_ENDS_WITHIN_S = 5.0
-_TIDY_WITHIN_S = 2.0
+_END_WITHIN_S = 5.0
+_CLEANUP_WITHIN_S = 2.0
 _READY_WITHIN_S = 20.0
 
 
@@ -54,10 +54,10 @@ class SandboxPlatform:
 
 @dataclass(frozen=True, slots=True)
 class WaitingOrder:
-    """An order that was given at `asked_s`, and waits for its environment's files."""
+    """An order, made at `requested_s`, that waits for its environment."""
 
     order: Order
-    asked_s: float
+    requested_s: float
 
 
 class SandboxSupervisor:
@@ -71,15 +71,17 @@ class SandboxSupervisor:
         self._waiting: dict[str, WaitingOrder] = {}
         self._selector = selectors.DefaultSelector()
         self._reports: list[Report] = []
-        self._leaving: list[Fence] = []
-        self._next_look_s = self._next_precedence_s = 0.0
+        self._used_fences: list[Fence] = []
+        self._next_check_s = self._next_precedence_s = 0.0
         root.mkdir(parents=True, exist_ok=True)
         root.chmod(0o711)  # users of environments can traverse it but not list it
         linux.adopt_orphans()
         if os.getuid() == 0:
-            end_left(str(root))
-        self._workers = FileWorkers(self)
-        self._quarantine = Quarantine(root / FOLDER, self._workers, delete_within_s=delete_within_s)
+            kill_leftover_holders(str(root))
+        self._workers = FileWorkers(self._selector)
+        self._quarantine = Quarantine(
+            root / QUARANTINE_FOLDER, self._workers, delete_within_s=delete_within_s
+        )
         self._environments = Environments(
             root,
             backend=platform.backend,
@@ -88,7 +90,7 @@ class SandboxSupervisor:
             workers=self._workers,
             quarantine=self._quarantine,
             report=self._reports.append,
-            changed=self._environment_changed,
+            on_change=self._handle_change,
         )
 
     # ---- environments ----
@@ -110,10 +112,9 @@ class SandboxSupervisor:
         files: Mapping[str, bytes] | None = None,
         note: Note | None = None,
     ) -> None:
-        """Create an environment, empty or from a snapshot, with files; a note keeps it over
-        restarts.
+        """Create an environment, empty or from a snapshot, with files.
 
-        Actions may be started at once and wait until the report that it is open.
+        Actions may be started at once and wait until it is open. With a note it survives restarts.
         """
         self._environments.open(name, snapshot, files or {}, note)
 
@@ -121,9 +122,9 @@ class SandboxSupervisor:
         """Adopt environments that an earlier supervisor kept; returns their notes by name."""
         return self._environments.adopt(self._wait_until)
 
-    def snapshot(self, environment: str, name: str, most_bytes: int | None = None) -> None:
+    def snapshot(self, environment: str, name: str, max_bytes: int | None = None) -> None:
         """Snapshot an environment for others to start from; a report follows."""
-        self._environments.snapshot(environment, name, most_bytes)
+        self._environments.snapshot(environment, name, max_bytes)
 
     def close_environment(self, name: str) -> None:
         """Remove an environment and kill what runs in it; those actions still get a report."""
@@ -133,16 +134,16 @@ class SandboxSupervisor:
             if running.environment is environment:
                 self.stop(action, "its environment was closed")
                 self._finish_killed(running)
-        self._stop_waiting_for(environment)
+        self._unwatch_readiness(environment)
         self._environments.remove(environment)
 
     def _finish_killed(self, running: RunningAction) -> None:
-        """Await a killed action; if the kernel holds on to it, its report comes later."""
-        if select.select([running.child.pidfd], [], [], _ENDS_WITHIN_S)[0]:
-            self._guarded(running, self._finish)
+        """Wait for a killed action; if the kernel delays its end, the report comes later."""
+        if select.select([running.child.pidfd], [], [], _END_WITHIN_S)[0]:
+            self._handle_event(running, self._finish)
 
-    def _environment_changed(self, environment: Environment, fault: str) -> None:
-        """It is open, or has failed: what waited for it is started, or has failed too."""
+    def _handle_change(self, environment: Environment, fault: str) -> None:
+        """Start the orders that waited for an environment, or fail them with its fault."""
         if fault:
             self._refuse_waiting(environment, End.NOT_STARTED, fault)
         else:
@@ -164,14 +165,14 @@ class SandboxSupervisor:
 
     # ---- actions ----
     def start(self, order: Order) -> None:
-        """Run an order; what becomes of it comes out of `step`."""
+        """Run an order; `step` reports on it."""
         waiting = WaitingOrder(order, time.monotonic())
         environment = self._environments.find(order.environment)
         if order.action in self._running or order.action in self._waiting:
             raise RefusedError(f"action: {order.action!r} is running already")
         if not order.command or not order.cores:
             raise ConfigError.of("action", order.action, "needs a command and at least one core")
-        memoryview(order.stdin)  # of the wrong kind it must fail here, not beside a started process
+        memoryview(order.stdin)  # hazard: a wrong type must fail here, before a process starts
         self._admit(environment, waiting)
 
     def _admit(self, environment: Environment, waiting: WaitingOrder) -> None:
@@ -180,7 +181,7 @@ class SandboxSupervisor:
         if environment.populating is not None:
             self._waiting[order.action] = waiting
         elif environment.disk.excess(order.limits.disk_bytes):
-            # It was too large when it was last measured, which may not be so any more.
+            # It was too large at the last measurement, which may be outdated.
             self._waiting[order.action] = waiting
             self._measure(environment)
         elif self._is_ready(environment):
@@ -189,30 +190,34 @@ class SandboxSupervisor:
             self._waiting[order.action] = waiting
 
     def _is_ready(self, environment: Environment) -> bool:
-        """Whether an action can enter now; if not, those that wait are launched when it can."""
+        """Whether an action can enter now; if not, waiting orders start once one can."""
         if environment.readiness is None:
             try:
                 environment.readiness = self._platform.backend.readiness(environment)
             except (OSError, SlackwaterError):
-                return True  # the launch meets the same fault, and reports it
+                return True  # the launch fails likewise and reports it
             if environment.readiness is None:
                 return True
             environment.ready_by_s = time.monotonic() + _READY_WITHIN_S
-            self.watch_reads(environment.readiness, partial(self._became_ready, environment))
+            self._selector.register(
+                environment.readiness,
+                selectors.EVENT_READ,
+                partial(self._handle_ready, environment),
+            )
         return False
 
-    def _became_ready(self, environment: Environment) -> None:
-        self._stop_waiting_for(environment)
+    def _handle_ready(self, environment: Environment) -> None:
+        self._unwatch_readiness(environment)
         self._start_waiting(environment)
 
-    def _stop_waiting_for(self, environment: Environment) -> None:
+    def _unwatch_readiness(self, environment: Environment) -> None:
         if environment.readiness is not None:
             self.unwatch(environment.readiness)
             environment.readiness = None
 
     def _launch(self, environment: Environment, waiting: WaitingOrder) -> None:
         order = waiting.order
-        self._tidy()
+        self._recycle_fences()
         fence = self._platform.fences.acquire(environment.name, environment.user, order.cores)
         try:
             rlimits = fence.rlimits(order.limits)
@@ -230,15 +235,15 @@ class SandboxSupervisor:
             return
         environment.disk.stale = True
         environment.disk.last_limit = order.limits.disk_bytes
-        running = RunningAction(order, environment, fence, child, waiting.asked_s)
+        running = RunningAction(order, environment, fence, child, waiting.requested_s)
         self._running[order.action] = running
         self._reports.append(ActionBegan(order.action))
         if running.feed():
             child.close_stdin()
         else:
-            self._watch(child.stdin, selectors.EVENT_WRITE, running, self._can_feed)
-        self._watch(child.stdout, selectors.EVENT_READ, running, self._stdout)
-        self._watch(child.stderr, selectors.EVENT_READ, running, self._stderr)
+            self._watch(child.stdin, selectors.EVENT_WRITE, running, self._feed_stdin)
+        self._watch(child.stdout, selectors.EVENT_READ, running, self._forward_stdout)
+        self._watch(child.stderr, selectors.EVENT_READ, running, self._forward_stderr)
         self._watch(child.pidfd, selectors.EVENT_READ, running, self._finish)
 
     def stop(self, action: str, reason: str) -> None:
@@ -249,40 +254,36 @@ class SandboxSupervisor:
             self._reports.append(ActionEnded(action, End.STOPPED, 127, Usage(), reason))
 
     def watch(self, descriptor: int) -> None:
-        """Let `step` return when something else of the driver's can be read."""
+        """Let `step` return when this descriptor of the driver is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
-    def watch_reads(self, descriptor: int, came: Callable[[], None]) -> None:
-        """Call `came` when the descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, came)
-
     def unwatch(self, descriptor: int) -> None:
-        """Forget a descriptor, before it is closed."""
+        """Stop watching a descriptor, before it is closed."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(descriptor)
 
     def step(self, timeout_s: float | None) -> list[Report]:
-        """What happened; waits up to `timeout_s` for the first."""
-        self._tidy()
-        self._turn(self._patience_s(timeout_s))
-        self._look()
+        """New reports; waits up to `timeout_s` for the first."""
+        self._recycle_fences()
+        self._poll(self._wait_s(timeout_s))
+        self._check_limits()
         reports = self._reports[:]
         self._reports.clear()
         return reports
 
-    def _turn(self, patience_s: float | None) -> None:
+    def _poll(self, wait_s: float | None) -> None:
         """Handle ready descriptors, deadlines and retries."""
-        for key, _ in self._selector.select(patience_s):
+        for key, _ in self._selector.select(wait_s):
             if key.data is not None:
                 key.data()
         self._workers.check_deadlines()
         self._quarantine.retry()
 
-    def _wait_until(self, is_so: Callable[[], bool], within_s: float) -> None:
+    def _wait_until(self, condition: Callable[[], bool], within_s: float) -> None:
         """Run file workers until a condition holds, for a while."""
         deadline_s = time.monotonic() + within_s
-        while not is_so() and (left_s := deadline_s - time.monotonic()) > 0:
-            self._turn(min(left_s, 0.1))
+        while not condition() and (left_s := deadline_s - time.monotonic()) > 0:
+            self._poll(min(left_s, 0.1))
 
     def close(self, keep: bool = False) -> None:
         """Stop everything and remove environments; with `keep`, only those without a note."""
@@ -293,14 +294,14 @@ class SandboxSupervisor:
             self.stop(action, "the worker stops")
             self._finish_killed(running)
         for environment in self._environments.all():
-            self._stop_waiting_for(environment)
-            self._environments.let_go(environment)
-        self._tidy()
+            self._unwatch_readiness(environment)
+            self._environments.release(environment)
+        self._recycle_fences()
         self._platform.backend.close()
         for key in list(self._selector.get_map().values()):
             if key.data is None:
                 self._selector.unregister(key.fileobj)
-        self._wait_until(lambda: self._workers.is_idle, _TIDY_WITHIN_S)
+        self._wait_until(lambda: self._workers.is_idle, _CLEANUP_WITHIN_S)
         self._workers.close()
         self._platform.fences.close()
         self._selector.close()
@@ -308,14 +309,14 @@ class SandboxSupervisor:
             self._platform.users.close()
 
     # ---- the loop ----
-    def _patience_s(self, timeout_s: float | None) -> float | None:
+    def _wait_s(self, timeout_s: float | None) -> float | None:
         if self._reports:
             return 0.0
         now_s = time.monotonic()
         due_s = [running.deadline_s - now_s for running in self._running.values()]
         due_s += [self._next_precedence_s - now_s] if self._running else []
         if any(each.disk.stale for each in self._environments.all()):
-            due_s.append(self._next_look_s - now_s)
+            due_s.append(self._next_check_s - now_s)
         for at_s in (self._workers.next_deadline_s, self._quarantine.next_try_s()):
             due_s += [] if at_s is None else [at_s - now_s]
         if timeout_s is not None:
@@ -329,10 +330,12 @@ class SandboxSupervisor:
         running: RunningAction,
         handle: Callable[[RunningAction], None],
     ) -> None:
-        self._selector.register(descriptor, events, partial(self._guarded, running, handle))
+        self._selector.register(descriptor, events, partial(self._handle_event, running, handle))
 
-    def _guarded(self, running: RunningAction, handle: Callable[[RunningAction], None]) -> None:
-        """Handle an event of a live action; a failure ends that action alone."""
+    def _handle_event(
+        self, running: RunningAction, handle: Callable[[RunningAction], None]
+    ) -> None:
+        """Handle an event of a live action; a failure ends only that action."""
         if self._running.get(running.order.action) is not running:
             return
         try:
@@ -342,7 +345,7 @@ class SandboxSupervisor:
             self._abandon(running, f"the worker failed: {error!r}")
 
     def _abandon(self, running: RunningAction, reason: str) -> None:
-        """Be done with an action, whatever state it is in. Its fence is not used again."""
+        """Drop an action in any state. Its fence is not reused."""
         self._running.pop(running.order.action, None)
         child = running.child
         for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
@@ -354,18 +357,18 @@ class SandboxSupervisor:
                 logger.exception("action was not ended cleanly action=%s", running.order.action)
         self._reports.append(ActionEnded(running.order.action, End.STOPPED, -9, Usage(), reason))
 
-    def _can_feed(self, running: RunningAction) -> None:
+    def _feed_stdin(self, running: RunningAction) -> None:
         if running.feed():
             self.unwatch(running.child.stdin)
             running.child.close_stdin()
 
-    def _stdout(self, running: RunningAction) -> None:
-        self._take(running, "stdout")
+    def _forward_stdout(self, running: RunningAction) -> None:
+        self._forward_output(running, "stdout")
 
-    def _stderr(self, running: RunningAction) -> None:
-        self._take(running, "stderr")
+    def _forward_stderr(self, running: RunningAction) -> None:
+        self._forward_output(running, "stderr")
 
-    def _take(self, running: RunningAction, stream: Literal["stdout", "stderr"]) -> bool:
+    def _forward_output(self, running: RunningAction, stream: Literal["stdout", "stderr"]) -> bool:
         """Report output; whether more may follow."""
         data = running.read(stream)
         if data is None:
@@ -376,8 +379,8 @@ class SandboxSupervisor:
         if data:
             self._reports.append(OutputPrinted(running.order.action, stream, data))
         if running.is_flooding and running.killed is None:
-            most = running.order.limits.output_bytes
-            self._kill(running, End.OUTPUT, f"it printed more than {most} bytes")
+            limit = running.order.limits.output_bytes
+            self._kill(running, End.OUTPUT, f"it printed more than {limit} bytes")
         return not running.is_flooding
 
     def _kill(self, running: RunningAction, end: End, reason: str) -> None:
@@ -387,31 +390,31 @@ class SandboxSupervisor:
         running.fence.kill_all()
 
     def _finish(self, running: RunningAction) -> None:
-        """Its first process ended: kill the others, drain the pipes, report."""
+        """After the end of its first process: kill the others, drain the pipes, report."""
         running.fence.kill_all()
         for stream in ("stdout", "stderr"):
             for _ in range(_DRAIN_READS):
-                if not self._take(running, stream):
+                if not self._forward_output(running, stream):
                     break
         child = running.child
         for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
             if descriptor >= 0:
                 self.unwatch(descriptor)
-        self._reports.append(running.over())
+        self._reports.append(running.finish())
         del self._running[running.order.action]
         running.environment.disk.stale = True
         child.close()
-        self._leaving.append(running.fence)
+        self._used_fences.append(running.fence)
 
-    def _tidy(self) -> None:
+    def _recycle_fences(self) -> None:
         """Prepare fences of ended actions for the next ones."""
-        leaving, self._leaving = self._leaving, []
-        for fence in leaving:
+        used_fences, self._used_fences = self._used_fences, []
+        for fence in used_fences:
             try:
                 self._platform.fences.release(fence)
             except Exception:
-                logger.exception("a fence is not used again")
-        if leaving:
+                logger.exception("a fence cannot be reused and is dropped")
+        if used_fences:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
@@ -420,15 +423,15 @@ class SandboxSupervisor:
                 return
         except ChildProcessError:
             return
-        ours = {running.child.pid for running in self._running.values()}
-        ours |= self._platform.fences.helper_pids() | process_tree.helpers
+        known = {running.child.pid for running in self._running.values()}
+        known |= self._platform.fences.helper_pids() | process_tree.helpers
         for pid in process_tree.children(os.getpid()):
-            if pid not in ours:
+            if pid not in known:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    def _look(self) -> None:
-        """Deadlines, and now and then the disks."""
+    def _check_limits(self) -> None:
+        """Enforce deadlines; at intervals update precedences and measure disks."""
         now_s = time.monotonic()
         for running in list(self._running.values()):
             if now_s >= running.deadline_s and running.killed is None:
@@ -439,12 +442,12 @@ class SandboxSupervisor:
             for running in self._running.values():
                 if running.killed is None:
                     running.set_precedence(now_s)
-        if now_s < self._next_look_s:
+        if now_s < self._next_check_s:
             return
-        self._next_look_s = now_s + LOOK_EVERY_S
+        self._next_check_s = now_s + CHECK_EVERY_S
         for environment in self._environments.all():
             if environment.readiness is not None and now_s >= environment.ready_by_s:
-                self._stop_waiting_for(environment)
+                self._unwatch_readiness(environment)
                 reason = f"its environment was not ready after {_READY_WITHIN_S:g} s"
                 self._refuse_waiting(environment, End.NOT_STARTED, reason)
             if environment.disk.stale:
@@ -455,11 +458,11 @@ class SandboxSupervisor:
         """Start a measurement of an environment's size, unless one is running."""
         if environment.disk.measuring:
             return
-        inside = [each for each in self._running.values() if each.environment is environment]
+        running_here = [each for each in self._running.values() if each.environment is environment]
         waiting = self._orders_waiting_for(environment)
-        orders = [each.order for each in inside] + [each.order for each in waiting]
+        orders = [each.order for each in running_here] + [each.order for each in waiting]
         environment.disk.measuring = True
-        environment.disk.stale = bool(inside)  # what runs goes on writing
+        environment.disk.stale = bool(running_here)  # running actions keep writing
         self._workers.submit(
             FileTask(
                 "measure",
@@ -467,32 +470,32 @@ class SandboxSupervisor:
                     "folders": environment.own,
                     "view": environment.view,
                     "user": environment.user,
-                    "first": [each.child.reaper or each.child.pid for each in inside],
-                    "enough": max(
+                    "top_pids": [each.child.reaper or each.child.pid for each in running_here],
+                    "stop_above": max(
                         (order.limits.disk_bytes for order in orders),
                         default=environment.disk.last_limit,
                     ),
                 },
                 MEASURE_WITHIN_S,
-                partial(self._measured, environment, inside, waiting),
+                partial(self._record_size, environment, running_here, waiting),
             )
         )
 
-    def _measured(
+    def _record_size(
         self,
         environment: Environment,
-        inside: list[RunningAction],
+        running_here: list[RunningAction],
         waiting: list[WaitingOrder],
         outcome: TaskOutcome,
     ) -> None:
-        """An environment's size as of when `inside` ran there and `waiting` did not yet."""
+        """Apply a size that was measured while `running_here` ran and `waiting` waited."""
         disk = environment.disk
         disk.record(outcome)
         if environment not in self._environments.all():
             return
         if disk.stale and outcome.error is not None:
             logger.warning("size unknown name=%s why=%s", environment.name, outcome.error)
-        for running in inside:
+        for running in running_here:
             reason = disk.excess(running.order.limits.disk_bytes)
             if reason and self._running.get(running.order.action) is running:
                 self._kill(running, End.DISK, reason)
@@ -500,8 +503,8 @@ class SandboxSupervisor:
             if self._waiting.pop(each.order.action, None) is None:
                 continue
             if reason := disk.excess(each.order.limits.disk_bytes):
-                over = ActionEnded(each.order.action, End.NOT_STARTED, 127, Usage(), reason)
-                self._reports.append(over)
+                ended = ActionEnded(each.order.action, End.NOT_STARTED, 127, Usage(), reason)
+                self._reports.append(ended)
             else:
                 self._admit(environment, each)
         if self._orders_waiting_for(environment) and environment.populating is None:

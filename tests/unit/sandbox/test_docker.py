@@ -80,12 +80,12 @@ def test_a_container_goes_with_its_environment_and_one_that_was_left_with_the_ne
 ) -> None:
     assert ENGINE is not None
     owner = str(stage.root)
-    assert len(ENGINE.left_by(owner)) == 1
+    assert len(ENGINE.find_leftovers(owner)) == 1
     stage.supervisor.close_environment("e")
-    assert ENGINE.left_by(owner) == []
+    assert ENGINE.find_leftovers(owner) == []
     stage.supervisor.open("left")
-    assert len(ENGINE.left_by(owner)) == 1
+    assert len(ENGINE.find_leftovers(owner)) == 1
     DockerBackend(ENGINE, IMAGE, stage.root)
-    assert ENGINE.left_by(owner) == []
+    assert ENGINE.find_leftovers(owner) == []
     stage.supervisor.open("e")
     assert stage.sh("true").over.status == 0

@@ -10,7 +10,7 @@ from sandbox_stage import Stage, a_stage, run_without_root
 
 from slackwater.sandbox import process_tree
 from slackwater.sandbox.file_tasks import delete
-from slackwater.sandbox.quarantine import FOLDER, TRIES_MOST
+from slackwater.sandbox.quarantine import MAX_TRIES, QUARANTINE_FOLDER
 from slackwater.sandbox.reports import EnvironmentCreated, EnvironmentCreationFailed
 
 NEST = """
@@ -34,7 +34,7 @@ def nest(stage: Stage, environment: str, levels: int = 3000) -> None:
 
 
 def quarantine_of(stage: Stage) -> Path:
-    return stage.root / "environments" / FOLDER
+    return stage.root / "environments" / QUARANTINE_FOLDER
 
 
 def check_deep_folders_are_deleted(stage: Stage) -> None:
@@ -135,7 +135,7 @@ def test_what_could_never_be_deleted_is_counted_and_left_alone_at_a_start() -> N
         poisoned = quarantine_of(stage) / "x.0123"
         poisoned.mkdir()
         reason = poisoned.with_name("x.0123.reason")
-        reason.write_text(json.dumps({"reason": "seen before", "tries": TRIES_MOST}))
+        reason.write_text(json.dumps({"reason": "seen before", "tries": MAX_TRIES}))
         stage.restart()
         stage.supervisor.adopt()
         stage.supervisor.open("e")

@@ -59,22 +59,24 @@ def own_descriptors() -> int:
 def test_each_environment_sees_its_own_temporary_folder_in_whatever_order_they_are_taken(
     maker: MountMaker, tmp_path: Path
 ) -> None:
-    asked = {said: maker.ask(mounts_in(tmp_path / said, said)) for said in ("one", "two", "three")}
+    asked = {
+        said: maker.request(mounts_in(tmp_path / said, said)) for said in ("one", "two", "three")
+    }
     for said in ("three", "one", "two"):
-        descriptor = maker.take(asked[said])
+        descriptor = maker.wait_for(asked[said])
         assert read_inside(descriptor, "/dev/shm/said") == said.encode()
         os.close(descriptor)
-        maker.forget(asked[said])
+        maker.release(asked[said])
 
 
 def test_what_cannot_be_made_says_why_and_the_next_is_made(
     maker: MountMaker, tmp_path: Path
 ) -> None:
-    bad = maker.ask(Mounts(str(tmp_path / "nowhere"), str(tmp_path / "nowhere")))
-    good = maker.ask(mounts_in(tmp_path / "good", "good"))
+    bad = maker.request(Mounts(str(tmp_path / "nowhere"), str(tmp_path / "nowhere")))
+    good = maker.request(mounts_in(tmp_path / "good", "good"))
     with pytest.raises(UnavailableError, match="nowhere"):
-        maker.take(bad)
-    descriptor = maker.take(good)
+        maker.wait_for(bad)
+    descriptor = maker.wait_for(good)
     assert read_inside(descriptor, "/dev/shm/said") == b"good"
     os.close(descriptor)
 
@@ -82,14 +84,14 @@ def test_what_cannot_be_made_says_why_and_the_next_is_made(
 def test_what_is_forgotten_before_it_was_taken_leaves_no_descriptor(
     maker: MountMaker, tmp_path: Path
 ) -> None:
-    first = maker.ask(mounts_in(tmp_path / "first", "first"))
-    os.close(maker.take(first))
-    maker.forget(first)
+    first = maker.request(mounts_in(tmp_path / "first", "first"))
+    os.close(maker.wait_for(first))
+    maker.release(first)
     before = own_descriptors()
     for number in range(50):
-        maker.forget(maker.ask(mounts_in(tmp_path / str(number), "forgotten")))
-    last = maker.ask(mounts_in(tmp_path / "last", "last"))
-    os.close(maker.take(last))  # everything before it has been heard of
+        maker.release(maker.request(mounts_in(tmp_path / str(number), "forgotten")))
+    last = maker.request(mounts_in(tmp_path / "last", "last"))
+    os.close(maker.wait_for(last))  # everything before it has been heard of
     assert own_descriptors() == before
 
 

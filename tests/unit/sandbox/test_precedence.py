@@ -9,7 +9,7 @@ from sandbox_stage import Stage
 
 from slackwater.sandbox.cgroups import CgroupFence
 from slackwater.sandbox.fences import Precedence
-from slackwater.sandbox.running import precedence
+from slackwater.sandbox.running_action import pick_precedence
 
 _SECONDS = st.floats(0, 1e6)
 
@@ -18,7 +18,7 @@ _SECONDS = st.floats(0, 1e6)
 def test_only_what_had_a_fair_part_of_a_core_comes_last(
     used_s: float, lately_s: float, elapsed_s: float
 ) -> None:
-    found = precedence(used_s, lately_s, elapsed_s)
+    found = pick_precedence(used_s, lately_s, elapsed_s)
     assert (found is Precedence.EQUAL) == (used_s <= 0.05)
     if found is Precedence.LAST:
         assert lately_s >= elapsed_s / 4

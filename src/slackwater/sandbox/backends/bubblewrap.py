@@ -1,7 +1,7 @@
 """bubblewrap: each environment has its own namespaces and can write only to its folder.
 
-The machine's programs and libraries are readable under their own paths, and a copy of what is
-public in /etc, made at the start; the environment is at /sandbox.
+The machine's programs and libraries are readable under their own paths, as is a copy of the public
+part of /etc from the start; the environment is at /sandbox.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.held import HeldSandbox
 from slackwater.sandbox.launch import FIRST_INPUT, LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
-from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, has_any, tmp_beside
+from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, contains_any, pick_tmp
+from slackwater.sandbox.namespaces import BubblewrapNamespaces
 from slackwater.sandbox.networks import Networks
 from slackwater.sandbox.system_calls import filter_program
 
@@ -46,7 +46,7 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
         return None, "bwrap is not installed"
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/"]
     try:
-        tried = subprocess.run(
+        probe = subprocess.run(
             [*command, "--proc", "/proc", "--dev", "/dev", "/bin/true"],
             capture_output=True,
             text=True,
@@ -58,14 +58,14 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"bwrap does not run: {error}"
-    if tried.returncode != 0:
-        return None, f"bwrap does not run: {tried.stderr.strip()}"
+    if probe.returncode != 0:
+        return None, f"bwrap does not run: {probe.stderr.strip()}"
     return program, "bwrap runs"
 
 
-def _disabled_userns(program: str) -> list[str]:
-    """Versions from 0.8 on can also forbid user namespaces inside by the kernel's own limit."""
-    told = subprocess.run(
+def _disable_userns_option(program: str) -> list[str]:
+    """From version 0.8 bwrap can also forbid user namespaces inside by the kernel's limit."""
+    help_text = subprocess.run(
         [program, "--help"],
         capture_output=True,
         text=True,
@@ -75,15 +75,14 @@ def _disabled_userns(program: str) -> list[str]:
         env=LAUNCHER_VARIABLES,
     )
     option = "--disable-userns"
-    return [option] if option in told.stdout + told.stderr else []
+    return [option] if option in help_text.stdout + help_text.stderr else []
 
 
 class BubblewrapBackend(Backend):
-    """`program` is bwrap; `etc` is where /etc is copied to; `shown` are further readable folders;
-    `networks` may be granted.
+    """`program` is bwrap; /etc is copied to `etc`; `visible` are additional readable folders.
 
-    With `has_namespaces` (root) an environment's namespaces are made once and held, and its network
-    is its lane's; otherwise every action has its own bwrap.
+    With `has_namespaces` (root) an environment's namespaces are created once and kept, and its
+    network is its lane's; otherwise every action has its own bwrap.
     """
 
     name = "bubblewrap"
@@ -95,76 +94,77 @@ class BubblewrapBackend(Backend):
         program: str,
         etc: Path,
         has_namespaces: bool = False,
-        shown: tuple[Path, ...] = (),
+        visible: tuple[Path, ...] = (),
         *,
         networks: Networks | None = None,
     ) -> None:
-        self._holds = has_namespaces
+        self._has_namespaces = has_namespaces
         self._networks = networks or Networks()
-        self._held: dict[str, HeldSandbox] = {}
-        self._ending: list[HeldSandbox] = []
-        self._shown = tuple(dict.fromkeys((*shown, Path(sys.prefix), Path(sys.base_prefix))))
-        self._tmp = tmp_beside(self._shown)
+        self._namespaces: dict[str, BubblewrapNamespaces] = {}
+        self._closing: list[BubblewrapNamespaces] = []
+        self._visible = tuple(dict.fromkeys((*visible, Path(sys.prefix), Path(sys.base_prefix))))
+        self._tmp = pick_tmp(self._visible)
         self._program = program
         self._filter = filter_program()
         self._fixed = ["--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         if not has_namespaces:
-            self._fixed += ["--unshare-user", *_disabled_userns(program)]
+            self._fixed += ["--unshare-user", *_disable_userns_option(program)]
         self._fixed += ["--unshare-cgroup-try", "--die-with-parent", "--cap-drop", "ALL"]
         copy_etc(etc)
-        self._fixed += ["--hostname", "sandbox", *_system(), "--ro-bind", str(etc), "/etc"]
-        self._fixed += ["--proc", "/proc", "--dev", "/dev", *_made_above("/var/tmp")]
+        self._fixed += ["--hostname", "sandbox", *_system_mounts(), "--ro-bind", str(etc), "/etc"]
+        self._fixed += ["--proc", "/proc", "--dev", "/dev", *_parent_folders("/var/tmp")]
         for tmp in SHARED_TMP:
-            if has_any(tmp, self._shown):
+            if contains_any(tmp, self._visible):
                 self._fixed += ["--size", str(COVER_BYTES), "--perms", "1777", "--tmpfs", tmp]
-        self._fixed += _readable(self._shown)
+        self._fixed += _readable_mounts(self._visible)
 
-    def opened(self, environment: Environment) -> None:
-        if self._holds:
-            self._hold(environment)
+    def open_environment(self, environment: Environment) -> None:
+        if self._has_namespaces:
+            self._ensure_namespaces(environment)
 
-    def _hold(self, environment: Environment) -> HeldSandbox:
+    def _ensure_namespaces(self, environment: Environment) -> BubblewrapNamespaces:
         name = environment.name
-        if name in self._held and self._held[name].is_lost:
-            self._end(self._held.pop(name))
-        if name not in self._held:
+        if name in self._namespaces and self._namespaces[name].is_lost:
+            self._begin_close(self._namespaces.pop(name))
+        if name not in self._namespaces:
             argv = [self._program, *self._options(environment)]
-            self._held[name] = HeldSandbox(argv, os.path.dirname(environment.root))
-        return self._held[name]
+            self._namespaces[name] = BubblewrapNamespaces(argv, os.path.dirname(environment.root))
+        return self._namespaces[name]
 
     def _options(self, environment: Environment) -> list[str]:
         options = [*self._fixed]
         options += ["--bind", environment.view, HOME]
         for shared in SHARED_TMP:
-            options += [] if has_any(shared, self._shown) else ["--bind", environment.tmp, shared]
+            if not contains_any(shared, self._visible):
+                options += ["--bind", environment.tmp, shared]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     def readiness(self, environment: Environment) -> int | None:
-        return self._hold(environment).readiness if self._holds else None
+        return self._ensure_namespaces(environment).readiness if self._has_namespaces else None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         limits = order.limits
-        given = variables(order, HOME, self._tmp)
+        action_variables = variables(order, HOME, self._tmp)
         limited = Launch(
             argv=order.argv,
-            variables=given,
+            variables=action_variables,
             folder=HOME,
             user=environment.user,
             cores=order.cores,
             rlimits={**rlimits, **order.limits.rlimits()},
         )
-        network = self._networks.of(environment.name) if limits.network else {}
-        if self._holds:
-            enter = {**network, **self._hold(environment).enter()}
+        network = self._networks.namespaces_for(environment.name) if limits.network else {}
+        if self._has_namespaces:
+            enter = {**network, **self._ensure_namespaces(environment).enter()}
             return replace(limited, own_network=not network, enter=enter, filtered=True)
         options = self._options(environment)
         options += [] if network else ["--unshare-net"]
         options += ["--seccomp", str(FIRST_INPUT + 1), "--chdir", HOME, "--clearenv"]
-        for name, value in given.items():
+        for name, value in action_variables.items():
             options += ["--setenv", name, value]
         return replace(
             limited,
-            # Everybody sees a command line; nobody sees what bwrap reads from a descriptor.
+            # Any user can read a command line; what bwrap reads from a descriptor stays private.
             argv=[self._program, "--args", str(FIRST_INPUT), "--", *order.argv],
             inputs=(b"\0".join(os.fsencode(option) for option in options), self._filter),
             variables=LAUNCHER_VARIABLES,
@@ -172,30 +172,30 @@ class BubblewrapBackend(Backend):
             enter=network,
         )
 
-    def closed(self, environment: Environment) -> None:
-        held = self._held.pop(environment.name, None)
-        if held is not None:
-            self._end(held)
-        self._networks.forget(environment.name)
+    def close_environment(self, environment: Environment) -> None:
+        namespaces = self._namespaces.pop(environment.name, None)
+        if namespaces is not None:
+            self._begin_close(namespaces)
+        self._networks.remove(environment.name)
 
-    def _end(self, held: HeldSandbox) -> None:
-        """End it without waiting, so that others' actions continue."""
-        held.close()
-        self._ending.append(held)
-        self._reap([each for each in self._ending if each.has_ended])
+    def _begin_close(self, namespaces: BubblewrapNamespaces) -> None:
+        """Close it without waiting, so that other actions are not delayed."""
+        namespaces.close()
+        self._closing.append(namespaces)
+        self._reap([each for each in self._closing if each.has_ended])
 
-    def _reap(self, ended: Sequence[HeldSandbox]) -> None:
+    def _reap(self, ended: Sequence[BubblewrapNamespaces]) -> None:
         for each in ended:
             each.reap()
-            self._ending.remove(each)
+            self._closing.remove(each)
 
     def close(self) -> None:
-        self._reap(tuple(self._ending))
+        self._reap(tuple(self._closing))
         self._networks.close()
 
 
-def _system() -> list[str]:
-    """The machine's programs; links as links, so that paths look as they do outside."""
+def _system_mounts() -> list[str]:
+    """Mounts of the machine's programs; links stay links, so paths are the same as outside."""
     arguments: list[str] = []
     for name in SYSTEM:
         path = Path(name)
@@ -206,29 +206,31 @@ def _system() -> list[str]:
     return arguments
 
 
-def _readable(folders: Sequence[Path]) -> list[str]:
+def _readable_mounts(folders: Sequence[Path]) -> list[str]:
     arguments: list[str] = []
     for path in folders:
         if os.access(path, os.R_OK | os.X_OK) and not path.is_relative_to("/usr"):
-            arguments += [*_made_above(path), "--ro-bind", str(path), str(path)]
+            arguments += [*_parent_folders(path), "--ro-bind", str(path), str(path)]
     return arguments
 
 
-def _made_above(path: Path | str) -> list[str]:
-    """The folders above it, which bwrap itself makes for root alone."""
-    above = [*Path(path).parents][-2::-1]
-    return [word for folder in above for word in ("--perms", "0755", "--dir", str(folder))]
+def _parent_folders(path: Path | str) -> list[str]:
+    """Options for the folders above a path: by default bwrap creates them for root alone."""
+    parents = [*Path(path).parents][-2::-1]
+    return [word for folder in parents for word in ("--perms", "0755", "--dir", str(folder))]
 
 
 def copy_etc(folder: Path) -> None:
-    """Copy what is public: one mount for all takes bwrap 1.5 ms less than one for each name."""
+    """Copy the public part of /etc: one mount takes bwrap 1.5 ms less than one for each name."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     folder.chmod(0o755)
     for name in ETC:
-        source, keys = Path("/etc", name), shutil.ignore_patterns("private")
-        with contextlib.suppress(OSError, shutil.Error):  # there is none, or part is not public
+        source, private = Path("/etc", name), shutil.ignore_patterns("private")
+        with contextlib.suppress(
+            OSError, shutil.Error
+        ):  # it is missing, or part of it is not public
             if source.is_dir():
-                shutil.copytree(source, folder / name, symlinks=True, ignore=keys)
+                shutil.copytree(source, folder / name, symlinks=True, ignore=private)
             else:
                 shutil.copy2(source, folder / name)

@@ -1,8 +1,8 @@
-"""Docker by its API: a container on an image holds the namespaces that actions enter.
+"""Docker through its API: a container of an image keeps the namespaces that actions enter.
 
 `docker exec` costs a hundred milliseconds and shares the container's limits. So the engine only
-creates and removes containers; actions enter them like any held sandbox, with their own cores and
-limits. That takes root and a local engine with Docker's API on a Unix socket (Podman's works too).
+creates and removes containers; actions enter their namespaces with their own cores and limits. That
+takes root and a local engine with Docker's API on a Unix socket (Podman's works too).
 """
 
 import http.client
@@ -33,17 +33,17 @@ _KINDS = (linux.CLONE_NEWPID, linux.CLONE_NEWUTS, linux.CLONE_NEWNS)
 
 
 def socket_path() -> str:
-    """Where the engine listens: as `DOCKER_HOST` says, if it names a Unix socket."""
+    """The engine's socket: `DOCKER_HOST`, or the default path."""
     return os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or SOCKET
 
 
 def container_body(image: str, environment: Environment, owner: str) -> dict[str, Any]:
-    """The API request for a waiting container with the environment's folders and no rights."""
+    """The API request for an idle container with the environment's folders and no privileges."""
     body: dict[str, Any] = {
         "Image": image,
         "Entrypoint": ["/bin/cat"],
         "Cmd": [],
-        "OpenStdin": True,  # so `cat` waits for as long as the container is wanted
+        "OpenStdin": True,  # so `cat` waits for the life of the container
         "WorkingDir": HOME,
         "Labels": {_LABEL: owner},
         "HostConfig": {
@@ -66,55 +66,55 @@ class DockerEngine:
         self._path = path
 
     def check(self, image: str) -> None:
-        """Whether it answers and has the image."""
-        self._ask("GET", "/_ping")
-        self._ask("GET", f"{_API}/images/{image}/json", why=f"image {image!r}: pull it first")
+        """Raise UnavailableError unless it answers and has the image."""
+        self._request("GET", "/_ping")
+        self._request("GET", f"{_API}/images/{image}/json", why=f"image {image!r}: pull it first")
 
     def start(self, body: Mapping[str, Any]) -> tuple[str, int]:
-        """A new container's name, and its first process."""
-        made = json.loads(self._ask("POST", f"{_API}/containers/create", body))["Id"]
+        """A new container's name, and the pid of its first process."""
+        container = json.loads(self._request("POST", f"{_API}/containers/create", body))["Id"]
         try:
-            self._ask("POST", f"{_API}/containers/{made}/start")
-            told = json.loads(self._ask("GET", f"{_API}/containers/{made}/json"))
-            return made, int(told["State"]["Pid"])
+            self._request("POST", f"{_API}/containers/{container}/start")
+            state = json.loads(self._request("GET", f"{_API}/containers/{container}/json"))
+            return container, int(state["State"]["Pid"])
         except (UnavailableError, ValueError, KeyError):
-            self.remove(made)
+            self.remove(container)
             raise
 
     def remove(self, container: str) -> None:
         """Remove a container; a missing one is fine."""
-        self._ask("DELETE", f"{_API}/containers/{container}?force=true&v=true", gone_is_fine=True)
+        self._request("DELETE", f"{_API}/containers/{container}?force=true&v=true", missing_ok=True)
 
-    def left_by(self, owner: str) -> list[str]:
-        """Containers of a folder's supervisor that was killed."""
+    def find_leftovers(self, owner: str) -> list[str]:
+        """Containers that a killed supervisor of this folder left behind."""
         filters = json.dumps({"label": [f"{_LABEL}={owner}"]})
         path = f"{_API}/containers/json?{urlencode({'all': 'true', 'filters': filters})}"
-        found = json.loads(self._ask("GET", path))
-        return [each["Id"] for each in found]
+        containers = json.loads(self._request("GET", path))
+        return [each["Id"] for each in containers]
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
         why: str = "",
-        gone_is_fine: bool = False,
+        missing_ok: bool = False,
     ) -> bytes:
-        asked = _UnixConnection(self._path)
+        connection = _UnixConnection(self._path)
         try:
-            sent = None if body is None else json.dumps(body)
-            asked.request(method, path, sent, {"Content-Type": "application/json"})
-            answer = asked.getresponse()
-            content = answer.read()
+            payload = None if body is None else json.dumps(body)
+            connection.request(method, path, payload, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise UnavailableError(f"no engine answers at {self._path}: {error}") from None
         finally:
-            asked.close()
-        if answer.status >= 400 and not (gone_is_fine and answer.status == 404):
-            said = " ".join(content.decode(errors="replace").split())[:300]
+            connection.close()
+        if response.status >= 400 and not (missing_ok and response.status == 404):
+            detail = " ".join(content.decode(errors="replace").split())[:300]
             raise UnavailableError(
-                f"the engine refuses {method} {path}: {said}{why and f' ({why})'}"
+                f"the engine refuses {method} {path}: {detail}{why and f' ({why})'}"
             )
         return content
 
@@ -152,9 +152,9 @@ class _Container:
         self._engine = engine
         self._name, pid = engine.start(body)
         self._open: dict[int, int] = {}
-        self._first = -1
+        self._pidfd = -1
         try:
-            self._first = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)
             for kind in _KINDS:
                 self._open[kind] = linux.open_namespace(kind, pid)
         except OSError as error:
@@ -164,20 +164,20 @@ class _Container:
     @property
     def is_lost(self) -> bool:
         """Whether it was stopped."""
-        return bool(select.select([self._first], [], [], 0)[0])
+        return bool(select.select([self._pidfd], [], [], 0)[0])
 
     def enter(self) -> Mapping[int, int]:
         return self._open
 
     def close(self) -> None:
-        for descriptor in (*self._open.values(), self._first):
+        for descriptor in (*self._open.values(), self._pidfd):
             if descriptor >= 0:
                 os.close(descriptor)
         self._engine.remove(self._name)
 
 
 class DockerBackend(Backend):
-    """`root` is the environments' folder; containers that a killed supervisor left are removed."""
+    """`root` is the environments' folder; removes containers that a killed supervisor left."""
 
     name = "docker"
     isolates = True
@@ -191,19 +191,19 @@ class DockerBackend(Backend):
         self._image = image
         self._owner = str(root)
         self._containers: dict[str, _Container] = {}
-        for container in engine.left_by(self._owner):
+        for container in engine.find_leftovers(self._owner):
             engine.remove(container)
 
-    def opened(self, environment: Environment) -> None:
+    def open_environment(self, environment: Environment) -> None:
         body = container_body(self._image, environment, self._owner)
         self._containers[environment.name] = _Container(self._engine, body)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         if self._containers[environment.name].is_lost:
-            self.closed(environment)
-            self.opened(environment)
+            self.close_environment(environment)
+            self.open_environment(environment)
         limits = order.limits
-        network = self._networks.of(environment.name) if limits.network else {}
+        network = self._networks.namespaces_for(environment.name) if limits.network else {}
         return Launch(
             argv=order.argv,
             variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},
@@ -216,11 +216,11 @@ class DockerBackend(Backend):
             filtered=True,
         )
 
-    def closed(self, environment: Environment) -> None:
+    def close_environment(self, environment: Environment) -> None:
         container = self._containers.pop(environment.name, None)
         if container is not None:
             container.close()
-        self._networks.forget(environment.name)
+        self._networks.remove(environment.name)
 
     def close(self) -> None:
         self._networks.close()

@@ -20,7 +20,7 @@ from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM
 from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
-from slackwater.sandbox.mounts import SHARED_TMP, has_any, tmp_beside
+from slackwater.sandbox.mounts import SHARED_TMP, contains_any, pick_tmp
 
 _LIMITS = {resource.RLIMIT_FSIZE: "RLIMIT_FSIZE", resource.RLIMIT_AS: "RLIMIT_AS"}
 
@@ -45,7 +45,7 @@ def find_gvisor() -> tuple[str | None, str]:
 
 
 class GvisorBackend(Backend):
-    """`program` is runsc's path; `root` is a folder of the supervisor's, for bundles and state."""
+    """`program` is runsc's path; `root` is the supervisor's folder for bundles and state."""
 
     name = "gvisor"
     isolates = True
@@ -57,8 +57,8 @@ class GvisorBackend(Backend):
         shutil.rmtree(self._root, ignore_errors=True)
         for name in ("bundles", "files", "state"):
             (self._root / name).mkdir(parents=True, mode=0o700)
-        self._shown = tuple(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))))
-        self._tmp = tmp_beside(self._shown)
+        self._visible = tuple(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))))
+        self._tmp = pick_tmp(self._visible)
         self._mounts = [_mount("proc", "/proc", "proc"), _mount("tmpfs", "/dev", "tmpfs")]
         for name in SYSTEM:
             path = Path(name)
@@ -67,23 +67,23 @@ class GvisorBackend(Backend):
             elif path.is_dir():
                 self._mounts.append(_bind(name, name))
         memory_file = [Path("/etc", name) for name in ETC] + [
-            path for path in self._shown if not path.is_relative_to("/usr")
+            path for path in self._visible if not path.is_relative_to("/usr")
         ]
         self._mounts += [_bind(str(path), str(path)) for path in memory_file if path.exists()]
-        places = [*self._mounts, *(_mount("tmpfs", at, "tmpfs") for at in (HOME, *SHARED_TMP))]
-        for mount in places:
-            self._make_place(mount)
+        mounts = [*self._mounts, *(_mount("tmpfs", at, "tmpfs") for at in (HOME, *SHARED_TMP))]
+        for mount in mounts:
+            self._create_mountpoint(mount)
 
-    def _make_place(self, mount: Mapping[str, Any]) -> None:
+    def _create_mountpoint(self, mount: Mapping[str, Any]) -> None:
         """A mount needs a file or folder of the same kind to cover."""
-        place = self._root / "files" / str(mount["destination"])[1:]
-        place.parent.mkdir(parents=True, exist_ok=True)
+        mountpoint = self._root / "files" / str(mount["destination"])[1:]
+        mountpoint.parent.mkdir(parents=True, exist_ok=True)
         if Path(mount["source"]).is_file():
-            place.touch()
+            mountpoint.touch()
         else:
-            place.mkdir(exist_ok=True)
+            mountpoint.mkdir(exist_ok=True)
 
-    def opened(self, environment: Environment) -> None:
+    def open_environment(self, environment: Environment) -> None:
         (self._root / "bundles" / environment.name).mkdir(mode=0o700)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
@@ -104,7 +104,9 @@ class GvisorBackend(Backend):
             variables=LAUNCHER_VARIABLES,
             folder=LAUNCHER_FOLDER,
             cores=order.cores,
-            rlimits={resource.RLIMIT_CORE: 0},  # the others are the action's, not its kernel's
+            rlimits={
+                resource.RLIMIT_CORE: 0
+            },  # the other limits apply to the action, not to its kernel
         )
 
     def config(
@@ -112,10 +114,10 @@ class GvisorBackend(Backend):
     ) -> dict[str, Any]:
         """The bundle's description of the action."""
         user = environment.user or 0
-        tmp = [shared for shared in SHARED_TMP if not has_any(shared, self._shown)]
+        tmp = [shared for shared in SHARED_TMP if not contains_any(shared, self._visible)]
         own = [_bind(environment.view, HOME, "rw")]
         own += [_bind(environment.tmp, shared, "rw") for shared in tmp]
-        given = variables(order, HOME, self._tmp)
+        action_variables = variables(order, HOME, self._tmp)
         kinds = ("pid", "ipc", "uts", "mount", "network")
         return {
             "ociVersion": "1.0.2",
@@ -126,7 +128,7 @@ class GvisorBackend(Backend):
                 "terminal": False,
                 "user": {"uid": user, "gid": user},
                 "args": order.argv,
-                "env": [f"{name}={value}" for name, value in given.items()],
+                "env": [f"{name}={value}" for name, value in action_variables.items()],
                 "cwd": HOME,
                 "capabilities": {
                     each: []
@@ -142,7 +144,7 @@ class GvisorBackend(Backend):
             "linux": {"namespaces": [{"type": kind} for kind in kinds]},
         }
 
-    def closed(self, environment: Environment) -> None:
+    def close_environment(self, environment: Environment) -> None:
         shutil.rmtree(self._root / "bundles" / environment.name, ignore_errors=True)
 
     def close(self) -> None:

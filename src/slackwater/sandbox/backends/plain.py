@@ -1,18 +1,24 @@
 """A plain process group.
 
 As root it runs as the environment's own user with its own network and temporary folders, so it can
-write and signal nowhere else. Without root it has the worker's rights: for trusted code only, and
-it says so at start.
+neither write to other files nor signal other processes. Without root it has the worker's
+privileges: for trusted code only, which the worker logs at start.
 """
 
 from collections.abc import Mapping
 
 from slackwater.model.errors import RefusedError
-from slackwater.sandbox.backends.port import Backend, Guarantee, Order, hidden_pythons, variables
+from slackwater.sandbox.backends.port import (
+    Backend,
+    Guarantee,
+    Order,
+    find_hidden_pythons,
+    variables,
+)
 from slackwater.sandbox.environment import Environment
-from slackwater.sandbox.held import HeldMounts
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.mounts import MountMaker, Mounts
+from slackwater.sandbox.namespaces import MountNamespace
 from slackwater.sandbox.networks import Networks
 
 _WITH_USERS: frozenset[Guarantee] = frozenset(("neighbours' files", "signals", "leftovers"))
@@ -23,26 +29,26 @@ class PlainBackend(Backend):
     """`has_users`: one user per environment; `has_namespaces`: own networks and mounts."""
 
     name = "process"
-    isolates = False  # it sees the machine's files and processes, whoever runs it
+    isolates = False  # it sees the machine's files and processes, also as root
 
     def __init__(
         self, has_users: bool, has_namespaces: bool, *, networks: Networks | None = None
     ) -> None:
         self._networks = networks or Networks()
         self._has_namespaces = has_namespaces
-        self._shown = hidden_pythons()
+        self._visible = find_hidden_pythons()
         self._maker = MountMaker()
-        self._held: dict[str, HeldMounts] = {}
-        promised = _WITH_USERS if has_users else frozenset[Guarantee]()
-        self.guarantees = promised | (_WITH_NAMESPACES if has_namespaces else frozenset())
+        self._namespaces: dict[str, MountNamespace] = {}
+        guarantees = _WITH_USERS if has_users else frozenset[Guarantee]()
+        self.guarantees = guarantees | (_WITH_NAMESPACES if has_namespaces else frozenset())
 
-    def opened(self, environment: Environment) -> None:
+    def open_environment(self, environment: Environment) -> None:
         if self._has_namespaces:
             mounts = self._mounts(environment)
-            self._held[environment.name] = HeldMounts(mounts, self._maker)
+            self._namespaces[environment.name] = MountNamespace(mounts, self._maker)
 
     def _mounts(self, environment: Environment) -> Mounts:
-        return Mounts(environment.view, environment.tmp, self._shown)
+        return Mounts(environment.view, environment.tmp, self._visible)
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
@@ -57,7 +63,7 @@ class PlainBackend(Backend):
             cores=order.cores,
             rlimits={**rlimits, **order.limits.rlimits()},
             own_network=confined and not network,
-            enter={**network, **self._held[environment.name].enter()} if confined else {},
+            enter={**network, **self._namespaces[environment.name].enter()} if confined else {},
             filtered=confined,
         )
 
@@ -65,15 +71,15 @@ class PlainBackend(Backend):
         if not self._has_namespaces:
             raise RefusedError(
                 "limits.network: True cannot be granted: a plain process without root has this "
-                "machine's network, and cannot be kept to what the operator allows"
+                "machine's network, and cannot be confined to what the operator allows"
             )
-        return self._networks.of(environment.name)
+        return self._networks.namespaces_for(environment.name)
 
-    def closed(self, environment: Environment) -> None:
-        held = self._held.pop(environment.name, None)
-        if held is not None:
-            held.close()
-        self._networks.forget(environment.name)
+    def close_environment(self, environment: Environment) -> None:
+        namespaces = self._namespaces.pop(environment.name, None)
+        if namespaces is not None:
+            namespaces.close()
+        self._networks.remove(environment.name)
 
     def close(self) -> None:
         self._maker.close()

@@ -12,11 +12,11 @@ from slackwater.model.action_input import check_command
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.limits import Limits
-from slackwater.sandbox.mounts import SHARED_TMP, UnreachableFolder, barrier_of, has_any
+from slackwater.sandbox.mounts import SHARED_TMP, UnreachableFolder, contains_any, find_barrier
 from slackwater.sandbox.networks import proxy_variables
 
-# What a backend keeps an action from: writing files that are not its own, reading other
-# environments' files, the network, other environments' processes, leaving processes behind.
+# What a backend keeps an action from: writing foreign files, reading other environments' files,
+# using the network, signalling other environments' processes, leaving processes behind.
 Guarantee = Literal["foreign files", "neighbours' files", "network", "signals", "leftovers"]
 ALL_GUARANTEES: frozenset[Guarantee] = frozenset(get_args(Guarantee))
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
@@ -48,10 +48,11 @@ class Backend(ABC):
     guarantees: frozenset[Guarantee]
 
     @abstractmethod
-    def opened(self, environment: Environment) -> None: ...
+    def open_environment(self, environment: Environment) -> None:
+        """Allocate the environment's resources."""
 
     def readiness(self, environment: Environment) -> int | None:
-        """A descriptor that is readable once `launch` would not wait; None: it would not now."""
+        """A descriptor that is readable once `launch` does not block; None: it does not now."""
         del environment
         return None
 
@@ -60,7 +61,7 @@ class Backend(ABC):
         """The process to start for an order; `rlimits` come from its fence."""
 
     @abstractmethod
-    def closed(self, environment: Environment) -> None:
+    def close_environment(self, environment: Environment) -> None:
         """Release the environment's resources."""
 
     @abstractmethod
@@ -69,21 +70,21 @@ class Backend(ABC):
 
 
 def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
-    """The variables of every action; its own win. ConfigError names an invalid one."""
+    """The variables of an action; its own override the defaults. ConfigError if one is invalid."""
     check_command(order.command, order.variables)
     cores = str(max(len(order.cores), 1))
-    given = {"HOME": home, "TMPDIR": tmp, "PATH": _PATH, "LANG": "C.UTF-8", "USER": "sandbox"}
+    base = {"HOME": home, "TMPDIR": tmp, "PATH": _PATH, "LANG": "C.UTF-8", "USER": "sandbox"}
     threads = {"SLACKWATER_CORES": cores, "OMP_NUM_THREADS": cores}
     proxy = proxy_variables() if order.limits.network else {}
-    return given | threads | proxy | dict(order.variables)
+    return base | threads | proxy | dict(order.variables)
 
 
-def hidden_pythons() -> tuple[UnreachableFolder, ...]:
-    """This interpreter's folders, if they are in a private home or a temporary folder."""
-    found = []
+def find_hidden_pythons() -> tuple[UnreachableFolder, ...]:
+    """This interpreter's folders that lie in a private home or a temporary folder."""
+    hidden = []
     for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
-        covered = (Path(shared) for shared in SHARED_TMP if has_any(shared, [folder]))
-        barrier = barrier_of(folder) or next(covered, None)
+        covered = (Path(shared) for shared in SHARED_TMP if contains_any(shared, [folder]))
+        barrier = find_barrier(folder) or next(covered, None)
         if barrier is not None:
-            found.append(UnreachableFolder(barrier, folder))
-    return tuple(found)
+            hidden.append(UnreachableFolder(barrier, folder))
+    return tuple(hidden)
