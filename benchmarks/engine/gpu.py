@@ -72,7 +72,7 @@ def plain(net: CausalLM, ids: Prompt, first: int) -> torch.Tensor:
     """Log-probs over the vocabulary for the positions from `first` on, by one plain forward."""
     tokens = torch.tensor(ids, device="cuda")
     attention = PackedCausalAttention((0, len(ids)), "cuda")
-    hidden = net.hidden(tokens, torch.arange(len(ids), device="cuda"), attention)
+    hidden = net.run_layers(tokens, torch.arange(len(ids), device="cuda"), attention)
     return torch.log_softmax(net.logits(hidden[first - 1 : -1]).float(), -1)
 
 

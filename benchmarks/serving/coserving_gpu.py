@@ -26,7 +26,7 @@ from benchmarks.serving.alone import Alone
 from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.coserving_windows import SLO, Played, pooled
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.coserving.executor import CoservingExecutor, ServedTimes
+from slackwater.engine.coserving.executor import CoservingExecutor, RequestLatency
 from slackwater.engine.coserving.staged_weights import StagedWeights
 from slackwater.engine.coserving.step_profile import measure_step_cost
 from slackwater.engine.cuda.executor import CudaExecutor
@@ -69,7 +69,7 @@ def pages_ms(page_bytes: int, rounds: int = 5) -> dict[str, float]:
     unmaps: list[float] = []
     for _ in range(rounds):
         for source, target in ((one, other), (other, one)):
-            source.let_go(0, 1 << 30)
+            source.release(0, 1 << 30)
             begin = time.perf_counter()
             source.reclaim(count)
             unmaps.append(time.perf_counter() - begin)
@@ -150,7 +150,7 @@ class Machine:
         net = load_net(QWEN3_8B, dtype=torch.bfloat16, device="cuda")
         self.service = self._engine(net)
         rollout_net = load_net(LLAMA_8B, dtype=torch.bfloat16, device="cuda", seed=1)
-        self.staged = StagedWeights.of(rollout_net, device)
+        self.staged = StagedWeights.from_net(rollout_net, device)
         del rollout_net
         _empty()
         self.figures: dict[str, float] = {}
@@ -229,7 +229,7 @@ class Machine:
         """
         executor = self.executor(mode)
         rollouts = Rollouts(executor, many, 7)
-        times: list[ServedTimes] = []
+        times: list[RequestLatency] = []
         rng = np.random.default_rng(3)
         prompts = [
             tuple(rng.integers(0, QWEN3_8B.vocab_size, one.prompt_tokens).tolist())
@@ -259,7 +259,7 @@ class Machine:
                 rollouts.give_back(request)
             if step.served is None and step.rolled_out is None:
                 time.sleep(0.0005)
-        times += executor.under_way()  # judged as they stand
+        times += executor.open_requests()  # judged as they stand
         self.clear(executor)
         return Played(
             times,

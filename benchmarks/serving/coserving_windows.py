@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slackwater.engine.coserving.executor import ServedTimes
+from slackwater.engine.coserving.executor import RequestLatency
 from slackwater.model.serving import ServingSlo
 
 SLO = ServingSlo(0.5, 0.15)
@@ -17,7 +17,7 @@ class Played:
     rolled out. `needed_s` is the time that the service could not have done with less of.
     """
 
-    times: list[ServedTimes]
+    times: list[RequestLatency]
     seconds: float
     serving_s: float
     needed_s: float

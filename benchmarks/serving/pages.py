@@ -33,7 +33,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     def move(source: PageArena, target: PageArena, order: list[int]) -> float:
         _touch(source.address, pages * _PAGE)
         for place in order:
-            source.let_go(place * _PAGE, (place + 1) * _PAGE)
+            source.release(place * _PAGE, (place + 1) * _PAGE)
         began_s = time.perf_counter()
         source.reclaim(pages)
         gone_s = time.perf_counter()

@@ -63,7 +63,7 @@ def generate_on_ranks(ranks: Ranks, folder: Path) -> None:
     engine, executor = new_ranked_engine(
         folder / "base", ranks, device="cpu", base_version="base", **SIZE
     )
-    executor.beat()
+    executor.send_heartbeat()
     lane = RankLane(store, NET, ranks)
     found = generate(engine, {name: lane.take(name).tensors for name in ("new", "adapter")})
     executor.close()
@@ -85,7 +85,7 @@ def time_turns(plan: RankPlan | None, *, folder: str, name: str, resumed: str) -
             follow_engine(base, store, ranks, device="cpu", **size)
             return
         engine, executor = new_ranked_engine(base, ranks, device="cpu", base_version="base", **size)
-        executor.beat()
+        executor.send_heartbeat()
     before = _turns_of(Path(folder) / f"{resumed}.json") if resumed else {}
     engine.add(GenerationRequest(TURNS, (1, 2, 3), Sampling(max_tokens=4), "base"))
     _run_out(engine)

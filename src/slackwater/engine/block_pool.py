@@ -1,8 +1,8 @@
-"""Blocks of the KV cache: who uses them, which hold a known prefix, which may be taken back.
+"""Blocks of the KV cache: reference counts, prefix names and eviction.
 
-A block is 16 tokens (or what the device likes) of all layers. Full blocks are named by a digest of
-weight version and all tokens up to their end, so that equal prefixes share them. A named block
-that nobody uses stays until memory is wanted: the one unused longest goes first.
+A block holds a fixed number of tokens (the executor's `block_tokens`) of all layers. A full block
+is named by a digest of the weight version and all tokens up to its end, so equal prefixes share it.
+A named block without users stays cached until memory is needed; the least recently used goes first.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from slackwater.engine.pages import PageArena
 from slackwater.model.errors import RefusedError
 
 Digest = bytes
-SCRATCH = 0  # block 0 is never given out: rows that only pad a batch write there
+SCRATCH = 0  # block 0 is never allocated: padding rows of a batch write there
 
 
 def chain(parent: Digest, tokens: NDArray[np.int32]) -> Digest:
@@ -40,7 +40,7 @@ class BlockPool:
         self._name_of: dict[int, Digest] = {}
         self._block_of: dict[Digest, int] = {}
         self._unused_named: OrderedDict[int, float] = OrderedDict()
-        self.now_s = 0.0  # set by whoever wants prefixes to expire
+        self.now_s = 0.0  # set by engines whose prefixes expire
         self._free: list[int] = []
         self._untouched = SCRATCH + 1
         self._in_use = 0
@@ -58,7 +58,7 @@ class BlockPool:
         return len(self._block_of)
 
     def take(self) -> int | None:
-        """A block with one user and no name, or None when everything is in use."""
+        """Allocate a block with one user and no name; None when every block is in use."""
         block = self._fresh()
         if block is None and self._unused_named:
             block, _ = self._unused_named.popitem(last=False)
@@ -69,7 +69,7 @@ class BlockPool:
         return block
 
     def find(self, name: Digest) -> int | None:
-        """The block of that name, with one user more, or None."""
+        """The block of that name, with one more user, or None."""
         block = self._block_of.get(name)
         if block is None:
             return None
@@ -83,7 +83,7 @@ class BlockPool:
         return name in self._block_of
 
     def name(self, block: int, name: Digest) -> None:
-        """A full block can be found from now on; the first of equal ones keeps the name."""
+        """Make a full block findable; of equal blocks the first keeps the name."""
         if self.keeps_prefixes and name not in self._block_of and block not in self._name_of:
             self._block_of[name] = block
             self._name_of[block] = name
@@ -102,9 +102,9 @@ class BlockPool:
     def unused_named(self) -> int:
         return len(self._unused_named)
 
-    def forget_unused(self, before_s: float = float("inf")) -> int:
-        """Forget prefixes unused since `before_s`, so that their pages can be reclaimed."""
-        forgotten = 0
+    def evict_unused(self, before_s: float = float("inf")) -> int:
+        """Evict prefixes unused since `before_s`, so that their pages can be reclaimed."""
+        evicted = 0
         while self._unused_named:
             block, since_s = next(iter(self._unused_named.items()))
             if since_s >= before_s:
@@ -112,17 +112,18 @@ class BlockPool:
             del self._unused_named[block]
             self._forget(block)
             self._let_go(block)
-            forgotten += 1
-        self._free.sort(reverse=True)  # the lowest are taken first: pages at the end empty in time
-        return forgotten
+            evicted += 1
+        # The lowest blocks are allocated first, so that pages at the end become empty over time.
+        self._free.sort(reverse=True)
+        return evicted
 
     def available(self) -> int:
-        """Blocks that `take` could give now without anyone's loss, if the pages are there."""
+        """Blocks that `take` could allocate without a preemption, if the pool has pages."""
         free = len(self._free) + self.num_blocks - self._untouched
         return free + len(self._unused_named)
 
     def check_integrity(self) -> None:
-        """Counts agree: every block is free, untouched, in use, or kept unused by name."""
+        """Every block is free, untouched, in use, or cached without users."""
         used = [block for block, users in enumerate(self._users) if users > 0]
         assert len(used) == self._in_use
         free = set(self._free)
@@ -150,7 +151,7 @@ class BlockPool:
 
     def _let_go(self, block: int) -> None:
         start = block * self._block_bytes
-        self._arena.let_go(start, start + self._block_bytes)
+        self._arena.release(start, start + self._block_bytes)
         self._free.append(block)
 
     def _forget(self, block: int) -> None:

@@ -1,4 +1,4 @@
-"""What an engine may use: memory, rows per step, versions."""
+"""Limits of an engine: memory, rows per step, versions."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from slackwater.model.errors import ConfigError
 class EngineConfig:
     """`kv_bytes` bounds the cache's physical pages; the rest bounds work per step and versions.
 
-    `batch_invariant` makes a row's result independent of who shares its batch and of how its keys
-    came into the cache, so that a request goes on identically elsewhere. On CUDA it is off unless
-    asked for: pass `batch_invariant=None` for the device's default.
+    `batch_invariant` makes a row's result independent of the other rows of its batch and of how its
+    keys got into the cache, so that a request continues identically on another engine. `None` is
+    the device's default: on for CPUs, off for CUDA.
 
-    `steps_ahead`: on CUDA a decode step is queued before the tokens of the one before are seen,
-    where nothing else can come between; not for an engine that shares its device with another.
+    `steps_ahead`: on CUDA, a decode step is queued before the previous step's tokens are read, if
+    no other work can come between. Turn it off for an engine that shares its device.
     """
 
     kv_bytes: int = 1 << 30

@@ -12,7 +12,7 @@ from slackwater.engine.executor import Executor
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.engine.request import (
     Decode,
-    Finished,
+    FinishedGeneration,
     GenerationRequest,
     Guide,
     Guides,
@@ -33,7 +33,7 @@ from slackwater.nets.causal_lm import CausalLM
 
 
 def default_executor(net: CausalLM, config: EngineConfig, pool: PagePool | None = None) -> Executor:
-    """The executor of the device that the model lies on; its cache may be on a shared pool."""
+    """The executor for the model's device; its cache may use a shared page pool."""
     if net.device.type == "cuda":
         from slackwater.engine.cuda.executor import CudaExecutor  # late: needs Triton
 
@@ -60,7 +60,7 @@ class Engine:
         longest = net.config.max_positions
         self.max_context = min(config.max_context or longest, longest)
         self._executor = executor or default_executor(net, config)
-        # What else a machine does with its processors says nothing about a step.
+        # On a CPU other processes compete for the cores, so steps are timed in thread time.
         self.on_gpu = net.device.type == "cuda"
         self._clock = time.monotonic if self.on_gpu else time.thread_time
         self.versions = VersionStore(net, config, self._executor)
@@ -80,18 +80,18 @@ class Engine:
         self._decode, self._eos = decode, frozenset(eos_token_ids)
         self._guides = guides
         self._sequences: dict[int, Sequence] = {}
-        self._done_on_arrival: list[Finished] = []
+        self._finished_on_arrival: list[FinishedGeneration] = []
         self._arrivals = 0
         self._steps = self._tokens_sampled = self._tokens_computed = self._tokens_cached = 0
         self._runner.warm_up(net)
 
     @property
     def busy(self) -> bool:
-        """Whether a step has something to do or to tell."""
-        return bool(self._sequences) or bool(self._done_on_arrival)
+        """Whether a step would compute or report something."""
+        return bool(self._sequences) or bool(self._finished_on_arrival)
 
     def add(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises if it can never run, and keeps nothing of it then."""
+        """Queue a request. Raises, without side effects, if it can never run."""
         version = self.versions.get(request.version)
         self._check(request)
         params = request.params
@@ -102,49 +102,49 @@ class Engine:
             order=self._arrivals,
             version=version,
             stop_ids=stop_ids,
-            names=[root(request.version, version.generation)],
-            scoring=PromptScoring.of(request) if request.scores_prompt else None,
+            block_names=[root(request.version, version.generation)],
+            scoring=PromptScoring.for_request(request) if request.scores_prompt else None,
             guide=self._guide(request, stop_ids),
         )
         self._arrivals += 1
-        done = sequence.finished_before_running(self.max_context)
-        if done is not None:
-            self._done_on_arrival.append(done)
+        finished = sequence.finish_without_running(self.max_context)
+        if finished is not None:
+            self._finished_on_arrival.append(finished)
             return
         version.users += 1
         self._sequences[request.request_id] = sequence
         self._scheduler.add(sequence)
 
-    def uncached_tokens(self, request_id: int) -> int:
-        """How many tokens of a request that has just come are not in the cache."""
+    def count_uncached_tokens(self, request_id: int) -> int:
+        """How many tokens of a request that was just added are not in the prefix cache."""
         sequence = self._sequences.get(request_id)
-        return 0 if sequence is None else self._scheduler.uncached_tokens(sequence)
+        return 0 if sequence is None else self._scheduler.count_uncached_tokens(sequence)
 
     def abort(self, request_id: int) -> bool:
-        """Forget a request; whether it was there."""
+        """Remove a request; whether it existed."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
-        self._forget(sequence)
+        self._remove(sequence)
         return True
 
     def step(self, prompt_tokens: int | None = None) -> StepOutput:
-        """One pass over all that can run, with at most `prompt_tokens` of prompts if given."""
-        early, self._done_on_arrival = self._done_on_arrival, []
+        """Run one step over all runnable requests; `prompt_tokens` bounds its prompt tokens."""
+        early, self._finished_on_arrival = self._finished_on_arrival, []
         plan = self._scheduler.plan(prompt_tokens, time.monotonic())
         if plan is None:
             return StepOutput(finished=tuple(early))
         began_s = self._clock()
         sampled = self._runner.run(plan)
-        self._scheduler.took(plan, self._clock() - began_s)
-        self._scheduler.computed(plan)
+        self._scheduler.record_step_time(plan, self._clock() - began_s)
+        self._scheduler.mark_computed(plan)
         self._steps += 1
         self._tokens_computed += int(plan.counts.sum())
         self._tokens_sampled += len(sampled.slots)
         request_ids = self._slots.request_id[sampled.slots]
-        scores = self._finished_scores(plan)
+        scores = self._collect_prompt_scores(plan)
         ended, failed = self._settle(sampled)
-        finished = [*early, *ended, *self._scored_only(plan)]
+        finished = [*early, *ended, *self._end_requests_without_output(plan)]
         return StepOutput(
             request_ids,
             sampled.tokens.astype(np.uint32),
@@ -156,21 +156,23 @@ class Engine:
         )
 
     def reclaim_pages(self, pages: int) -> int:
-        """Give idle cache pages back to the shared pool, forgetting unused prefixes if need be."""
+        """Return idle cache pages to the shared pool, evicting unused prefixes if necessary."""
         arena = self._executor.arena
         if arena.idle_pages < pages:
-            self._blocks.forget_unused()
+            self._blocks.evict_unused()
         return arena.reclaim(pages)
 
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Prepare decode steps of so many requests over so long contexts; none waits later."""
+        """Prepare decode steps of these batch sizes and context lengths, so that none compiles or
+        captures later.
+        """
         net = self.versions.get(self.config.base_version).net
         self._runner.warm_decode(net, rows, contexts)
 
     @property
     def arena(self) -> PageArena:
-        """Where its cache lies."""
+        """The memory of its cache."""
         return self._executor.arena
 
     @property
@@ -179,40 +181,40 @@ class Engine:
 
     @property
     def in_use_bytes(self) -> int:
-        """Memory of running requests alone."""
+        """Cache memory of running requests, without unused prefixes."""
         return self._blocks.blocks_in_use * self._executor.block_bytes
 
     @property
-    def unused_prefixes(self) -> int:
+    def num_unused_prefixes(self) -> int:
         """Blocks kept for later requests."""
         return self._blocks.unused_named
 
     def load(self) -> EngineLoad:
-        """What its next steps have to do."""
+        """The work of its next steps."""
         return self._scheduler.load()
 
     def youngest(self) -> int | None:
-        """The request that came last."""
+        """The request that arrived last."""
         sequence = self._scheduler.youngest()
         return None if sequence is None else sequence.request.request_id
 
-    def forget_prefixes(self, now_s: float, before_s: float) -> int:
-        """Forget prefixes unused since `before_s`; from `now_s` on, unused ones are dated so."""
+    def evict_prefixes(self, now_s: float, before_s: float) -> int:
+        """Evict prefixes unused since `before_s`; blocks released from now on are dated `now_s`."""
         self._blocks.now_s = now_s
-        return self._blocks.forget_unused(before_s)
+        return self._blocks.evict_unused(before_s)
 
-    def release_unused(self, now_s: float, before_s: float) -> None:
-        """Forget prefixes unused since `before_s`, and return their memory to the system."""
-        self.forget_prefixes(now_s, before_s)
+    def evict_and_release(self, now_s: float, before_s: float) -> None:
+        """Evict prefixes unused since `before_s`, and return their memory to the system."""
+        self.evict_prefixes(now_s, before_s)
         self._executor.arena.release_idle()
 
     def close(self) -> None:
-        """Give every page back; the engine is not used again."""
+        """Free every page; the engine is not used again."""
         self._sequences.clear()
         self._executor.close()
 
     def gauges(self) -> dict[str, float]:
-        """What the engine holds and has done, by name."""
+        """Current state and counters, by name."""
         return {
             "running": float(self._scheduler.running),
             "waiting": float(self._scheduler.waiting),
@@ -229,10 +231,10 @@ class Engine:
         }
 
     def check_integrity(self) -> None:
-        """Every request is in exactly one place, and every block is accounted for."""
-        held = self._scheduler.sequences()
-        assert {id(s) for s in held} == {id(s) for s in self._sequences.values()}
-        assert len(held) == len(self._sequences)
+        """Every request is waiting or running, never both; every block is accounted for."""
+        scheduled = self._scheduler.sequences()
+        assert {id(s) for s in scheduled} == {id(s) for s in self._sequences.values()}
+        assert len(scheduled) == len(self._sequences)
         self._scheduler.check_integrity()
 
     def _check(self, request: GenerationRequest) -> None:
@@ -266,14 +268,16 @@ class Engine:
             raise ConfigError.of(grammar.kind, "...", "needs a tokenizer; this model has none")
         return self._guides.guide(grammar, request.generated, ends)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _remove(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
         sequence.version.users -= 1
         self._tokens_cached += sequence.cached_tokens
         del self._sequences[sequence.request.request_id]
 
-    def _settle(self, sampled: SampledTokens) -> tuple[list[Finished], list[RequestFailure]]:
-        """Append the new tokens, and end the requests that they end or that cannot go on."""
+    def _settle(
+        self, sampled: SampledTokens
+    ) -> tuple[list[FinishedGeneration], list[RequestFailure]]:
+        """Append the new tokens; end the requests that are complete or cannot continue."""
         table, slots, tokens = self._slots, sampled.slots, sampled.tokens
         at = table.length[slots]
         table.tokens[slots, at] = tokens
@@ -289,7 +293,7 @@ class Engine:
         return [
             self._end(slot, "stop" if stop else "length")
             for slot, stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True)
-            if not failed or self._scheduler.runs(slot)
+            if not failed or self._scheduler.is_running(slot)
         ], failed
 
     def _stops_by_text(self, slot: int, token: int) -> bool:
@@ -309,13 +313,13 @@ class Engine:
 
     def _fail(self, slot: int, error: str) -> RequestFailure:
         sequence = self._scheduler.sequence(slot)
-        self._forget(sequence)
+        self._remove(sequence)
         return RequestFailure(sequence.request.request_id, error)
 
-    def _end(self, slot: int, reason: StopReason) -> Finished:
+    def _end(self, slot: int, reason: StopReason) -> FinishedGeneration:
         sequence = self._scheduler.sequence(slot)
-        self._forget(sequence)
-        return Finished(sequence.request.request_id, reason, sequence.cached_tokens)
+        self._remove(sequence)
+        return FinishedGeneration(sequence.request.request_id, reason, sequence.cached_tokens)
 
     def _hits_string(self, slot: int) -> bool:
         request = self._scheduler.sequence(slot).request
@@ -324,8 +328,8 @@ class Engine:
         generated: NDArray[np.int32] = self._slots.tokens[slot, first:stop]
         return completes_stop_string(generated.tolist(), request.params.stop_strings, self._decode)
 
-    def _finished_scores(self, plan: StepPlan) -> tuple[PromptScoreRows, ...]:
-        """Scores of the prompts whose last row this step computed, each told once."""
+    def _collect_prompt_scores(self, plan: StepPlan) -> tuple[PromptScoreRows, ...]:
+        """Scores of the prompts whose last row this step computed; each is reported once."""
         table = self._slots
         scores = []
         for slot in plan.slots[table.scored[plan.slots]].tolist():
@@ -336,15 +340,15 @@ class Engine:
                 table.scored[slot] = False
         return tuple(scores)
 
-    def _scored_only(self, plan: StepPlan) -> list[Finished]:
-        """Requests that wanted no token: they end when everything known is computed."""
+    def _end_requests_without_output(self, plan: StepPlan) -> list[FinishedGeneration]:
+        """Requests without new tokens end when all their known tokens are computed."""
         table = self._slots
         ready = table.computed[plan.slots] >= table.limit[plan.slots]
         ready &= table.length[plan.slots] >= table.limit[plan.slots]
-        slots = [slot for slot in plan.slots[ready].tolist() if self._scheduler.runs(slot)]
-        return [self._end(slot, self._reason_without_output(slot)) for slot in slots]
+        slots = [slot for slot in plan.slots[ready].tolist() if self._scheduler.is_running(slot)]
+        return [self._end(slot, self._stop_reason_without_output(slot)) for slot in slots]
 
-    def _reason_without_output(self, slot: int) -> StopReason:
+    def _stop_reason_without_output(self, slot: int) -> StopReason:
         sequence = self._scheduler.sequence(slot)
         generated = sequence.request.generated
         return "stop" if generated and generated[-1] in sequence.stop_ids else "length"

@@ -1,4 +1,4 @@
-"""The port to a device: run rows through a model over the paged cache, and sample."""
+"""The device interface: run rows through a model over the paged cache, and sample."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ Spans: TypeAlias = tuple[tuple[int, int, LoraAdapter], ...]  # rows from, to, an
 class RowBatch:
     """Rows of one set of weights. `slots` picks each row's line of the block tables.
 
-    `wanted` are the rows, in rising order, whose logits are needed; `spans` the adapters by row.
-    `decode_only`: each row is the newest token of its own request. Position -1 is padding.
+    `logit_rows` are the rows, in rising order, whose logits are needed; `spans` are the adapters by
+    row. `decode_only`: each row is the newest token of its own request. Position -1 is padding.
     """
 
     tokens: NDArray[np.int64]
     positions: NDArray[np.int64]
     slots: NDArray[np.int64]
-    wanted: NDArray[np.int64]
+    logit_rows: NDArray[np.int64]
     spans: Spans
     decode_only: bool
 
-    def wanted_spans(self) -> Spans:
-        """The adapters by row of the wanted rows alone."""
+    def logit_row_spans(self) -> Spans:
+        """The adapter spans, counted within `logit_rows` only."""
         if not self.spans:
             return ()
         edges = [(start, stop) for start, stop, _ in self.spans]
-        places = np.searchsorted(self.wanted, np.array(edges)).tolist()
+        places = np.searchsorted(self.logit_rows, np.array(edges)).tolist()
         return tuple(
             (first, last, adapter)
             for (first, last), (_, _, adapter) in zip(places, self.spans, strict=True)
@@ -61,8 +61,7 @@ class SamplingColumns:
 class Executor(Protocol):
     """A device that holds the cache of one model shape.
 
-    `begins_ahead`: it can begin a decode step before the host has seen the tokens of the one
-    before.
+    `begins_ahead`: it can start a decode step before the host has read the previous step's tokens.
     """
 
     begins_ahead: bool
@@ -71,20 +70,20 @@ class Executor(Protocol):
     arena: PageArena
 
     def prepare(self, net: CausalLM) -> None:
-        """Lay a model's weights out as this device reads them, in place."""
+        """Convert a model's weights, in place, to the layout that this device reads."""
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
-        """Give a prepared model new weights in place, perhaps while other models' rows run."""
+        """Write new weights into a prepared model, possibly while rows of other models run."""
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
-        """Take note of an adapter over a prepared model, or of what has changed in it."""
+        """Register an adapter of a prepared model, or its changed factors."""
 
     def drop_adapter(self, adapter: LoraAdapter) -> None:
-        """Forget an adapter that no row will ask for again."""
+        """Forget an adapter that no row uses any more."""
 
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
-        """Put the rows' keys and values into the cache; `[len(batch.wanted), vocab]` float32, until
-        the next call.
+        """Store the rows' keys and values in the cache and return `[len(batch.logit_rows), vocab]`
+        float32, valid until the next call.
         """
 
     def decode(
@@ -95,11 +94,10 @@ class Executor(Protocol):
         columns: SamplingColumns,
         ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        """A step in which every row is wanted and sampled: `logits`, and from them a token and its
-        log-prob for each.
+        """A step that samples every row: the logits, and a token with its log-prob for each row.
 
-        `ahead` are the rows' uniform numbers of the step after this one. Where they are given, that
-        step may be begun: every row has a block for it, and nobody reads these logits.
+        `ahead` are the rows' uniform numbers for the next step. If they are given, the executor may
+        start that step at once: every row has a block for it, and the caller ignores these logits.
         """
 
     def sample(
@@ -108,11 +106,11 @@ class Executor(Protocol):
         """A token and its log-prob for each row."""
 
     def close(self) -> None:
-        """Give the cache's memory back; nothing is run here again."""
+        """Free the cache's memory; the executor is not used again."""
 
 
 class StepwiseDecode:
-    """Of executors that begin no step before the tokens of the one before are seen."""
+    """`decode` for executors that never start a step ahead."""
 
     begins_ahead = False
 

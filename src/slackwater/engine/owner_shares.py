@@ -1,12 +1,12 @@
-"""Whose tokens a step computes, where several owners have requests: so that one's many do not slow
-another's few.
+"""Fair shares of a step between owners (tenants), so that one owner's many requests do not slow
+another owner's few.
 
-A step takes about a + b * tokens; both are learned from the steps made, and from some that are kept
-short for it. While several owners are about, a step is kept so short that it takes little longer
-than one for the owner with least to do would take: a quarter longer for every other owner. Within
-that, owners get equal shares, and what one leaves the others take. An owner counts as being about
-for a while after its last request, or its next one would meet a long step under way. Where a step's
-fixed part outweighs its tokens, as on a GPU, nobody is held back.
+A step takes about a + b * tokens. Both are learned from measured steps, some of which are kept
+short for this purpose. While several owners are active, a step may take only a quarter longer, per
+further owner, than a step for the owner with the least work. Within that limit owners get equal
+shares, and unused shares go to the others. An owner stays active for a while after its last
+request; otherwise its next request would wait for a long step. Where a step's fixed part outweighs
+its tokens, as on a GPU, no owner is throttled.
 """
 
 from collections import Counter
@@ -16,45 +16,47 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-ABOUT_S = 2.0
-_LONGER = 0.25  # for every other owner
-_SHORT_EVERY, _SELDOM = 64, 1024  # steps; where nobody has to be held back
-_GROWTH = 2  # of a step over those before
-_OF_SHORT, _OF_LONG = 0.1, 0.05  # how much the newest step says of the mean
-# A step that took long may have been held up; one that took short has not.
-_SHORTER, _OUTLIER = 3.0, 2.0  # times as much said; times what was expected, at most
+ACTIVE_S = 2.0
+_LONGER = 0.25  # allowed slowdown of a step, per further owner
+_SHORT_EVERY = 64  # steps between two short ones while owners are throttled
+_SHORT_SELDOM = 1024  # steps between two short ones otherwise
+_GROWTH = 2  # most tokens of a step, relative to the last long one
+_SHORT_WEIGHT, _LONG_WEIGHT = 0.1, 0.05  # of the newest step in the moving average
+# A slow step may have been delayed by other work; a fast one is certainly what the device can do.
+_FAST_WEIGHT = 3.0  # a step that is faster than expected counts this many times as much
+_OUTLIER = 2.0  # a slower step counts as at most this many times the expected time
 
 
 class _Mean:
-    """Tokens and seconds of the steps of one kind, mostly of the last few."""
+    """Moving averages of the tokens and seconds of one kind of step."""
 
-    def __init__(self, newest: float) -> None:
-        self._newest = newest
+    def __init__(self, weight: float) -> None:
+        self._weight = weight
         self.tokens = self.seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        weight = self._newest
+        weight = self._weight
         if not self.tokens:
             weight = 1.0
         else:
             expected_s = self.seconds * max(tokens / self.tokens, 1.0)
             if seconds < expected_s:
-                weight *= _SHORTER
+                weight *= _FAST_WEIGHT
             seconds = min(seconds, _OUTLIER * expected_s)
         self.tokens += weight * (tokens - self.tokens)
         self.seconds += weight * (seconds - self.seconds)
 
 
-class StepLaw:
-    """Seconds of a step by its tokens: the line through the short steps and the others of late.
+class StepTimeModel:
+    """Seconds of a step by its tokens: the line through recent short steps and recent long ones.
 
-    Steps that are all alike say nothing about it, and what a token costs grows with the contexts:
-    so every now and then a step is short. And no step has more than twice the tokens of the last
-    long one, so that a line that is wrong is found out by a step that is little too long.
+    Steps of equal size do not determine a line, and the cost of a token grows with the contexts, so
+    every now and then a step is kept short. No step has more than twice the tokens of the last long
+    one: a wrong line is then corrected by a step that is only a little too long.
     """
 
     def __init__(self) -> None:
-        self._short, self._long = _Mean(_OF_SHORT), _Mean(_OF_LONG)
+        self._short, self._long = _Mean(_SHORT_WEIGHT), _Mean(_LONG_WEIGHT)
         self._floor = self._last_long = self._since_short = 0
         self._short_every = _SHORT_EVERY
 
@@ -68,7 +70,7 @@ class StepLaw:
             self._last_long = tokens
 
     def most_tokens(self, least: int, longer: float, floor: int, wanted: int) -> int:
-        """How many tokens, at least `floor`, make a step `1 + longer` times as long as `least`."""
+        """How many tokens, at least `floor`, fit a step `1 + longer` times as long as `least`'s."""
         self._floor = floor
         short, long = self._short, self._long
         if not short.tokens or self._since_short >= self._short_every:
@@ -80,67 +82,66 @@ class StepLaw:
         if slope > 0:
             fixed = max(short.seconds - slope * short.tokens, 0.0)
             most = min(most, int((1 + longer) * least + longer * fixed / slope))
-        self._short_every = _SHORT_EVERY if most < wanted else _SELDOM
+        self._short_every = _SHORT_EVERY if most < wanted else _SHORT_SELDOM
         return max(most, floor)
 
 
 class OwnerShares:
-    """`share` cuts a step's counts; `computed` is told what was made of it and how long it took.
+    """`share` cuts a step's token counts; `record_step_time` learns from the step that was run.
 
-    Rows are slots of the engine, and what is known of them lies in arrays: a step of a small model
-    takes a fifth of a millisecond, and finding out whose it is must not lengthen it.
+    State is kept in arrays by slot: a step of a small model takes a fifth of a millisecond, and
+    finding the owners of its rows must not lengthen it.
     """
 
     def __init__(self, slots: int) -> None:
-        self.law = StepLaw()
+        self.step_time = StepTimeModel()
         self._codes: dict[str, int] = {}
         self._running: Counter[str] = Counter()
-        self._seen_s: dict[str, float] = {}
+        self._last_seen_s: dict[str, float] = {}
         self._owner = np.zeros(slots, np.int64)
         self._arrival = np.zeros(slots, np.int64)
         self._last_step = np.zeros(slots, np.int64)
         self._arrivals = self._step = 0
 
-    def entered(self, slot: int, owner: str) -> None:
-        """A request of the owner's runs in the slot from here on."""
+    def add_request(self, slot: int, owner: str) -> None:
+        """The owner's request now runs in the slot."""
         self._running[owner] += 1
         self._owner[slot] = self._codes.setdefault(owner, len(self._codes))
         self._arrivals += 1
         self._arrival[slot], self._last_step[slot] = self._arrivals, 0
 
-    def left(self, owner: str) -> None:
-        """And one of them no more."""
+    def remove_request(self, owner: str) -> None:
+        """One of the owner's requests has left its slot."""
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]
 
-    def several(self, now_s: float) -> bool:
-        """Whether more than one owner is about. To be asked at every step."""
+    def refresh_active_owners(self, now_s: float) -> bool:
+        """Update which owners are active, at every step; whether there are several."""
         for owner in self._running:
-            self._seen_s[owner] = now_s
-        if len(self._seen_s) > 1:
-            gone = [owner for owner, seen_s in self._seen_s.items() if now_s - seen_s > ABOUT_S]
-            for owner in gone:
-                del self._seen_s[owner]
-        return self.shared
+            self._last_seen_s[owner] = now_s
+        if len(self._last_seen_s) > 1:
+            oldest_s = now_s - ACTIVE_S
+            self._last_seen_s = {o: s for o, s in self._last_seen_s.items() if s >= oldest_s}
+        return self.has_several_owners
 
     @property
-    def shared(self) -> bool:
-        """As `several` last found."""
-        return len(self._seen_s) > 1
+    def has_several_owners(self) -> bool:
+        """As `refresh_active_owners` last found."""
+        return len(self._last_seen_s) > 1
 
     def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-        """Cut each slot's `counts`, in place, to what the step may take; whether that is less."""
+        """Cut each slot's `counts`, in place, to what fits the step; whether anything was cut."""
         owner = self._owner[slots]
         sums = np.bincount(owner, counts)
         wants = {code: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
         if not wants:
             return False
-        about = len(self._seen_s)
-        least = min(wants.values()) if len(wants) == about else 1
-        floor = least * len(wants)  # the one with least to do is never cut
+        active = len(self._last_seen_s)
+        least = min(wants.values()) if len(wants) == active else 1
+        floor = least * len(wants)  # the owner with the least work is never cut
         wanted = sum(wants.values())
-        most = self.law.most_tokens(least, _LONGER * (about - 1), floor, wanted)
+        most = self.step_time.most_tokens(least, _LONGER * (active - 1), floor, wanted)
         if wanted <= most:
             return False
         for code, allowed in even_shares(wants, most).items():
@@ -148,33 +149,33 @@ class OwnerShares:
                 self._cut(np.flatnonzero((owner == code) & (counts > 0)), allowed, slots, counts)
         return True
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """A step was made in which every row had one token."""
-        self.law.add(tokens, seconds)
+    def record_step_time(self, tokens: int, seconds: float) -> None:
+        """Learn from a step in which every row had one token."""
+        self.step_time.add(tokens, seconds)
 
-    def served(self, slots: NDArray[np.int64]) -> None:
+    def mark_served(self, slots: NDArray[np.int64]) -> None:
         self._step += 1
         self._last_step[slots] = self._step
 
     def _cut(
         self,
-        places: NDArray[np.int64],
+        rows: NDArray[np.int64],
         allowed: int,
         slots: NDArray[np.int64],
         counts: NDArray[np.int64],
     ) -> None:
-        """Those that were not served for longest go first, then those that came first."""
-        rows = slots[places]
-        places = places[np.lexsort((self._arrival[rows], self._last_step[rows]))]
-        wanted = counts[places]
-        counts[places] = np.clip(allowed - (np.cumsum(wanted) - wanted), 0, wanted)
+        """Prefer rows that have waited longest since their last step, then older requests."""
+        row_slots = slots[rows]
+        rows = rows[np.lexsort((self._arrival[row_slots], self._last_step[row_slots]))]
+        wanted = counts[rows]
+        counts[rows] = np.clip(allowed - (np.cumsum(wanted) - wanted), 0, wanted)
 
 
 T = TypeVar("T", str, int)
 
 
 def even_shares(wants: Mapping[T, int], total: int) -> dict[T, int]:
-    """Everybody gets what it wants up to an equal share; what one leaves the others take."""
+    """Each owner gets what it wants up to an equal share; unused shares go to the others."""
     shares: dict[T, int] = {}
     left, owners_left = total, len(wants)
     for owner, want in sorted(wants.items(), key=lambda item: (item[1], item[0])):

@@ -1,7 +1,7 @@
 """Physical pages from one shared pool, mapped into a contiguous virtual range per model.
 
 Co-serving puts two models into one process: each has its own range, and pages move between them.
-Here on the CPU: a memfd, and `mmap` at fixed addresses. `cuda/pages.py` does it on the GPU.
+This file has the CPU's pool: a memfd, and `mmap` at fixed addresses. `cuda/pages.py` has the GPU's.
 """
 
 import ctypes
@@ -50,27 +50,29 @@ class PagePool(Protocol):
     def release(self, address: int, size_bytes: int) -> None: ...
 
     def map(self, pages: Sequence[int], address: int) -> None:
-        """Put pages behind neighbouring addresses, the first behind `address`."""
+        """Map pages at consecutive addresses from `address` on."""
 
     def unmap(self, address: int, count: int) -> None:
-        """Take the memory away from behind `count` pages of addresses; nothing may be using it."""
+        """Unmap `count` pages from `address` on; nothing may be using them."""
 
     def quiesce(self) -> None:
-        """Wait until the device has done what it was told: then pages may be unmapped."""
+        """Wait for the device's queued work, after which pages may be unmapped."""
 
     def trim(self) -> None:
-        """Return the memory behind free pages to the system, where it is not reserved for good."""
+        """Return the memory of free pages to the system, unless the device keeps it reserved."""
 
     @property
     def unclaimed_bytes(self) -> int:
         """Memory that pages may still claim from the device."""
 
     def set_aside(self, count: int) -> bool:
-        """Leave so many pages' memory to something else (0: have it back); False if not free."""
+        """Lend the memory of `count` free pages to another use, in place of earlier ones (0: take
+        it back); False if too few pages are free.
+        """
 
 
 class HostPagePool:
-    """Pages of a memfd: memory that belongs to no address."""
+    """Pages of a memfd: memory without a fixed address."""
 
     def __init__(self, capacity_bytes: int, page_bytes: int) -> None:
         self.page_bytes = page_bytes
@@ -78,7 +80,7 @@ class HostPagePool:
         self._file = os.memfd_create("slackwater-kv", os.MFD_CLOEXEC)
         os.ftruncate(self._file, self.capacity * page_bytes)
         self._free = list(range(self.capacity - 1, -1, -1))
-        self._written: set[int] = set()  # that may have memory behind them
+        self._written: set[int] = set()  # pages that may occupy memory
         self._aside: list[int] = []
 
     def take(self) -> int | None:
@@ -94,11 +96,11 @@ class HostPagePool:
         return len(self._free)
 
     def shuffle(self, permute: Callable[[int], NDArray[np.int64]]) -> None:
-        """Give free pages out in another order, as after long use; for measurements."""
+        """Reorder the free pages, as after long use; for measurements."""
         self._free = [self._free[place] for place in permute(len(self._free)).tolist()]
 
     def trim(self) -> None:
-        """Return the memory behind free pages to the system."""
+        """Punch holes into the memfd where pages are free."""
         for page in (*self._free, *self._aside):
             if page in self._written:
                 offset = page * self.page_bytes
@@ -108,7 +110,7 @@ class HostPagePool:
 
     @property
     def unclaimed_bytes(self) -> int:
-        """A host's memory is claimed page by page, and never short for want of these."""
+        """Host memory is claimed page by page: free pages reserve none of it."""
         return 0
 
     def set_aside(self, count: int) -> bool:
@@ -122,7 +124,7 @@ class HostPagePool:
 
     def reserve(self, size_bytes: int) -> int:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        return _mapped(None, size_bytes, 0, flags, -1, 0)
+        return _mmap(None, size_bytes, 0, flags, -1, 0)
 
     def release(self, address: int, size_bytes: int) -> None:
         if _libc.munmap(address, size_bytes) != 0:
@@ -133,14 +135,14 @@ class HostPagePool:
         flags, size = mmap.MAP_SHARED | _MAP_FIXED, self.page_bytes
         for start, stop in runs(pages):
             first = address + start * size
-            _mapped(first, (stop - start) * size, access, flags, self._file, pages[start] * size)
+            _mmap(first, (stop - start) * size, access, flags, self._file, pages[start] * size)
 
     def unmap(self, address: int, count: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
-        _mapped(address, count * self.page_bytes, 0, flags, -1, 0)
+        _mmap(address, count * self.page_bytes, 0, flags, -1, 0)
 
     def quiesce(self) -> None:
-        """The CPU has done what it was told."""
+        """The CPU queues no work."""
 
     def close(self) -> None:
         if self._file >= 0:
@@ -149,10 +151,11 @@ class HostPagePool:
 
 
 class PageArena:
-    """One model's virtual range: a page is mapped while a span in use touches it, and after that
-    stays mapped, idle, until `reclaim` wants it.
+    """One model's virtual range. A page is mapped when a held span first touches it, and stays
+    mapped, idle, after the last release until `reclaim` unmaps it.
 
-    `limit` bounds the pages mapped. `on_dry(pages)` is asked for pages when the pool has none.
+    `limit` bounds the mapped pages. `on_exhausted(pages)` is called once when the pool runs out: it
+    may return pages to the pool.
     """
 
     def __init__(self, pool: PagePool, size_bytes: int) -> None:
@@ -161,67 +164,67 @@ class PageArena:
         self.size_bytes = pages * pool.page_bytes
         self.address = pool.reserve(self.size_bytes)
         self.limit: int | None = None
-        self.on_dry: Callable[[int], None] = _nobody_gives
+        self.on_exhausted: Callable[[int], None] = _ignore_exhaustion
         self._page_of: list[int | None] = [None] * pages
         self._users = [0] * pages
-        self._mapped = 0
+        self._mapped_pages = 0
         self._idle: dict[int, None] = {}
 
     @property
     def mapped_pages(self) -> int:
-        return self._mapped
+        return self._mapped_pages
 
     @property
     def idle_pages(self) -> int:
         return len(self._idle)
 
     def hold(self, start: int, stop: int) -> bool:
-        """Put memory behind the bytes `[start, stop)`; False, and nothing done, without any."""
-        places = range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes))
-        lacking = [place for place in places if self._page_of[place] is None]
-        woken = [place for place in places if place in self._idle]
-        for place in woken:  # before anything is reclaimed to make room
+        """Map memory at the bytes `[start, stop)`; False, and no change, if there is too little."""
+        places = self._places(start, stop)
+        unmapped = [place for place in places if self._page_of[place] is None]
+        idle = [place for place in places if place in self._idle]
+        for place in idle:  # first: `_map` may reclaim idle pages to stay within the limit
             del self._idle[place]
-        if lacking and not self._map(lacking):
-            self._idle |= dict.fromkeys(woken)
+        if unmapped and not self._map(unmapped):
+            self._idle |= dict.fromkeys(idle)
             return False
         for place in places:
             self._users[place] += 1
         return True
 
-    def let_go(self, start: int, stop: int) -> None:
-        """The opposite of `hold`: pages that nothing uses any more become idle."""
-        for place in range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes)):
+    def release(self, start: int, stop: int) -> None:
+        """The opposite of `hold`: pages without users become idle."""
+        for place in self._places(start, stop):
             self._users[place] -= 1
-            assert self._users[place] >= 0, "a span was let go twice"
+            assert self._users[place] >= 0, "a span was released twice"
             if self._users[place] == 0:
                 self._idle[place] = None
 
     def reclaim(self, pages: int) -> int:
-        """Unmap up to `pages` idle pages and give them back to the pool; how many it was."""
+        """Return up to `pages` idle pages to the pool; how many were returned."""
         places = sorted(islice(self._idle, pages))
         if not places:
             return 0
         self.pool.quiesce()
         for start, stop in runs(places):
             self.pool.unmap(self._address(places[start]), stop - start)
-        for place in reversed(places):  # the pool gives the last one out first
+        for place in reversed(places):  # the pool hands out the last returned page first
             page = self._page_of[place]
             assert page is not None, "an idle page is mapped"
             self.pool.give_back(page)
             self._page_of[place] = None
             del self._idle[place]
-        self._mapped -= len(places)
+        self._mapped_pages -= len(places)
         return len(places)
 
     def release_idle(self) -> None:
-        """Give every idle page back, and its memory to the system."""
+        """Return every idle page to the pool, and its memory to the system."""
         if self._idle:
             self.reclaim(len(self._idle))
             self.pool.trim()
 
     def close(self) -> None:
-        """Unmap everything and release the range; views of it must be gone."""
+        """Unmap everything and free the range; no view of it may exist any more."""
         for place in range(len(self._page_of)):
             if self._page_of[place] is not None:
                 self._idle[place] = None
@@ -231,14 +234,18 @@ class PageArena:
             self.pool.release(self.address, self.size_bytes)
             self.size_bytes = 0
 
+    def _places(self, start: int, stop: int) -> range:
+        """The pages of the range that the bytes `[start, stop)` touch."""
+        return range(start // self.pool.page_bytes, -(-stop // self.pool.page_bytes))
+
     def _address(self, place: int) -> int:
         return self.address + place * self.pool.page_bytes
 
     def _map(self, places: Sequence[int]) -> bool:
-        """Pages behind all of these places, or behind none of them."""
-        if self.limit is not None and self._mapped + len(places) > self.limit:
-            self.reclaim(self._mapped + len(places) - self.limit)
-            if self._mapped + len(places) > self.limit:
+        """Map pages at all of these places, or at none of them."""
+        if self.limit is not None and self._mapped_pages + len(places) > self.limit:
+            self.reclaim(self._mapped_pages + len(places) - self.limit)
+            if self._mapped_pages + len(places) > self.limit:
                 return False
         taken = self._take(len(places))
         if len(taken) < len(places):
@@ -249,27 +256,27 @@ class PageArena:
             self.pool.map(taken[start:stop], self._address(places[start]))
         for place, page in zip(places, taken, strict=True):
             self._page_of[place] = page
-        self._mapped += len(places)
+        self._mapped_pages += len(places)
         return True
 
     def _take(self, count: int) -> list[int]:
-        """As many pages as can be had; whoever else holds some is asked once."""
+        """Take up to `count` pages; `on_exhausted` gets one chance to return more to the pool."""
         taken: list[int] = []
-        asked = False
+        exhausted = False
         while len(taken) < count:
             page = self.pool.take()
             if page is not None:
                 taken.append(page)
-            elif asked:
+            elif exhausted:
                 break
             else:
-                asked = True
-                self.on_dry(count - len(taken))
+                exhausted = True
+                self.on_exhausted(count - len(taken))
         return taken
 
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Where neighbours stand side by side: `numbers[start:stop]` rise by one."""
+    """Slices `[start, stop)` of `numbers` in which each number is one above the previous."""
     found: list[tuple[int, int]] = []
     start = 0
     for place in range(1, len(numbers) + 1):
@@ -279,18 +286,18 @@ def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _nobody_gives(pages: int) -> None:
+def _ignore_exhaustion(pages: int) -> None:
     del pages
 
 
 def host_view(arena: PageArena) -> NDArray[np.float32]:
-    """The whole range as float32; touching what is not held is a fault."""
+    """The whole range as float32; touching memory that is not held is a fault."""
     buffer = (ctypes.c_char * arena.size_bytes).from_address(arena.address)
     view: NDArray[np.float32] = np.ctypeslib.as_array(buffer).view(np.float32)
     return view
 
 
-def _mapped(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
+def _mmap(address: int | None, size: int, access: int, flags: int, file: int, offset: int) -> int:
     found = _libc.mmap(address, size, access, flags, file, offset)
     if found is None or found == _FAILED:
         raise _system_error("mmap")

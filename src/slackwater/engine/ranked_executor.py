@@ -1,7 +1,7 @@
 """An engine on several ranks: rank 0 schedules and samples, every rank computes its part.
 
-Rank 0 tells the others each call of its executor, in one small broadcast; the calls then meet in
-the collectives inside. Of weights only the name travels: each rank fetches its own slices.
+Rank 0 broadcasts each call of its executor to the others; the calls then meet in their collectives.
+Only the name of a weight version is sent: each rank fetches its own slices.
 """
 
 import itertools
@@ -23,11 +23,11 @@ from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.nets.ranks import Ranks
 
 Fetch = Callable[[str], Mapping[str, Tensor]]
-_BATCH = ("tokens", "positions", "slots", "wanted")
+_BATCH = ("tokens", "positions", "slots", "logit_rows")
 
 
 class RankSlices(dict[str, Tensor]):
-    """One rank's slices of a version, whose name the other ranks fetch theirs by."""
+    """One rank's slices of a version; the other ranks fetch theirs by the version's name."""
 
     def __init__(self, version: str, tensors: Mapping[str, Tensor]) -> None:
         super().__init__(tensors)
@@ -35,50 +35,50 @@ class RankSlices(dict[str, Tensor]):
 
 
 class RankedExecutor(StepwiseDecode):
-    """Rank 0's executor: `inner` computes its own part.
+    """Rank 0's executor: `inner` computes rank 0's own part.
 
-    Calls may come from two threads, as `Executor.write` says; ranks take them one after the other.
+    Calls may come from two threads (see `Executor.write`); the ranks execute them one by one.
     """
 
     def __init__(self, inner: Executor, ranks: Ranks) -> None:
         self._inner, self._ranks = inner, ranks
         self.block_tokens, self.block_bytes = inner.block_tokens, inner.block_bytes
         self.arena = inner.arena
-        # Nets and adapters with their numbers, by identity; held, so that none is reused.
-        self._things: dict[int, tuple[int, object]] = {}
+        # Nets and adapters with their numbers, by `id`. Keeping the object keeps its id unique.
+        self._objects: dict[int, tuple[int, object]] = {}
         self._numbers = itertools.count()
         self._lock = threading.RLock()
 
     def prepare(self, net: CausalLM) -> None:
         with self._lock:
-            self._tell("prepare", {"net": self._number(net)})
+            self._broadcast_call("prepare", {"net": self._number(net)})
             self._inner.prepare(net)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         assert isinstance(tensors, RankSlices), "the other ranks fetch a version by its name"
         with self._lock:
-            self._tell("write", {"net": self._number(net), "version": tensors.version})
-        self._inner.write(net, tensors)
+            self._broadcast_call("write", {"net": self._number(net), "version": tensors.version})
+        self._inner.write(net, tensors)  # without the lock: steps are broadcast meanwhile
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
         version, lora = adapter.version, asdict(adapter.spec)
         with self._lock:
             numbers = {"net": self._number(net), "adapter": self._number(adapter)}
-            self._tell("adapt", {**numbers, "version": version, "lora": lora})
+            self._broadcast_call("adapt", {**numbers, "version": version, "lora": lora})
             self._inner.prepare_adapter(net, adapter)
 
     def drop_adapter(self, adapter: LoraAdapter) -> None:
         with self._lock:
-            self._tell("drop", {"adapter": self._number(adapter)})
-            del self._things[id(adapter)]
+            self._broadcast_call("drop", {"adapter": self._number(adapter)})
+            del self._objects[id(adapter)]
             self._inner.drop_adapter(adapter)
 
     def logits(self, net: CausalLM, batch: RowBatch, tables: NDArray[np.int32]) -> Tensor:
         spans = [[start, stop, self._number(adapter)] for start, stop, adapter in batch.spans]
         arrays = {name: getattr(batch, name) for name in _BATCH} | {"tables": tables}
         with self._lock:
-            facts = {"net": self._number(net), "spans": spans, "decode_only": batch.decode_only}
-            self._tell("logits", facts, arrays)
+            fields = {"net": self._number(net), "spans": spans, "decode_only": batch.decode_only}
+            self._broadcast_call("logits", fields, arrays)
             return self._inner.logits(net, batch, tables)
 
     def sample(
@@ -86,93 +86,94 @@ class RankedExecutor(StepwiseDecode):
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         return self._inner.sample(logits, columns)
 
-    def beat(self) -> None:
-        """Now and then while nothing runs: ranks that wait for a call do so with a deadline."""
+    def send_heartbeat(self) -> None:
+        """Send this regularly while idle: the other ranks wait for a call with a deadline."""
         with self._lock:
-            self._tell("beat", {})
+            self._broadcast_call("beat", {})
             self._ranks.wait_for_all()
 
     def close(self) -> None:
         with self._lock:
-            self._tell("close", {})
+            self._broadcast_call("close", {})
             self._inner.close()
 
-    def _number(self, thing: object) -> int:
-        if id(thing) not in self._things:
-            self._things[id(thing)] = (next(self._numbers), thing)
-        return self._things[id(thing)][0]
+    def _number(self, obj: object) -> int:
+        if id(obj) not in self._objects:
+            self._objects[id(obj)] = (next(self._numbers), obj)
+        return self._objects[id(obj)][0]
 
-    def _tell(
+    def _broadcast_call(
         self,
         call: str,
-        facts: Mapping[str, object],
+        fields: Mapping[str, object],
         arrays: Mapping[str, NDArray[Any]] = MappingProxyType({}),
     ) -> None:
         shapes = {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()}
-        head = json.dumps({"call": call, "arrays": shapes, **facts}).encode()
+        head = json.dumps({"call": call, "arrays": shapes, **fields}).encode()
         body = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
         self._ranks.broadcast(len(head).to_bytes(4, "little") + head + body)
 
 
 class RankFollower:
-    """Any other rank: does what rank 0's executor does, on its own part of the model."""
+    """Any other rank: repeats rank 0's executor calls on its own part of the model."""
 
     def __init__(self, base: CausalLM, inner: Executor, ranks: Ranks, fetch: Fetch) -> None:
         self._base, self._inner, self._ranks, self._fetch = base, inner, ranks, fetch
-        self._things: dict[int, Any] = {}
-        # Rank 0's block pool decides which blocks are used; memory comes when one is touched.
+        self._objects: dict[int, Any] = {}
+        # Rank 0's block pool decides which blocks are used. Holding all of them here costs nothing
+        # up front: memory is allocated when a block is first touched.
         held = inner.arena.hold(0, inner.arena.size_bytes)
         assert held, "an arena is no larger than its pool"
 
     def run(self) -> None:
-        """Until rank 0 closes its executor."""
+        """Execute rank 0's calls until it closes its executor."""
         while True:
-            call, arrays = _decoded(self._ranks.broadcast(None))
+            call, arrays = _parse_call(self._ranks.broadcast(None))
             if call["call"] == "close":
                 self._inner.close()
                 return
             self._execute(call, arrays)
 
     def _execute(self, call: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-        things = self._things
+        objects = self._objects
         match call["call"]:
             case "prepare":
-                net = empty_like(self._base) if things else self._base
-                things[call["net"]] = net
+                net = empty_like(self._base) if objects else self._base
+                objects[call["net"]] = net
                 self._inner.prepare(net)
             case "write":
-                self._inner.write(things[call["net"]], self._fetch(call["version"]))
+                self._inner.write(objects[call["net"]], self._fetch(call["version"]))
             case "adapt":
                 self._adapt(call)
             case "drop":
-                self._inner.drop_adapter(things.pop(call["adapter"]))
+                self._inner.drop_adapter(objects.pop(call["adapter"]))
             case "logits":
-                spans = tuple((start, stop, things[held]) for start, stop, held in call["spans"])
+                spans = tuple((start, stop, objects[num]) for start, stop, num in call["spans"])
                 rows = {name: arrays[name] for name in _BATCH}
                 batch = RowBatch(spans=spans, decode_only=call["decode_only"], **rows)
-                self._inner.logits(things[call["net"]], batch, arrays["tables"])
+                self._inner.logits(objects[call["net"]], batch, arrays["tables"])
             case "beat":
                 self._ranks.wait_for_all()
 
     def _adapt(self, call: dict[str, Any]) -> None:
-        base, held = self._things[call["net"]], self._things.get(call["adapter"])
+        base, existing = self._objects[call["net"]], self._objects.get(call["adapter"])
         tensors = self._fetch(call["version"])
         adapter = LoraAdapter(LoraSpec(**call["lora"]), base.config, tensors, base.parallel)
-        if held is not None:
-            for name, tensor in held.tensors.items():
+        if existing is not None:
+            for name, tensor in existing.tensors.items():
                 tensor.copy_(adapter.tensors[name])
-            adapter = held
-        self._things[call["adapter"]] = adapter
+            adapter = existing
+        self._objects[call["adapter"]] = adapter
         self._inner.prepare_adapter(base, adapter)
 
 
-def _decoded(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def _parse_call(data: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     size = int.from_bytes(data[:4], "little")
     call = json.loads(data[4 : 4 + size])
     at, arrays = 4 + size, {}
     for name, (dtype, shape) in call["arrays"].items():
         count = int(np.prod(shape))
-        # A copy: compiled code takes aligned memory for granted.
+        # A copy: compiled code requires aligned memory.
         arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape).copy()
         at += count * np.dtype(dtype).itemsize
     return call, arrays

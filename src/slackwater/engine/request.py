@@ -17,10 +17,10 @@ _SLACK_TOKENS = 8  # a character may span tokens, and a tokenizer may merge spac
 
 
 class Guide(Protocol):
-    """Says which tokens may come next in one generation.
+    """Which tokens a grammar allows next in one generation.
 
-    `stopped`: the answer is complete and nothing can follow. `failed`: it cannot be followed any
-    more, and why.
+    `stopped`: the answer is complete and no token can follow. `failed`: why the grammar cannot be
+    followed any further.
     """
 
     stopped: bool
@@ -30,23 +30,23 @@ class Guide(Protocol):
         """Fill a row of bits, one per token of the vocabulary, lowest bit first."""
 
     def advance(self, token: int) -> None:
-        """Take note of the token that was drawn."""
+        """Advance past the token that was sampled."""
 
 
 class Guides(Protocol):
-    """Where guides come from."""
+    """Compiles grammars into guides."""
 
     def guide(self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]) -> Guide:
-        """A guide that stands after `generated`; ConfigError if the grammar cannot be followed."""
+        """A guide positioned after `generated`; ConfigError if the grammar is not supported."""
 
 
 def completes_stop_string(
     tokens: Sequence[int], stop_strings: Sequence[str], decode: Decode
 ) -> bool:
-    """Whether the text of `tokens` holds a stop string; asked after every token.
+    """Whether the text of `tokens` contains a stop string; called after every token.
 
-    Only the tail is decoded: a token adds at least one byte of text or none, so a string that
-    ends in the newest token lies within its length in bytes of tokens, and some slack.
+    Only the tail is decoded: a stop string of n bytes that ends in the newest token lies within the
+    last n tokens, plus some slack.
     """
     window = max(len(text.encode()) for text in stop_strings) + _SLACK_TOKENS
     text = decode(tokens[-window:])
@@ -55,10 +55,11 @@ def completes_stop_string(
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. `generated` are tokens already sampled elsewhere: they count in `max_tokens`,
+    """One generation.
 
-    are not given out again, and the next token is the one that would have followed there. Where
-    several owners have requests, each gets its share of every step.
+    `generated` are tokens that another engine sampled already: they count towards `max_tokens`, are
+    not returned again, and the next token is the one that would have followed there. If several
+    owners have requests, each gets its share of every step.
     """
 
     request_id: int
@@ -109,8 +110,8 @@ class PromptScoreRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that ended in this step, its last token being in the same step's columns."""
+class FinishedGeneration:
+    """A request that ended in this step; its last token is in the same step's columns."""
 
     request_id: int
     reason: StopReason
@@ -119,17 +120,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailure:
-    """A request that cannot go on, anywhere: its grammar could not be followed any further."""
+    """A request that no engine can continue: its grammar cannot be followed any further."""
 
     request_id: int
     error: str
 
 
-def _no_ids() -> NDArray[np.uint32]:
+def _empty_ids() -> NDArray[np.uint32]:
     return np.empty(0, np.uint32)
 
 
-def _no_logprobs() -> NDArray[np.float32]:
+def _empty_logprobs() -> NDArray[np.float32]:
     return np.empty(0, np.float32)
 
 
@@ -137,22 +138,22 @@ def _no_logprobs() -> NDArray[np.float32]:
 class StepOutput:
     """One step of all requests, by column: row i is one new token of `request_ids[i]`.
 
-    A log-prob is of the token under the whole distribution at the request's temperature, before
-    anything shapes or cuts it (at temperature 0: under the model's own). `top[request_id]` has one
-    row.
+    A log-prob is the token's under the full distribution at the request's temperature, before
+    penalties, masks, top-k and top-p (at temperature 0: under the model's own distribution).
+    `top[request_id]` has one row.
     """
 
-    request_ids: NDArray[np.uint32] = field(default_factory=_no_ids)
-    tokens: NDArray[np.uint32] = field(default_factory=_no_ids)
-    logprobs: NDArray[np.float32] = field(default_factory=_no_logprobs)
-    finished: tuple[Finished, ...] = ()
+    request_ids: NDArray[np.uint32] = field(default_factory=_empty_ids)
+    tokens: NDArray[np.uint32] = field(default_factory=_empty_ids)
+    logprobs: NDArray[np.float32] = field(default_factory=_empty_logprobs)
+    finished: tuple[FinishedGeneration, ...] = ()
     failed: tuple[RequestFailure, ...] = ()
     prompt_scores: tuple[PromptScoreRows, ...] = ()
     top: dict[int, TopTokens] = field(default_factory=dict)
 
 
 def check_named_tokens(request: GenerationRequest, vocab_size: int) -> None:
-    """Refuse named tokens outside the vocabulary, and targets that are not a row per position."""
+    """Refuse token ids outside the vocabulary, and targets that are not one row per position."""
     params, rows = request.params, request.params.target_prompt_tokens
     biased = [token for token, _ in params.logit_bias]
     worded = [token for word in params.bad_words for token in word]

@@ -1,7 +1,7 @@
-"""Running a plan: rows to logits, logits to tokens and to the scores of prompts.
+"""Run a step plan: rows to logits, logits to sampled tokens and to prompt scores.
 
-Penalties, biases and masks are functions of a request's own tokens, row by row, so that batch mates
-change nothing.
+Penalties, biases and masks depend only on a request's own tokens and are applied row by row, so
+that the other requests of a batch change nothing.
 """
 
 from collections.abc import Sequence as ListLike
@@ -23,15 +23,15 @@ from slackwater.nets.causal_lm import CausalLM
 _NEVER = float("-inf")
 
 
-class Shaper:
-    """Changes rows of logits by what their slots' requests ask for."""
+class LogitShaper:
+    """Applies penalties, biases, grammar masks and min-p to rows of logits."""
 
     def __init__(self, slots: SlotTable, scheduler: Scheduler) -> None:
         self._slots, self._scheduler = slots, scheduler
 
     @torch.inference_mode()
     def shape(self, slots: NDArray[np.int64], logits: Tensor) -> Tensor:
-        """`[len(slots), vocab]` float32 of its own, with `-inf` for what may not be drawn."""
+        """A new `[len(slots), vocab]` float32 tensor, `-inf` where a token must not be sampled."""
         rows = logits.float().clone()
         sequences = [self._scheduler.sequence(slot) for slot in slots.tolist()]
         for place, (slot, sequence) in enumerate(zip(slots.tolist(), sequences, strict=True)):
@@ -64,25 +64,23 @@ class Shaper:
             row[allowed] = kept
 
     def _guide(self, rows: Tensor, sequences: list[Sequence]) -> None:
-        """Mask all guided rows at once: packed bits travel, and are unpacked at the logits."""
-        places = [i for i, sequence in enumerate(sequences) if sequence.guide is not None]
-        if not places:
+        """Mask all guided rows at once: packed bits are copied and unpacked on the device."""
+        guided = [(i, s.guide) for i, s in enumerate(sequences) if s.guide is not None]
+        if not guided:
             return
         vocab = rows.shape[1]
-        bits = np.zeros((len(places), -(-vocab // 32)), np.int32)
-        for line, place in zip(bits, places, strict=True):
-            guide = sequences[place].guide
-            assert guide is not None
+        bits = np.zeros((len(guided), -(-vocab // 32)), np.int32)
+        for line, (_, guide) in zip(bits, guided, strict=True):
             guide.allow(line)
-        sent = torch.from_numpy(bits).to(rows.device)
-        at = torch.arange(32, device=rows.device, dtype=torch.int32)
-        allowed = (sent[:, :, None] >> at).bitwise_and_(1).reshape(len(places), -1)[:, :vocab]
-        where = torch.tensor(places, device=rows.device)
-        rows[where] = rows[where].masked_fill_(allowed == 0, _NEVER)
+        words = torch.from_numpy(bits).to(rows.device)
+        shifts = torch.arange(32, device=rows.device, dtype=torch.int32)
+        allowed = (words[:, :, None] >> shifts).bitwise_and_(1).reshape(len(guided), -1)[:, :vocab]
+        indices = torch.tensor([i for i, _ in guided], device=rows.device)
+        rows[indices] = rows[indices].masked_fill_(allowed == 0, _NEVER)
 
 
 def _ends_of_bad_words(words: ListLike[ListLike[int]], generated: NDArray[np.int32]) -> list[int]:
-    """The tokens that would complete a bad word now."""
+    """The tokens that would now complete a bad word."""
     longest = max((len(word) for word in words), default=1) - 1
     last = generated[max(len(generated) - longest, 0) :].tolist()
     return [word[-1] for word in words if _ends_with(last, word[:-1])]
@@ -110,7 +108,7 @@ def _ids(row: Tensor, tokens: "NDArray[np.int32] | object") -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """New tokens by slot; `top` holds the likeliest ones of the slots that asked."""
+    """New tokens by slot; `top` holds the likeliest tokens of the slots that requested them."""
 
     slots: NDArray[np.int64]
     tokens: NDArray[np.int64]
@@ -122,17 +120,17 @@ NOTHING = SampledTokens(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0
 
 
 class Runner:
-    """Takes a plan through the executor, one model after the other."""
+    """Runs a plan on the executor, one model after the other."""
 
     def __init__(
         self, slots: SlotTable, scheduler: Scheduler, executor: Executor, *, steps_ahead: bool
     ) -> None:
         self._slots, self._scheduler, self._executor = slots, scheduler, executor
         self._steps_ahead = steps_ahead
-        self._shaper = Shaper(slots, scheduler)
+        self._shaper = LogitShaper(slots, scheduler)
 
     def run(self, plan: StepPlan) -> SampledTokens:
-        """Compute the plan's tokens, score the prompts among them and sample where one is due."""
+        """Compute the plan's tokens, score prompts, and sample the slots that are due a token."""
         parts = [self._run_group(plan, group) for group in self._scheduler.groups(plan)]
         if len(parts) == 1:
             return parts[0]
@@ -144,53 +142,44 @@ class Runner:
         )
 
     def warm_up(self, net: CausalLM) -> None:
-        """Compile and try everything once, on the scratch block: no request shall wait for it."""
-        tables = np.zeros_like(self._slots.tables[:1])
-        one = np.ones(1, np.float32)
-        half = np.full(1, 0.5, np.float32)
-        columns = SamplingColumns(one, one, np.zeros(1, np.int64), half)
-        for rows in (1, 2):
-            places, slots = np.arange(rows), np.zeros(rows, np.int64)
-            last = np.array([rows - 1])
-            batch = RowBatch(slots, places, slots, last, (), decode_only=rows == 1)
-            if rows == 1:
-                self._executor.decode(net, batch, tables, columns)
-            else:
-                self._executor.sample(self._executor.logits(net, batch, tables), columns)
+        """Compile and run everything once, on the scratch block: no request waits for it later."""
+        self.warm_decode(net, (1,), (1,))
+        tables, zeros = np.zeros_like(self._slots.tables[:1]), np.zeros(2, np.int64)
+        batch = RowBatch(zeros, np.arange(2), zeros, np.array([1]), (), decode_only=False)
+        self._executor.sample(self._executor.logits(net, batch, tables), _plain_sampling(1))
 
     def warm_decode(self, net: CausalLM, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Try decode steps of these sizes over these contexts: a device may capture them now."""
+        """Run decode steps of these sizes over these contexts, so that the device captures them."""
         tables = np.zeros_like(self._slots.tables[:1])
         longest = tables.shape[1] * self._slots.block_tokens
         for count in rows:
-            ones, none = np.ones(count, np.float32), np.zeros(count, np.int64)
-            columns = SamplingColumns(ones, ones, none, np.full(count, 0.5, np.float32))
+            zeros = np.zeros(count, np.int64)
             for context in contexts:
-                places = np.full(count, min(context, longest) - 1)
-                batch = RowBatch(none, places, none, np.arange(count), (), decode_only=True)
-                self._executor.decode(net, batch, tables, columns)
+                positions = np.full(count, min(context, longest) - 1)
+                batch = RowBatch(zeros, positions, zeros, np.arange(count), (), decode_only=True)
+                self._executor.decode(net, batch, tables, _plain_sampling(count))
 
     def _run_group(self, plan: StepPlan, group: WeightGroup) -> SampledTokens:
         slots, counts = plan.slots[group.start : group.stop], plan.counts[group.start : group.stop]
         batch, ends, due = self._rows(slots, counts, group)
         if batch.decode_only:  # nothing of a prompt is left to score
             columns, tables = self._columns(slots), self._slots.tables
-            ahead = self._ahead(plan, len(slots), columns)
+            ahead = self._next_uniforms(plan, len(slots), columns)
             logits, tokens, logprobs = self._executor.decode(
                 group.net, batch, tables, columns, ahead
             )
-            return self._drawn(slots, logits, columns, tokens, logprobs)
+            return self._finish_sampling(slots, logits, columns, tokens, logprobs)
         logits = self._executor.logits(group.net, batch, self._slots.tables)
         scored = np.nonzero(self._slots.scored[slots])[0]
         if len(scored):
             self._score(slots, counts, ends, scored, batch, logits)
-            logits = logits[torch.from_numpy(np.searchsorted(batch.wanted, ends[due]))]
+            logits = logits[torch.from_numpy(np.searchsorted(batch.logit_rows, ends[due]))]
         return self._sample(slots[due], logits) if len(due) else NOTHING
 
-    def _ahead(
+    def _next_uniforms(
         self, plan: StepPlan, rows: int, columns: SamplingColumns
     ) -> NDArray[np.float32] | None:
-        """The next step's uniform numbers, if it can begin before this one's tokens are seen."""
+        """The next step's uniform numbers, if it can start before this step's tokens are read."""
         table, slots = self._slots, plan.slots
         if not self._steps_ahead or rows != self._scheduler.running or self._scheduler.waiting:
             return None
@@ -198,14 +187,14 @@ class Runner:
         if cut.any() or table.shaped[slots].any() or table.top_tokens[slots].any():
             return None
         goes_on = table.length[slots] + 1 < table.limit[slots]
-        if not goes_on.any() or not self._scheduler.hold_ahead(plan):
+        if not goes_on.any() or not self._scheduler.hold_next_blocks(plan):
             return None
         return uniforms(table.key[slots], table.length[slots] + 1)
 
     def _rows(
         self, slots: NDArray[np.int64], counts: NDArray[np.int64], group: WeightGroup
     ) -> tuple[RowBatch, NDArray[np.int64], NDArray[np.int64]]:
-        """The rows; where each slot's last row is; which slots are due for a new token."""
+        """The rows; the index of each slot's last row; the slots that are due a new token."""
         table = self._slots
         computed, length = table.computed[slots], table.length[slots]
         total = int(counts.sum())
@@ -233,7 +222,7 @@ class Runner:
     def _sample(self, slots: NDArray[np.int64], logits: Tensor) -> SampledTokens:
         columns = self._columns(slots)
         tokens, logprobs = self._executor.sample(logits, columns)
-        return self._drawn(slots, logits, columns, tokens, logprobs)
+        return self._finish_sampling(slots, logits, columns, tokens, logprobs)
 
     def _columns(self, slots: NDArray[np.int64]) -> SamplingColumns:
         table = self._slots
@@ -244,7 +233,7 @@ class Runner:
             uniforms(table.key[slots], table.length[slots]),
         )
 
-    def _drawn(
+    def _finish_sampling(
         self,
         slots: NDArray[np.int64],
         logits: Tensor,
@@ -252,24 +241,24 @@ class Runner:
         tokens: NDArray[np.int64],
         logprobs: NDArray[np.float32],
     ) -> SampledTokens:
-        """What was sampled, with the rows drawn again that shape their logits."""
+        """Sample the rows with shaped logits again, and add the requested likeliest tokens."""
         shaped = np.nonzero(self._slots.shaped[slots])[0]
         if len(shaped):
             tokens, logprobs = tokens.copy(), logprobs.copy()
-            self._sample_shaped(slots, logits, columns, shaped, tokens, logprobs)
+            self._resample_shaped(slots, logits, columns, shaped, tokens, logprobs)
         return SampledTokens(slots, tokens, logprobs, self._top(slots, logits))
 
     def _top(self, slots: NDArray[np.int64], logits: Tensor) -> dict[int, TopTokens]:
-        """The likeliest tokens of the rows that asked for them."""
+        """The likeliest tokens of the rows that requested them."""
         table, top = self._slots, {}
         for row in np.nonzero(table.top_tokens[slots])[0].tolist():
             slot = int(slots[row])
-            heat = float(table.temperature[slot]) or 1.0
+            temperature = float(table.temperature[slot]) or 1.0
             k = int(table.top_tokens[slot])
-            top[slot] = top_tokens(torch.log_softmax(logits[row : row + 1] / heat, -1), k)
+            top[slot] = top_tokens(torch.log_softmax(logits[row : row + 1] / temperature, -1), k)
         return top
 
-    def _sample_shaped(
+    def _resample_shaped(
         self,
         slots: NDArray[np.int64],
         logits: Tensor,
@@ -278,16 +267,16 @@ class Runner:
         tokens: NDArray[np.int64],
         logprobs: NDArray[np.float32],
     ) -> None:
-        """Draw these rows from their logits as shaped; log-probs stay the model's own."""
+        """Sample these rows from shaped logits; the log-probs stay those of the plain logits."""
         plain = logits[torch.from_numpy(rows).to(logits.device)]
         shaped = self._shaper.shape(slots[rows], plain)
         chosen, _ = self._executor.sample(shaped, columns.take(rows))
         for place, row in enumerate(rows.tolist()):
             token = int(chosen[place])
-            if shaped[place, token] == float("-inf"):  # by rounding, once in millions of draws
+            if shaped[place, token] == _NEVER:  # by rounding, once in millions of draws
                 token = int(shaped[place].argmax())
-            heat = float(columns.temperature[row]) or 1.0
-            own = torch.log_softmax(plain[place : place + 1].float() / heat, -1)
+            temperature = float(columns.temperature[row]) or 1.0
+            own = torch.log_softmax(plain[place : place + 1].float() / temperature, -1)
             tokens[row], logprobs[row] = token, float(own[0, token])
 
     def _score(
@@ -299,7 +288,7 @@ class Runner:
         batch: RowBatch,
         logits: Tensor,
     ) -> None:
-        """Score the prompt tokens that these rows predict: row p gives position p + 1."""
+        """Score the prompt tokens that these rows predict: row p predicts position p + 1."""
         for place in scored.tolist():
             slot, stop = int(slots[place]), int(ends[place]) + 1
             sequence = self._scheduler.sequence(slot)
@@ -307,7 +296,7 @@ class Runner:
             count = min(int(counts[place]), len(sequence.request.prompt) - 1 - first)
             if sequence.scoring is None or count <= 0:
                 continue
-            start = int(np.searchsorted(batch.wanted, stop - int(counts[place])))
+            start = int(np.searchsorted(batch.logit_rows, stop - int(counts[place])))
             targets = self._slots.tokens[slot, first + 1 : first + 1 + count]
             fill_scores(sequence.scoring, first + 1, logits[start : start + count], targets)
 
@@ -326,18 +315,20 @@ def fill_scores(
         scoring.top.tokens[position:stop] = found.tokens
         scoring.top.logprobs[position:stop] = found.logprobs
     for row, place in enumerate(range(position - 1, stop - 1)):
-        if scoring.wanted and (scoring.wanted[place] >= 0).any():
-            asked = np.maximum(scoring.wanted[place], 0)
-            values = logprobs[row, torch.from_numpy(asked).to(logprobs.device)].cpu().numpy()
-            scoring.targets[place][:] = np.where(scoring.wanted[place] >= 0, values, 0.0)
+        if scoring.target_ids and (scoring.target_ids[place] >= 0).any():
+            ids = np.maximum(scoring.target_ids[place], 0)
+            values = logprobs[row, torch.from_numpy(ids).to(logprobs.device)].cpu().numpy()
+            scoring.targets[place][:] = np.where(scoring.target_ids[place] >= 0, values, 0.0)
     if scoring.alternatives is not None:
-        found = draws(logits.float(), logprobs, scoring, position)
+        found = draw_alternatives(logits.float(), logprobs, scoring, position)
         scoring.alternatives.tokens[position - 1 : stop - 1] = found.tokens
         scoring.alternatives.logprobs[position - 1 : stop - 1] = found.logprobs
 
 
-def draws(logits: Tensor, logprobs: Tensor, scoring: PromptScoring, position: int) -> TopTokens:
-    """Independent draws for each row, from a stream of their own, not the answer's."""
+def draw_alternatives(
+    logits: Tensor, logprobs: Tensor, scoring: PromptScoring, position: int
+) -> TopTokens:
+    """Independent samples for each row, from a random stream separate from the answer's."""
     assert scoring.alternatives is not None
     rows, k = logits.shape[0], scoring.alternatives.tokens.shape[1]
     if scoring.temperature > 0:
@@ -356,3 +347,8 @@ def top_tokens(logprobs: Tensor, k: int) -> TopTokens:
     """The `k` likeliest tokens of each row, likeliest first."""
     values, ids = logprobs.topk(k, dim=-1)
     return TopTokens(ids.cpu().numpy().astype(np.uint32), values.float().cpu().numpy())
+
+
+def _plain_sampling(rows: int) -> SamplingColumns:
+    ones, halves = np.ones(rows, np.float32), np.full(rows, 0.5, np.float32)
+    return SamplingColumns(ones, ones, np.zeros(rows, np.int64), halves)

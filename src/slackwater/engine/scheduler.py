@@ -1,8 +1,8 @@
 """Which rows run in the next step: decoding first, then prompts in chunks, by arrival; owners get
 equal shares (`owner_shares.py`).
 
-When the cache is full the youngest request gives its blocks up and starts over later from its
-tokens; nothing of it is lost, and batch-invariant arithmetic brings back the same numbers.
+When the cache is full the youngest request is preempted: it frees its blocks and is recomputed from
+its tokens later. No token is lost, and batch-invariant arithmetic gives the same numbers again.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ from slackwater.engine.slots import SlotTable
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraAdapter
 
-# that rows have in a row where others are held back: choosing them anew would lengthen every step
+# Steps for which the same rows run while others are throttled: choosing rows costs time.
 TURN_STEPS = 8
 _LOOK_AHEAD = 64  # waiting requests looked at in one step when the first must wait
 
@@ -45,7 +45,7 @@ class WeightGroup:
 
 
 class PromptLoad(NamedTuple):
-    """A prompt that is not computed to its end: `tokens` are left after `computed` ones."""
+    """A prompt that is not fully computed: `tokens` are left after `computed` ones."""
 
     request_id: int
     tokens: int
@@ -53,7 +53,7 @@ class PromptLoad(NamedTuple):
 
 
 class EngineLoad(NamedTuple):
-    """Prompts in the order of their service; how many requests decode, and over how many tokens."""
+    """Prompts in scheduling order; how many requests decode, and the sum of their contexts."""
 
     prompts: list[PromptLoad]
     decoding: int
@@ -68,10 +68,10 @@ class Scheduler:
         self._max_step_tokens = max_step_tokens
         self._waiting: deque[Sequence] = deque()
         self._running: dict[int, Sequence] = {}
-        self._in_flight: dict[Digest, int] = {}
+        self._being_computed: dict[Digest, int] = {}
         self._order: NDArray[np.int64] | None = None
         self._order_groups: tuple[WeightGroup, ...] | None = None
-        self._at_turn: StepPlan | None = None
+        self._turn_plan: StepPlan | None = None
         self._turn_groups: tuple[WeightGroup, ...] | None = None
         self._turn_steps = 0
         self.preemptions = 0
@@ -88,7 +88,7 @@ class Scheduler:
     def sequence(self, slot: int) -> Sequence:
         return self._running[slot]
 
-    def runs(self, slot: int) -> bool:
+    def is_running(self, slot: int) -> bool:
         return slot in self._running
 
     def add(self, sequence: Sequence) -> None:
@@ -98,82 +98,74 @@ class Scheduler:
         return [*self._running.values(), *self._waiting]
 
     def load(self) -> "EngineLoad":
-        """What the next steps have to do."""
-        order, table = self._by_weights(), self.slots
+        """The work of the next steps."""
+        order, table = self._order_by_weights(), self.slots
         length = table.length[order]
         pending = length - table.computed[order]
         decodes = pending <= 1
-        prompts = [
-            PromptLoad(sequence.request.request_id, int(left), int(known) - int(left))
-            for sequence, left, known in sorted(
-                (
-                    (self._running[int(slot)], left, known)
-                    for slot, left, known in zip(
-                        order[~decodes], pending[~decodes], length[~decodes], strict=True
-                    )
-                ),
-                key=lambda row: row[0].order,
-            )
-        ]
-        prompts += [
-            PromptLoad(sequence.request.request_id, sequence.known_tokens, 0)
-            for sequence in self._waiting
-        ]
+        slots = sorted(order[~decodes].tolist(), key=lambda slot: self._running[slot].order)
+        prompts = []
+        for slot in slots:
+            computed = int(table.computed[slot])
+            left = int(table.length[slot]) - computed
+            prompts.append(PromptLoad(self._running[slot].request.request_id, left, computed))
+        prompts += [PromptLoad(s.request.request_id, s.num_tokens, 0) for s in self._waiting]
         return EngineLoad(prompts, int(decodes.sum()), int(length[decodes].sum()))
 
     def youngest(self) -> Sequence | None:
-        """The request that came last, waiting or running."""
+        """The request that arrived last, waiting or running."""
         return max(self.sequences(), key=lambda sequence: sequence.order, default=None)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a request, waiting or running; its named blocks stay findable."""
+        """Remove a request, waiting or running; its named blocks stay cached."""
         if sequence.slot is None:
             self._waiting.remove(sequence)
         else:
-            self._leave(sequence)
+            self._stop_running(sequence)
 
     def plan(self, prompt_tokens: int | None = None, now_s: float = 0.0) -> StepPlan | None:
-        """Rows for the next step, blocks held for all of them; None when there is nothing to do.
+        """The next step's rows, with blocks allocated for all of them; None if nothing can run.
 
-        `prompt_tokens` bounds how many tokens of prompts are among them. `now_s` tells which owners
-        are about.
+        `prompt_tokens` bounds the prompt tokens among them. `now_s` determines the active owners.
         """
         self._admit()
         while self._running:
-            plan = self._rows_at_turn(now_s) or self._new_plan(prompt_tokens)
+            plan = self._current_turn_plan(now_s) or self._new_plan(prompt_tokens)
             if plan is None or self._hold_blocks(plan.slots, plan.counts) is None:
                 return plan
             self._preempt_youngest()
         return None
 
-    def _rows_at_turn(self, now_s: float) -> StepPlan | None:
-        """The rows of the last step again, if others are held back for them and their turn is not
-        over.
-        """
+    def _current_turn_plan(self, now_s: float) -> StepPlan | None:
+        """The last step's rows again, while others are throttled and the turn is not over."""
         self._turn_steps -= 1
-        if not self._owners.several(now_s) or self._order is None or self._turn_steps <= 0:
-            self._at_turn = None
-        return self._at_turn
+        if (
+            not self._owners.refresh_active_owners(now_s)
+            or self._order is None
+            or self._turn_steps <= 0
+        ):
+            self._turn_plan = None
+        return self._turn_plan
 
     def _new_plan(self, prompt_tokens: int | None) -> StepPlan | None:
-        order, table = self._by_weights(), self.slots
+        order, table = self._order_by_weights(), self.slots
         pending = table.length[order] - table.computed[order]
         counts = np.minimum(pending, 1)
-        self._give_chunks(order, pending, counts, prompt_tokens)
-        held_back = self._owners.shared and self._owners.share(order, counts)
+        self._share_prompt_tokens(order, pending, counts, prompt_tokens)
+        throttled = self._owners.has_several_owners and self._owners.share(order, counts)
         chosen = counts > 0
         if chosen.all():
             return StepPlan(order, counts)
         if not chosen.any():
             return None
         plan = StepPlan(order[chosen], counts[chosen])
-        if held_back and int(pending.max()) == 1:
-            self._at_turn, self._turn_groups = plan, None
+        if throttled and int(pending.max()) == 1:
+            self._turn_plan, self._turn_groups = plan, None
             self._turn_steps = TURN_STEPS
         return plan
 
-    def hold_ahead(self, plan: StepPlan) -> bool:
-        """Hold a block for every row's token after the planned one; whether each got one."""
+    def hold_next_blocks(self, plan: StepPlan) -> bool:
+        """Allocate a block for the token after each row's planned one; whether each got one."""
         table = self.slots
         after = table.computed[plan.slots] + plan.counts + 1
         if int(after.max()) > table.tables.shape[1] * table.block_tokens:
@@ -181,28 +173,32 @@ class Scheduler:
         return self._hold_blocks(plan.slots, plan.counts + 1) is None
 
     def groups(self, plan: StepPlan) -> tuple[WeightGroup, ...]:
-        """The plan cut by model and adapter."""
-        if plan is self._at_turn:
+        """The plan grouped by model and adapter."""
+        if plan is self._turn_plan:
             if self._turn_groups is None:
-                self._turn_groups = self._cut(plan.slots)
+                self._turn_groups = self._group_by_weights(plan.slots)
             return self._turn_groups
         if plan.slots is not self._order:
-            return self._cut(plan.slots)
+            return self._group_by_weights(plan.slots)
         if self._order_groups is None:
-            self._order_groups = self._cut(plan.slots)
+            self._order_groups = self._group_by_weights(plan.slots)
         return self._order_groups
 
-    def took(self, plan: StepPlan, seconds: float) -> None:
-        """How long the step was under way."""
-        rows = len(plan.slots)
-        first = plan is self._at_turn and self._turn_steps == TURN_STEPS
-        if int(plan.counts.sum()) == rows and not first:  # others cost something else
-            self._owners.computed(rows, seconds)
-        if self._owners.shared:
-            self._owners.served(plan.slots)
+    def record_step_time(self, plan: StepPlan, seconds: float) -> None:
+        """Let the owner shares learn from a pure decode step.
 
-    def computed(self, plan: StepPlan) -> None:
-        """The planned tokens are in the cache: count them, and name the blocks they filled."""
+        A turn's first step also chooses rows, and prompt tokens cost something else: both are left
+        out.
+        """
+        rows = len(plan.slots)
+        first = plan is self._turn_plan and self._turn_steps == TURN_STEPS
+        if int(plan.counts.sum()) == rows and not first:
+            self._owners.record_step_time(rows, seconds)
+        if self._owners.has_several_owners:
+            self._owners.mark_served(plan.slots)
+
+    def mark_computed(self, plan: StepPlan) -> None:
+        """The planned tokens are in the cache: count them, and name the blocks that they filled."""
         table, size = self.slots, self.slots.block_tokens
         before = table.computed[plan.slots]
         after = before + plan.counts
@@ -211,15 +207,15 @@ class Scheduler:
         spans = zip(plan.slots[filled], before[filled] // size, after[filled] // size, strict=True)
         for slot, first, stop in ((int(a), int(b), int(c)) for a, b, c in spans):
             sequence = self._running[slot]
-            sequence.extend_names(table.tokens[slot, : stop * size], size)
+            sequence.extend_block_names(table.tokens[slot, : stop * size], size)
             for block in range(first, stop):
-                name = sequence.names[block + 1]
+                name = sequence.block_names[block + 1]
                 self.blocks.name(int(table.tables[slot, block]), name)
-                if self._in_flight.get(name) == slot:
-                    del self._in_flight[name]
+                if self._being_computed.get(name) == slot:
+                    del self._being_computed[name]
 
     def check_integrity(self) -> None:
-        """Slots, sequences and blocks agree; blocks in use are exactly those in the tables."""
+        """Slots, sequences and blocks agree; the blocks in use are exactly those in the tables."""
         table = self.slots
         assert len(self._running) + table.free == table.capacity
         used: set[int] = set()
@@ -233,8 +229,8 @@ class Scheduler:
         assert all(sequence.slot is None for sequence in self._waiting)
         self.blocks.check_integrity()
 
-    def _by_weights(self) -> NDArray[np.int64]:
-        """Running slots, those of one set of weights together, adapters together within it."""
+    def _order_by_weights(self) -> NDArray[np.int64]:
+        """Running slots grouped by weights, and by adapter within them."""
         if self._order is None:
             self._order_groups = None
             keys = {
@@ -244,7 +240,7 @@ class Scheduler:
             self._order = np.array(sorted(self._running, key=keys.__getitem__), np.int64)
         return self._order
 
-    def _cut(self, slots: NDArray[np.int64]) -> tuple[WeightGroup, ...]:
+    def _group_by_weights(self, slots: NDArray[np.int64]) -> tuple[WeightGroup, ...]:
         versions = [self._running[slot].version for slot in slots.tolist()]
         groups, start = [], 0
         for _, members in groupby(versions, key=lambda version: id(version.net)):
@@ -259,14 +255,14 @@ class Scheduler:
             start += at
         return tuple(groups)
 
-    def _give_chunks(
+    def _share_prompt_tokens(
         self,
         order: NDArray[np.int64],
         pending: NDArray[np.int64],
         counts: NDArray[np.int64],
         prompt_tokens: int | None,
     ) -> None:
-        """Share the step's tokens among the owners of prompts, oldest first."""
+        """Share the step's prompt tokens among their owners, oldest requests first."""
         prompts = np.nonzero(pending > 1)[0]
         if not len(prompts):
             return
@@ -286,16 +282,16 @@ class Scheduler:
             lefts[owner] -= int(counts[place])
 
     def _hold_blocks(self, order: NDArray[np.int64], counts: NDArray[np.int64]) -> int | None:
-        """Make room for the counted tokens; the slot that found none, or None."""
+        """Allocate blocks for the counted tokens; the first slot that gets none, or None."""
         table = self.slots
         wanted = -(-(table.computed[order] + counts) // table.block_tokens)
         for place in np.nonzero(wanted > table.num_blocks[order])[0].tolist():
             slot = int(order[place])
-            if not self._extend(slot, int(wanted[place])):
+            if not self._extend_table(slot, int(wanted[place])):
                 return slot
         return None
 
-    def _extend(self, slot: int, wanted: int) -> bool:
+    def _extend_table(self, slot: int, wanted: int) -> bool:
         table = self.slots
         while table.num_blocks[slot] < wanted:
             block = self.blocks.take()
@@ -306,58 +302,63 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
-        promised = 0
+        """Start waiting requests that fit.
+
+        A request whose prefix another one is computing right now waits for those blocks; up to
+        `_LOOK_AHEAD` requests behind it may overtake it.
+        """
+        reserved = 0
         skipped: list[Sequence] = []
         while self._waiting and self.slots.free and len(skipped) < _LOOK_AHEAD:
             sequence = self._waiting[0]
             fresh = self._fresh_names(sequence)
-            if any(name in self._in_flight for name in fresh):
+            if any(name in self._being_computed for name in fresh):
                 skipped.append(self._waiting.popleft())
                 continue
-            needed = sequence.known_tokens // self.slots.block_tokens + 1
-            if self._running and promised + needed > self.blocks.available():
+            needed = sequence.num_tokens // self.slots.block_tokens + 1
+            if self._running and reserved + needed > self.blocks.available():
                 break
-            promised += needed
-            self._enter(self._waiting.popleft(), fresh)
+            reserved += needed
+            self._start_running(self._waiting.popleft(), fresh)
         self._waiting.extendleft(reversed(skipped))
 
-    def _shares(self, sequence: Sequence) -> bool:
-        """Whether it takes blocks from the cache; a scored prompt computes every one of them."""
+    def _uses_prefix_cache(self, sequence: Sequence) -> bool:
+        """Whether it reuses cached blocks; a scored prompt needs all its logits computed."""
         return self.blocks.keeps_prefixes and sequence.scoring is None
 
     def _fresh_names(self, sequence: Sequence) -> ListLike[Digest]:
-        """Names of its blocks that it would share but are not in the cache."""
-        if not self._shares(sequence):
+        """Names of its shareable blocks that are not in the cache."""
+        if not self._uses_prefix_cache(sequence):
             return []
-        tokens = sequence.known()
-        sequence.extend_names(tokens, self.slots.block_tokens)
+        tokens = sequence.all_tokens()
+        sequence.extend_block_names(tokens, self.slots.block_tokens)
         usable = (len(tokens) - 1) // self.slots.block_tokens
-        names = sequence.names[1 : usable + 1]
+        names = sequence.block_names[1 : usable + 1]
         known = 0
         while known < len(names) and self.blocks.knows(names[known]):
             known += 1
         return names[known:]
 
-    def _found_blocks(self, sequence: Sequence, fresh: ListLike[Digest]) -> int:
-        usable = (sequence.known_tokens - 1) // self.slots.block_tokens
-        return usable - len(fresh) if self._shares(sequence) else 0
+    def _count_cached_blocks(self, sequence: Sequence, fresh: ListLike[Digest]) -> int:
+        usable = (sequence.num_tokens - 1) // self.slots.block_tokens
+        return usable - len(fresh) if self._uses_prefix_cache(sequence) else 0
 
-    def uncached_tokens(self, sequence: Sequence) -> int:
-        """What of a waiting request would have to be computed if it ran now."""
-        found = self._found_blocks(sequence, self._fresh_names(sequence))
-        return sequence.known_tokens - found * self.slots.block_tokens
+    def count_uncached_tokens(self, sequence: Sequence) -> int:
+        """How many tokens of a waiting request would be computed if it started now."""
+        cached = self._count_cached_blocks(sequence, self._fresh_names(sequence))
+        return sequence.num_tokens - cached * self.slots.block_tokens
 
-    def _enter(self, sequence: Sequence, fresh: ListLike[Digest]) -> None:
+    def _start_running(self, sequence: Sequence, fresh: ListLike[Digest]) -> None:
         scored = sequence.scoring is not None
         slot = self.slots.claim(sequence.request, sequence.stop_ids, scored=scored)
         sequence.slot = slot
         self._running[slot] = sequence
-        self._owners.entered(slot, sequence.request.owner)
+        self._owners.add_request(slot, sequence.request.owner)
         self._order = None
-        found = self._found_blocks(sequence, fresh)
-        for name in islice(sequence.names, 1, found + 1):
+        found = self._count_cached_blocks(sequence, fresh)
+        for name in islice(sequence.block_names, 1, found + 1):
             block = self.blocks.find(name)
-            assert block is not None, "nothing is evicted between looking and taking"
+            assert block is not None, "nothing is evicted between the lookup and this"
             self.slots.tables[slot, self.slots.num_blocks[slot]] = block
             self.slots.num_blocks[slot] += 1
         self.slots.computed[slot] = found * self.slots.block_tokens
@@ -366,18 +367,18 @@ class Scheduler:
             sequence.cached_tokens, min(prompt, found * self.slots.block_tokens)
         )
         for name in fresh:
-            self._in_flight[name] = slot
+            self._being_computed[name] = slot
 
     def _preempt_youngest(self) -> None:
         youngest = max(self._running.values(), key=lambda sequence: sequence.order)
         slot = youngest.slot
-        youngest.keep(self.slots.tokens[slot, : self.slots.length[slot]])
-        self._leave(youngest)
+        youngest.save_generated(self.slots.tokens[slot, : self.slots.length[slot]])
+        self._stop_running(youngest)
         places = (i for i, other in enumerate(self._waiting) if other.order > youngest.order)
         self._waiting.insert(next(places, len(self._waiting)), youngest)
         self.preemptions += 1
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _stop_running(self, sequence: Sequence) -> None:
         slot = sequence.slot
         assert slot is not None
         count = int(self.slots.num_blocks[slot])
@@ -386,8 +387,10 @@ class Scheduler:
             self.blocks.drop(block)
         self.slots.num_blocks[slot] = 0
         self.slots.release(slot)
-        self._in_flight = {n: owner for n, owner in self._in_flight.items() if owner != slot}
+        self._being_computed = {
+            n: owner for n, owner in self._being_computed.items() if owner != slot
+        }
         del self._running[slot]
-        self._owners.left(sequence.request.owner)
+        self._owners.remove_request(sequence.request.owner)
         sequence.slot = None
         self._order = None

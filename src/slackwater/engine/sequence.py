@@ -1,4 +1,4 @@
-"""One request inside the engine: what of it is known, cached and still wanted."""
+"""One request inside the engine: its tokens, its cached blocks and what it still has to compute."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.engine.block_pool import Digest, chain
-from slackwater.engine.request import Finished, GenerationRequest, Guide, PromptScoreRows, TopTokens
+from slackwater.engine.request import (
+    FinishedGeneration,
+    GenerationRequest,
+    Guide,
+    PromptScoreRows,
+    TopTokens,
+)
 from slackwater.engine.versions import Version
 
 _PADDING_LOGPROB = -99999.0
@@ -21,25 +27,25 @@ def _empty(size: int, k: int) -> TopTokens | None:
 
 @dataclass(slots=True)
 class PromptScoring:
-    """Scores of a prompt as its chunks go by."""
+    """Scores of a prompt, filled in as its chunks are computed."""
 
     logprobs: NDArray[np.float32]
     top: TopTokens | None
-    wanted: tuple[NDArray[np.int64], ...] = ()
+    target_ids: tuple[NDArray[np.int64], ...] = ()
     targets: tuple[NDArray[np.float32], ...] = ()
     alternatives: TopTokens | None = None
     seed: int = 0
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, request: GenerationRequest) -> "PromptScoring":
+    def for_request(cls, request: GenerationRequest) -> "PromptScoring":
         size, params = len(request.prompt), request.params
-        wanted = tuple(np.asarray(row, np.int64) for row in params.target_prompt_tokens)
+        target_ids = tuple(np.asarray(row, np.int64) for row in params.target_prompt_tokens)
         return cls(
             np.full(size, np.nan, np.float32),
             _empty(size, request.topk_prompt_logprobs),
-            wanted,
-            tuple(np.zeros(len(row), np.float32) for row in wanted),
+            target_ids,
+            tuple(np.zeros(len(row), np.float32) for row in target_ids),
             _empty(size - 1, params.prompt_alternatives),
             params.seed,
             params.temperature,
@@ -48,56 +54,63 @@ class PromptScoring:
 
 @dataclass(slots=True)
 class Sequence:
-    """`order` is its arrival, which a preemption keeps; `names` are its full blocks' so far.
+    """`order` is the arrival order, which a preemption keeps; `block_names` name the full blocks.
 
-    While it runs, its newest tokens are in its slot; a preemption brings them back to `request`.
+    While the request runs, its newest tokens are in its slot; a preemption copies them back into
+    `request`.
     """
 
     request: GenerationRequest
     order: int
     version: Version
     stop_ids: frozenset[int]
-    names: list[Digest]
+    block_names: list[Digest]
     scoring: PromptScoring | None
     guide: Guide | None = None
     cached_tokens: int = 0
     slot: int | None = None
 
     @property
-    def known_tokens(self) -> int:
+    def num_tokens(self) -> int:
         return len(self.request.prompt) + len(self.request.generated)
 
-    def known(self) -> NDArray[np.int32]:
+    def all_tokens(self) -> NDArray[np.int32]:
         return np.array((*self.request.prompt, *self.request.generated), np.int32)
 
-    def extend_names(self, tokens: NDArray[np.int32], block_tokens: int) -> None:
-        """Name every block that `tokens` fill; `names[0]` is the version's root."""
-        for block in range(len(self.names) - 1, len(tokens) // block_tokens):
+    def extend_block_names(self, tokens: NDArray[np.int32], block_tokens: int) -> None:
+        """Name every block that `tokens` fill; `block_names[0]` is the version's root."""
+        for block in range(len(self.block_names) - 1, len(tokens) // block_tokens):
             start = block * block_tokens
-            self.names.append(chain(self.names[-1], tokens[start : start + block_tokens]))
+            self.block_names.append(
+                chain(self.block_names[-1], tokens[start : start + block_tokens])
+            )
 
-    def keep(self, known: NDArray[np.int32]) -> None:
-        """Take its tokens so far out of the slot that it is about to lose."""
+    def save_generated(self, known: NDArray[np.int32]) -> None:
+        """Copy the generated tokens out of the slot before the slot is released."""
         generated = tuple(known[len(self.request.prompt) :].tolist())
         self.request = replace(self.request, generated=generated)
 
     def scores(self) -> PromptScoreRows:
-        assert self.scoring is not None
-        held = self.scoring
+        scoring = self.scoring
+        assert scoring is not None
         return PromptScoreRows(
-            self.request.request_id, held.logprobs, held.top, held.targets, held.alternatives
+            self.request.request_id,
+            scoring.logprobs,
+            scoring.top,
+            scoring.targets,
+            scoring.alternatives,
         )
 
-    def finished_before_running(self, context: int) -> Finished | None:
-        """A request that is complete as it comes: told so without a step of work."""
+    def finish_without_running(self, context: int) -> FinishedGeneration | None:
+        """The result of a request that is complete on arrival and needs no step, otherwise None."""
         request = self.request
         if self.scoring is not None:
             return None
         if request.generated and request.generated[-1] in self.stop_ids:
-            return Finished(request.request_id, "stop")
+            return FinishedGeneration(request.request_id, "stop")
         if self.guide is not None and self.guide.stopped:
-            return Finished(request.request_id, "stop")
+            return FinishedGeneration(request.request_id, "stop")
         limit = min(len(request.prompt) + request.params.max_tokens, context)
-        if self.known_tokens >= limit:
-            return Finished(request.request_id, "length")
+        if self.num_tokens >= limit:
+            return FinishedGeneration(request.request_id, "length")
         return None

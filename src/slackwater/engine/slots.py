@@ -15,7 +15,7 @@ _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 
 
-def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finalizer of splitmix64: every input bit reaches every output bit."""
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND
@@ -24,13 +24,13 @@ def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def stream_keys(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """One key per seed: neighbouring seeds give unrelated streams."""
-    return _mixed(seeds + _GOLDEN)
+    return _mix(seeds + _GOLDEN)
 
 
 def uniforms(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
     """In [0, 1), one per row: the number at `positions` of the stream of `keys`."""
     state = keys + positions.astype(np.uint64) * _GOLDEN
-    bits = _mixed(_mixed(state) ^ keys) >> np.uint64(40)
+    bits = _mix(_mix(state) ^ keys) >> np.uint64(40)
     return bits.astype(np.float32) * np.float32(2.0**-24)
 
 

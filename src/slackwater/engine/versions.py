@@ -1,4 +1,4 @@
-"""Weight versions: several full sets of weights and adapters, readable at once, bounded."""
+"""Weight versions: a bounded number of full weights and adapters, all readable at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from slackwater.nets.lora import LoraAdapter, LoraSpec
 
 @dataclass(slots=True)
 class Version:
-    """A set of weights with an adapter over it, or none.
+    """Full weights, or an adapter on the base weights.
 
-    `generation` counts rewrites in place: cached prefixes of an older one are not reused.
+    `generation` increases with a rewrite in place: prefixes cached before it are not reused.
     """
 
     net: CausalLM
@@ -28,15 +28,15 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """A place for full weights that no request can see yet."""
+    """Memory for full weights that no request can see yet."""
 
     net: CausalLM
 
 
 class VersionStore:
-    """Versions by name. Adapters stand on the weights that the engine began with.
+    """Versions by name. Adapters apply to the weights that the engine started with.
 
-    Another thread may call `fill`; everything else happens between the engine's steps.
+    Another thread may call `fill`; everything else is called between the engine's steps.
     """
 
     def __init__(self, net: CausalLM, config: EngineConfig, executor: Executor) -> None:
@@ -67,51 +67,53 @@ class VersionStore:
     def put(
         self, version: str, tensors: Mapping[str, Tensor], *, lora: LoraSpec | None = None
     ) -> None:
-        """Add full weights, or an adapter over the base, or rewrite a version in place: requests
-        on it go on with the new weights, and later ones use no prefix cached under the old.
+        """Add full weights or an adapter of the base, or rewrite a version in place.
+
+        After a rewrite, running requests continue with the new weights, and later requests do not
+        use prefixes cached under the old ones.
         """
         self._generations += 1
         held = self._versions.get(version)
         if lora is not None:
             self._put_adapter(version, held, tensors, lora)
             return
-        self._check_full(tensors)
+        self._check_shapes(tensors)
         if held is not None and held.adapter is not None:
             raise ConfigError.of(
                 "version", version, "is an adapter; give full weights another name"
             )
         if held is None:
-            held = self._versions[version] = Version(self._room(), None, self._generations)
+            held = self._versions[version] = Version(self._take_net(), None, self._generations)
         self._executor.write(held.net, tensors)
         held.generation = self._generations
 
     def begin(self) -> WeightSlot:
-        """A place for full weights, taken until `finish` or `give_up`."""
-        room = WeightSlot(self._room())
+        """Memory for full weights, reserved until `finish` or `abandon`."""
+        slot = WeightSlot(self._take_net())
         self._begun += 1
-        return room
+        return slot
 
     def fill(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
         """Write full weights where no request sees them."""
-        self._check_full(tensors)
+        self._check_shapes(tensors)
         self._executor.write(room.net, tensors)
 
     def finish(self, version: str, room: WeightSlot) -> None:
-        """Show what was filled, under a name that is not held."""
+        """Make filled weights visible under a new name."""
         if version in self._versions:
-            self.give_up(room)
+            self.abandon(room)
             raise ConfigError.of("version", version, "is held already; give it another name")
         self._begun -= 1
         self._generations += 1
         self._versions[version] = Version(room.net, None, self._generations)
 
-    def give_up(self, room: WeightSlot) -> None:
-        """Take a place back that will not be shown."""
+    def abandon(self, room: WeightSlot) -> None:
+        """Give back reserved memory that will not become a version."""
         self._begun -= 1
         self._spare.append(room.net)
 
     def drop(self, version: str) -> None:
-        """Forget a version that no request uses; its memory serves the next one."""
+        """Remove a version that no request uses; its memory is kept for the next one."""
         held = self.get(version)
         if version == self._config.base_version:
             raise RefusedError(f"version: {version!r} is the base that adapters stand on")
@@ -150,7 +152,7 @@ class VersionStore:
         self._executor.prepare_adapter(base, held.adapter)
         held.generation = self._generations
 
-    def _check_full(self, tensors: Mapping[str, Tensor]) -> None:
+    def _check_shapes(self, tensors: Mapping[str, Tensor]) -> None:
         wanted = self._shapes
         given = {name for name in tensors if name != "lm_head.weight" or name in wanted}
         if given != wanted.keys():
@@ -160,14 +162,13 @@ class VersionStore:
             if tensors[name].shape != shape:
                 raise ConfigError.of(name, tuple(tensors[name].shape), f"must be {tuple(shape)}")
 
-    def _room(self) -> CausalLM:
+    def _take_net(self) -> CausalLM:
         if self._spare:
             return self._spare.pop()
         full = sum(1 for version in self._versions.values() if version.adapter is None)
         full += self._begun
         if full >= self._config.max_full_versions:
             raise RefusedError(f"max_full_versions: {full} are held; drop a version first")
-        base = self._base
-        net = empty_like(base)
+        net = empty_like(self._base)
         self._executor.prepare(net)
         return net

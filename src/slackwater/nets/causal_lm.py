@@ -255,7 +255,7 @@ class CausalLM(nn.Module):
         """The weight that turns hidden states into logits."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def hidden(
+    def run_layers(
         self,
         tokens: Tensor,
         positions: Tensor,

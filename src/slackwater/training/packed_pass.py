@@ -248,7 +248,7 @@ class PackedPass:
 
     def _logprobs(self, batch: Sequence[Datum]) -> Tensor:
         shared, device = share_prefixes([datum.tokens for datum in batch]), self._net.device
-        hidden = self._net.hidden(
+        hidden = self._net.run_layers(
             torch.from_numpy(shared.tokens).to(device),
             torch.from_numpy(shared.positions).to(device),
             self._attention(shared, device),

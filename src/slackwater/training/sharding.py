@@ -65,7 +65,7 @@ def _shard_over_data(net: CausalLM, ranks: Ranks) -> None:
     for layer in net.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(net, mesh=mesh, mp_policy=policy)
-    register_fsdp_forward_method(net, "hidden")
+    register_fsdp_forward_method(net, "run_layers")
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep, ServedTimes
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep, RequestLatency
 from slackwater.engine.coserving.step_profile import measure_step_cost
 from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.pages import PagePool
@@ -112,7 +112,7 @@ class SloCounts:
         self._slo = slo
         self._requests = self._met = 0
 
-    def count(self, times: ServedTimes) -> None:
+    def count(self, times: RequestLatency) -> None:
         """A request has ended."""
         self._requests += 1
         self._met += self._slo.met(times.ttft_s, times.tpot_s)

@@ -15,7 +15,12 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine, default_executor
 from slackwater.engine.executor import Executor
 from slackwater.engine.ranked_executor import RankedExecutor, RankFollower
-from slackwater.engine.request import Finished, GenerationRequest, PromptScoreRows, StepOutput
+from slackwater.engine.request import (
+    FinishedGeneration,
+    GenerationRequest,
+    PromptScoreRows,
+    StepOutput,
+)
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
@@ -101,7 +106,7 @@ class EngineWorker:
         now_s = time.monotonic()
         if self._releases and now_s - self._released_s >= _RELEASE_EVERY_S:
             self._released_s = now_s
-            self._engine.release_unused(now_s, now_s - _PREFIX_KEPT_S)
+            self._engine.evict_and_release(now_s, now_s - _PREFIX_KEPT_S)
 
     def settle(self) -> None:
         """Say what became of versions that were asked for."""
@@ -202,7 +207,7 @@ class EngineWorker:
         rows = [_top(output, request) for request in columns.requests]
         return [messages.encode(messages.SampledTopK(rows)), frame]
 
-    def _finished(self, one: Finished) -> TurnFinished:
+    def _finished(self, one: FinishedGeneration) -> TurnFinished:
         request = self._requests.pop(one.request_id)
         total = self._made.end(one.request_id)
         return TurnFinished(one.request_id, one.reason, total, request.version)
@@ -380,7 +385,9 @@ def main() -> None:
         if ranks is not None and executor is not None:
             ranked = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
             with fail_together():
-                EngineWorker(connection, engine, ranked, least_step_s, executor.beat).run()
+                EngineWorker(
+                    connection, engine, ranked, least_step_s, executor.send_heartbeat
+                ).run()
                 executor.close()
             return
         lane = weight_lane(files.weights(), options, options.device, beside=True)

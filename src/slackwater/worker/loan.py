@@ -101,7 +101,7 @@ class Loan:
 
     def begin_step(self) -> None:
         """The job's next RL step: what the service left unused lately is lent."""
-        self._executor.step_began()
+        self._executor.begin_rl_step()
         self._tell_budget()
 
     def end(self, given_back: Sequence[int]) -> None:
@@ -233,7 +233,7 @@ class LentDevice:
         staged, pool = activation.staged, self.executor.service.arena.pool
         assert staged is not None
         try:
-            self.executor.leave_room(staged.lacking_bytes(pool.unclaimed_bytes))
+            self.executor.reserve_weight_pages(staged.lacking_bytes(pool.unclaimed_bytes))
         except RefusedError as error:
             activation.go_on(error)
         else:
@@ -249,7 +249,7 @@ class LentDevice:
         executor, wanted = self.executor, activation.wanted
         net = activation.result()
         known = wanted.model in self.costs
-        executor.make_room(
+        executor.reclaim_service_share(
             _ROOM_TO_BEGIN if known else 1.0
         )  # the first time its steps are measured
         rollout = self.new_rollout(net, self.files.model(wanted.model), wanted.base_version)
@@ -300,7 +300,7 @@ class LentDevice:
             self.staged.clear()  # one rollout model at a time: host memory is bounded
             dtype = torch.bfloat16 if self.device.startswith("cuda") else torch.float32
             net = load_net(self.files.model(model), dtype=dtype)
-            self.staged[model] = StagedWeights.of(net, self.device)
+            self.staged[model] = StagedWeights.from_net(net, self.device)
         return self.staged[model]
 
 

@@ -94,7 +94,7 @@ class VersionPuller:
         versions = self._engine.versions
         if pull.error is not None:
             if pull.room is not None:
-                versions.give_up(pull.room)
+                versions.abandon(pull.room)
             raise pull.error
         taken = pull.taken
         assert taken is not None

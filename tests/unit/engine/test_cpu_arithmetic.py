@@ -9,11 +9,11 @@ from torch.nn import functional
 
 from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.cpu.attention import BLOCK_TOKENS, attend_rows
-from slackwater.engine.cpu.compiled import exp_of, lane_max, lane_sum
+from slackwater.engine.cpu.compiled import exp_nonpositive, lane_max, lane_sum
+from slackwater.engine.cpu.forward_pass import CpuForwardPass, PagedRows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_kernel import PANEL
-from slackwater.engine.cpu.panel_writing import LINE, PanelWriter
-from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
+from slackwater.engine.cpu.panel_writer import LINE, PanelWriter
 from slackwater.engine.cpu.weights import (
     AdapterSpan,
     Floats,
@@ -48,9 +48,9 @@ class Problem:
 
 
 def written(weight: PanelWeight | LibraryWeight, first: int, values: Floats) -> None:
-    writing = PanelWriter()
-    weight.write(first, torch.from_numpy(values), writing)
-    writing.run()
+    writer = PanelWriter()
+    weight.write(first, torch.from_numpy(values), writer)
+    writer.run()
 
 
 def weights(width: int, depth: int, kind: type[PanelWeight] | type[LibraryWeight]) -> Problem:
@@ -119,9 +119,9 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
     panels = memory[start : start + count * depth * PANEL].reshape(count, depth, PANEL)
     for given in (values, np.ascontiguousarray(values)):
         panels[:] = np.nan
-        writing = PanelWriter()
-        writing.panels(torch.from_numpy(given), torch.from_numpy(panels), first)
-        writing.run()
+        writer = PanelWriter()
+        writer.add_panels(torch.from_numpy(given), torch.from_numpy(panels), first)
+        writer.run()
         columns = panels.transpose(0, 2, 1).reshape(count * PANEL, depth)
         assert np.array_equal(columns[first : first + rows], values)
         assert np.isnan(columns[:first]).all()
@@ -131,21 +131,21 @@ def test_every_element_of_written_rows_is_where_its_panel_has_it(
 def test_what_is_written_together_is_written_in_order() -> None:
     values = np.arange(64, dtype=np.float32).reshape(32, 2)
     between, panels = np.zeros((32, 2), np.float32), np.zeros((1, 2, PANEL), np.float32)
-    writing = PanelWriter()
-    writing.copy(torch.from_numpy(values), torch.from_numpy(between))
-    writing.panels(torch.from_numpy(between), torch.from_numpy(panels), 0)
+    writer = PanelWriter()
+    writer.add_copy(torch.from_numpy(values), torch.from_numpy(between))
+    writer.add_panels(torch.from_numpy(between), torch.from_numpy(panels), 0)
     assert not between.any() and not panels.any()
-    writing.run()
+    writer.run()
     assert np.array_equal(between, values)
     assert np.array_equal(panels[0].T, values)
     between[:] = 0
-    writing.run()
+    writer.run()
     assert not between.any(), "written twice"
 
 
 def test_the_compiled_exponential_is_within_two_units_in_the_last_place() -> None:
     x = np.concatenate([np.linspace(-87, 0, 100_001), [-1e30, -200, -0.0]]).astype(np.float32)
-    found = np.array([exp_of(value) for value in x[::10]])
+    found = np.array([exp_nonpositive(value) for value in x[::10]])
     x = x[::10]
     expected = np.exp(np.maximum(x, -87).astype(np.float64))
     assert np.max(np.abs(found / expected - 1)) < 2.5e-7
@@ -220,7 +220,7 @@ def test_paged_attention_is_attention(heads: int, kv_heads: int, size: int, norm
 
 @pytest.mark.parametrize("kind", [PanelWeight, LibraryWeight])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_the_straight_pass_is_the_model(
+def test_the_forward_pass_is_the_model(
     family: str, kind: type[PanelWeight] | type[LibraryWeight]
 ) -> None:
     """Two prompts, one of them through an adapter, against the model as it is defined."""
@@ -236,18 +236,18 @@ def test_the_straight_pass_is_the_model(
         tensor += 0.05 * random(*tensor.shape)
     tokens = torch.randint(0, config.vocab_size, (30,), generator=torch.Generator().manual_seed(2))
     positions = torch.cat([torch.arange(12), torch.arange(18)])
-    run = StraightPass(net, kind)
+    run = CpuForwardPass(net, kind)
     floats = config.kv_values_per_token * BLOCK_TOKENS
     tables, slots = np.array([[1, 2], [3, 4]], np.int32), np.repeat([0, 1], [12, 18])
     cache = np.full(5 * floats, np.nan, np.float32)
     rows = PagedRows(cache, np.uint64(floats), tables, slots, positions.numpy())
     spans = (AdapterSpan(12, 30, SiteAdapters(adapter, run.sites(), kind)),)
-    hidden = run.hidden(tokens.numpy(), rows, spans)
+    hidden = run.run_layers(tokens.numpy(), rows, spans)
     found = run.logits(hidden, spans)
     attention = PackedCausalAttention((0, 12, 30))
     for prompt, own in ((slice(0, 12), None), (slice(12, 30), adapter)):
         with torch.no_grad():
-            states = same.hidden(tokens, positions, attention, adapter=own)
+            states = same.run_layers(tokens, positions, attention, adapter=own)
             expected = same.logits(states, adapter=own)
         np.testing.assert_allclose(hidden[prompt], states[prompt], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(found[prompt], expected[prompt], rtol=1e-4, atol=1e-4)

@@ -53,7 +53,7 @@ def plain_logprobs(
         ids = torch.tensor(tokens, device="cuda")
         attention = PackedCausalAttention((0, len(tokens)), "cuda")
         places = torch.arange(len(tokens), device="cuda")
-        hidden = net.hidden(ids, places, attention, adapter=adapter)
+        hidden = net.run_layers(ids, places, attention, adapter=adapter)
         return torch.log_softmax(net.logits(hidden, adapter=adapter).float(), -1)
 
 
@@ -179,7 +179,7 @@ def test_memory_that_is_set_aside_is_the_devices_again_until_it_is_back() -> Non
     assert arena.hold(0, 4 * page)
     free, _ = torch.cuda.mem_get_info()
     assert not pool.set_aside(1), "all pages are in use"
-    arena.let_go(0, 2 * page)
+    arena.release(0, 2 * page)
     assert arena.reclaim(2) == 2
     assert pool.set_aside(2)
     assert torch.cuda.mem_get_info()[0] >= free + 2 * page
@@ -199,7 +199,7 @@ def test_pages_keep_their_contents_when_they_move() -> None:
     assert not second.hold(0, page), "all pages are taken"
     view = device_view(first, torch.device("cuda"))
     view.fill_(7)
-    first.let_go(2 * page, 4 * page)
+    first.release(2 * page, 4 * page)
     assert first.reclaim(2) == 2
     assert second.hold(0, 2 * page)
     moved = device_view(second, torch.device("cuda"))

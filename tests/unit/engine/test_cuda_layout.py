@@ -37,7 +37,7 @@ def test_adapters_never_lie_over_each_other_and_room_is_used_again(
             assert UNIT * (count - 1) < rank <= UNIT * count
             first = pool.take(count)
             if first is None:
-                pool.grow(pool.wanted(count))
+                pool.grow(pool.next_size(count))
                 first = pool.take(count)
             assert first is not None
             held[first] = count
@@ -56,7 +56,7 @@ def test_adapters_never_lie_over_each_other_and_room_is_used_again(
 
 def test_one_jobs_new_versions_take_turns_in_the_same_units() -> None:
     pool = RankPool()
-    pool.grow(pool.wanted(2))
+    pool.grow(pool.next_size(2))
     old = pool.take(2)
     for _ in range(10):
         new = pool.take(2)

@@ -20,7 +20,7 @@ if DEVICE == "cpu":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton", reason="the kernels are Triton's")
 
-from slackwater.engine.cuda import straight_pass  # noqa: E402
+from slackwater.engine.cuda import forward_pass  # noqa: E402
 from slackwater.engine.cuda.adapter_rows import (  # noqa: E402
     PROMPT_TILE,
     AdapterRows,
@@ -35,7 +35,7 @@ from slackwater.engine.cuda.attention import (  # noqa: E402
     CudaPagedRows,
     tile_rows,
 )
-from slackwater.engine.cuda.straight_pass import CudaStraightPass  # noqa: E402
+from slackwater.engine.cuda.forward_pass import CudaForwardPass  # noqa: E402
 
 QWEN3 = NetConfig(
     family="qwen3", qk_norm=True, vocab_size=300, hidden_size=64, num_layers=2, num_heads=4,
@@ -65,7 +65,7 @@ def expected(net: CausalLM, tokens: torch.Tensor, own: LoraAdapter | None) -> to
     attention = PackedCausalAttention((0, len(tokens)), DEVICE)
     places = torch.arange(len(tokens), device=DEVICE)
     with torch.no_grad():
-        return net.logits(net.hidden(tokens, places, attention, adapter=own), adapter=own)
+        return net.logits(net.run_layers(tokens, places, attention, adapter=own), adapter=own)
 
 
 class Setup:
@@ -75,7 +75,7 @@ class Setup:
         self.config = config
         self.plain = load_net(config, device=DEVICE, seed=1)
         self.net = load_net(config, device=DEVICE, seed=1).requires_grad_(False)
-        self.run = CudaStraightPass(self.net, batch_invariant=invariant)
+        self.run = CudaForwardPass(self.net, batch_invariant=invariant)
         self.elements = config.kv_values_per_token * BLOCK_TOKENS
         self.cache = torch.zeros((1 + 2 * ROWS) * self.elements, device=DEVICE)
         self.tables = torch.arange(1, 1 + 2 * ROWS, dtype=torch.int32, device=DEVICE).view(ROWS, 2)
@@ -109,7 +109,7 @@ class Setup:
             on_device = torch.from_numpy(columns).to(DEVICE)
             adapters = AdapterRows(extent, on_device, on_device, fused=False)
         tokens = self.tokens[:, :PROMPT].reshape(-1)
-        hidden = self.run.hidden(tokens, self.attention(rows), adapters)
+        hidden = self.run.run_layers(tokens, self.attention(rows), adapters)
         return self.run.logits(hidden, adapters).view(ROWS, PROMPT, -1)
 
     def decode(self, spans: Sequence[tuple[int, int, AdapterSlot]], extent: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ class Setup:
             tiles = torch.from_numpy(tile_columns(ROWS, spans, 16)).to(DEVICE)
             by_row = torch.from_numpy(row_columns(ROWS, spans)).to(DEVICE)
             adapters = AdapterRows(extent, tiles, by_row, fused=True)
-        hidden = self.run.hidden(self.tokens[:, PROMPT], self.attention(rows), adapters)
+        hidden = self.run.run_layers(self.tokens[:, PROMPT], self.attention(rows), adapters)
         return self.run.logits(hidden, adapters)
 
 
@@ -139,7 +139,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 @pytest.fixture(autouse=True)
 def own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the kernels that must be asked for (`SLACKWATER_OWN_PRODUCTS=1`)."""
-    monkeypatch.setattr(straight_pass, "FEW_ROWS", 32)
+    monkeypatch.setattr(forward_pass, "FEW_ROWS", 32)
 
 
 @pytest.mark.parametrize("config", [QWEN3, QWEN2, WIDE], ids=["qwen3", "qwen2", "wide"])

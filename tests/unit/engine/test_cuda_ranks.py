@@ -36,7 +36,7 @@ from slackwater.engine.cuda.attention import (  # noqa: E402
     CudaPagedRows,
     tile_rows,
 )
-from slackwater.engine.cuda.straight_pass import CudaStraightPass  # noqa: E402
+from slackwater.engine.cuda.forward_pass import CudaForwardPass  # noqa: E402
 
 CONFIG = NetConfig(
     family="llama", qkv_bias=True, o_bias=True, mlp_bias=True, vocab_size=101, hidden_size=64,
@@ -137,7 +137,7 @@ def scores(
             net_tensors(net)[name].copy_(tensor)
         weights, factors = slices(weights, rank), slices(factors, rank)
     net.requires_grad_(False)
-    run = CudaStraightPass(net, batch_invariant=False)
+    run = CudaForwardPass(net, batch_invariant=False)
     for name, tensor in net_tensors(net).items():
         tensor.copy_(weights[name])
     units = units_of(LORA.rank)
@@ -162,7 +162,7 @@ def scores(
     columns = torch.from_numpy(tile_columns(ROWS, spans, PROMPT_TILE)).to(DEVICE)
     adapters = AdapterRows(units, columns, columns, fused=False)
     tokens = torch.arange(ROWS, device=DEVICE) * 5 % CONFIG.vocab_size
-    return net.gather_logits(run.logits(run.hidden(tokens, attention, adapters), adapters))
+    return net.gather_logits(run.logits(run.run_layers(tokens, attention, adapters), adapters))
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])

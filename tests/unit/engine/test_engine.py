@@ -385,14 +385,14 @@ def test_a_cache_that_nobody_uses_gives_its_memory_back() -> None:
     source = engine(blocks=2000)
     start = cache_memory_bytes(source)
     for number in range(40):
-        source.release_unused(float(number), before_s=float(number) - 10)
+        source.evict_and_release(float(number), before_s=float(number) - 10)
         run(source, request(number, prompt(number, 100)))
     assert cache_memory_bytes(source) - start <= 13 * (200 // 16 + 1) * KV_BYTES_PER_BLOCK
     before = source.gauges()["prompt_tokens_cached"]
     again = run(source, request(100, prompt(39, 100)))
     assert source.gauges()["prompt_tokens_cached"] > before, "a prefix in use lately is kept"
     late = run(source, request(101, prompt(0, 100)))
-    source.release_unused(1000.0, before_s=1000.0)
+    source.evict_and_release(1000.0, before_s=1000.0)
     assert cache_memory_bytes(source) <= start
     once_more = run(source, request(102, prompt(0, 100)), request(103, prompt(39, 100)))
     assert once_more.tokens[102] == late.tokens[101]

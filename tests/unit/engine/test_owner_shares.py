@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engine import engine as tiny_engine
 
-from slackwater.engine.owner_shares import ABOUT_S, OwnerShares, StepLaw, even_shares
+from slackwater.engine.owner_shares import ACTIVE_S, OwnerShares, StepTimeModel, even_shares
 from slackwater.engine.request import GenerationRequest
 from slackwater.engine.scheduler import TURN_STEPS
 from slackwater.model.sampling import Sampling
@@ -20,17 +20,17 @@ def knowing_shares(*owners: str) -> OwnerShares:
     1, ...
     """
     shares = OwnerShares(300)
-    shares.law.most_tokens(1, 0.25, 1, 1)
+    shares.step_time.most_tokens(1, 0.25, 1, 1)
     for tokens in (1, 20, 50) * 5:
-        shares.computed(tokens, FIXED_S + TOKEN_S * tokens)
+        shares.record_step_time(tokens, FIXED_S + TOKEN_S * tokens)
     enter(shares, *owners)
-    assert shares.several(0.0) == (len(set(owners)) > 1)
+    assert shares.refresh_active_owners(0.0) == (len(set(owners)) > 1)
     return shares
 
 
 def enter(shares: OwnerShares, *owners: str) -> None:
     for slot, owner in enumerate(owners):
-        shares.entered(slot, owner)
+        shares.add_request(slot, owner)
 
 
 def cut(shares: OwnerShares, counts: list[int], first: int = 0) -> list[int]:
@@ -58,18 +58,18 @@ def test_a_long_prompt_is_cut_and_a_short_one_of_another_owner_is_not() -> None:
 
 def test_an_owner_that_was_just_served_still_counts_and_later_no_more() -> None:
     shares = knowing_shares("quiet", *["loud"] * 56)
-    shares.left("quiet")
-    assert shares.several(ABOUT_S / 2)
+    shares.remove_request("quiet")
+    assert shares.refresh_active_owners(ACTIVE_S / 2)
     assert sum(cut(shares, [1] * 56, first=1)) < 10
-    assert not shares.several(3 * ABOUT_S)
+    assert not shares.refresh_active_owners(3 * ACTIVE_S)
 
 
 def test_rows_that_are_held_back_take_turns() -> None:
     shares, served = knowing_shares("quiet", *["loud"] * 30), set[int]()
     for _ in range(30):
         rows = np.flatnonzero(cut(shares, [1] * 31))
-        shares.computed(len(rows), FIXED_S + TOKEN_S * len(rows))
-        shares.served(rows)
+        shares.record_step_time(len(rows), FIXED_S + TOKEN_S * len(rows))
+        shares.mark_served(rows)
         served.update(rows.tolist())
     assert served == set(range(31))
 
@@ -78,7 +78,7 @@ def steps_made(wanted: int, seconds: Callable[[int, int], float], steps: int) ->
     """The tokens of so many steps of two owners that want `wanted` together, each of which took
     what `seconds(tokens, number)` says.
     """
-    law, made = StepLaw(), list[int]()
+    law, made = StepTimeModel(), list[int]()
     for _ in range(100):
         law.add(wanted, seconds(wanted, 0))  # when there was one owner, all steps were alike
     while len(made) < steps:
@@ -166,12 +166,12 @@ def test_answers_are_the_same_in_company_as_alone() -> None:
 
 
 def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
-    class Known(StepLaw):
+    class Known(StepTimeModel):
         def add(self, tokens: int, seconds: float) -> None:
             super().add(tokens, FIXED_S + TOKEN_S * tokens)
 
     engine = tiny_engine(max_running=32)
-    engine._scheduler._owners.law = Known()
+    engine._scheduler._owners.step_time = Known()
     forever = Sampling(max_tokens=400, ignore_eos=True)
     for name in range(24):
         engine.add(GenerationRequest(name, (1, 2), forever, "base", owner="loud"))

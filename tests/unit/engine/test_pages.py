@@ -20,7 +20,7 @@ def test_two_arenas_share_the_pages_of_one_pool_and_contents_stay_apart() -> Non
     assert not second.hold(2 * PAGE, 3 * PAGE), "four pages in all"
     host_view(first)[: 3 * PAGE // 4] = 7
     host_view(second)[PAGE // 4 : 2 * PAGE // 4] = 9
-    first.let_go(2 * PAGE, 3 * PAGE)
+    first.release(2 * PAGE, 3 * PAGE)
     assert not second.hold(2 * PAGE, 3 * PAGE), "an idle page stays until it is reclaimed"
     assert first.reclaim(5) == 1
     assert second.hold(2 * PAGE, 3 * PAGE)
@@ -61,9 +61,9 @@ def test_spans_that_share_a_page_keep_it_until_both_are_gone() -> None:
     arena = PageArena(pool, 4 * PAGE)
     assert arena.hold(0, PAGE + 100)
     assert arena.hold(PAGE + 100, 2 * PAGE)
-    arena.let_go(0, PAGE + 100)
+    arena.release(0, PAGE + 100)
     assert arena.reclaim(9) == 1
-    arena.let_go(PAGE + 100, 2 * PAGE)
+    arena.release(PAGE + 100, 2 * PAGE)
     assert arena.reclaim(9) == 1
     assert arena.mapped_pages == 0
 
@@ -87,7 +87,7 @@ def test_memory_follows_what_is_in_use_down_again_after_a_burst() -> None:
         pool.drop(block)
     held: list[int] = []
     for _ in range(20):  # few are in use at a time, each for a while
-        pool.forget_unused()
+        pool.evict_unused()
         held += [block for block in (pool.take() for _ in range(4)) if block is not None]
         for block in held[:-20]:
             pool.drop(block)
@@ -166,7 +166,7 @@ class Blocks(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.pool.forget_unused()
+        self.pool.evict_unused()
 
     @invariant()
     def counts_agree(self) -> None:

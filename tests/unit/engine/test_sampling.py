@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.engine.cpu.executor import kept_tokens, sample
+from slackwater.engine.cpu.executor import apply_top_k_top_p, sample
 from slackwater.engine.executor import SamplingColumns
 from slackwater.engine.slots import stream_keys, uniforms
 
@@ -100,7 +100,7 @@ def test_truncation_keeps_the_fewest_heaviest_tokens_that_reach_top_p(
     seed: int, vocabulary: int, top_p: float, top_k: int
 ) -> None:
     weights = np.random.default_rng(seed).exponential(1, vocabulary).astype(np.float32) ** 3
-    kept = kept_tokens(weights, top_p, top_k)
+    kept = apply_top_k_top_p(weights, top_p, top_k)
     order = np.argsort(-weights, kind="stable")[: top_k or vocabulary]
     assert kept.tolist() == order[: len(kept)].tolist(), "the heaviest, in order"
     mass = np.cumsum(weights[order], dtype=np.float64)

@@ -265,7 +265,9 @@ def test_penalties_are_those_of_their_formulas(engine: Engine) -> None:
 def plain_logits(net: CausalLM, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         ids = torch.tensor(tokens)
-        hidden = net.hidden(ids, torch.arange(len(tokens)), PackedCausalAttention((0, len(tokens))))
+        hidden = net.run_layers(
+            ids, torch.arange(len(tokens)), PackedCausalAttention((0, len(tokens)))
+        )
         return net.logits(hidden)[-1]
 
 

@@ -50,7 +50,7 @@ class Foreseeing(CpuExecutor):
             blocks = tables[slots, positions // self.block_tokens]
             assert (blocks > 0).all(), "a step that is begun has a block for every row"
             assert len(set(blocks.tolist())) == len(blocks)
-            later = RowBatch(tokens, positions, slots, batch.wanted, (), True)
+            later = RowBatch(tokens, positions, slots, batch.logit_rows, (), True)
             next_columns = SamplingColumns(columns.temperature, columns.top_p, columns.top_k, ahead)
             made, drawn, _ = super().decode(net, later, tables, next_columns)
             self.foreseen = QueuedStep(

@@ -9,7 +9,7 @@ from harness.packed_attention import PackedCausalAttention
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.engine import Engine
 from slackwater.engine.request import (
-    Finished,
+    FinishedGeneration,
     GenerationRequest,
     PromptScoreRows,
     TopTokens,
@@ -88,7 +88,7 @@ class Collected:
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
-    finished: dict[int, Finished] = field(default_factory=dict)
+    finished: dict[int, FinishedGeneration] = field(default_factory=dict)
     scores: dict[int, PromptScoreRows] = field(default_factory=dict)
     top: dict[int, list[TopTokens]] = field(default_factory=dict)
 
@@ -130,5 +130,5 @@ def plain_logprobs(model: CausalLM, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         ids = torch.tensor(tokens)
         attention = PackedCausalAttention((0, len(tokens)))
-        hidden = model.hidden(ids, torch.arange(len(tokens)), attention)
+        hidden = model.run_layers(ids, torch.arange(len(tokens)), attention)
         return torch.log_softmax(model.logits(hidden), -1)

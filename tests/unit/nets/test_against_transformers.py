@@ -68,7 +68,7 @@ def test_a_packed_batch_gives_the_logits_of_each_sequence_alone(name: str, tmp_p
     reference = saved(name, tmp_path / "m")
     net = load_net(tmp_path / "m")
     tokens, positions, starts = packed([7, 40, 7, 1, 33])
-    logits = net.logits(net.hidden(tokens, positions, PackedCausalAttention(starts)))
+    logits = net.logits(net.run_layers(tokens, positions, PackedCausalAttention(starts)))
     for start, stop in pairwise(starts):
         with torch.no_grad():
             expected = reference(tokens[None, start:stop]).logits[0]
@@ -81,7 +81,7 @@ def test_gradients_are_those_of_transformers(name: str, recompute: bool, tmp_pat
     reference = saved(name, tmp_path / "m")
     net = load_net(tmp_path / "m")
     tokens, positions, starts = packed([19])
-    hidden = net.hidden(tokens, positions, PackedCausalAttention(starts), recompute=recompute)
+    hidden = net.run_layers(tokens, positions, PackedCausalAttention(starts), recompute=recompute)
     torch.nn.functional.cross_entropy(net.logits(hidden)[:-1], tokens[1:]).backward()
     logits = reference(tokens[None]).logits[0]
     torch.nn.functional.cross_entropy(logits[:-1], tokens[1:]).backward()

@@ -36,7 +36,7 @@ def merged(adapter: LoraAdapter) -> CausalLM:
 def logits(net: CausalLM, adapter: LoraAdapter | None) -> torch.Tensor:
     tokens = torch.arange(20) % 13
     positions = torch.cat([torch.arange(12), torch.arange(8)])
-    hidden = net.hidden(tokens, positions, PackedCausalAttention((0, 12, 20)), adapter=adapter)
+    hidden = net.run_layers(tokens, positions, PackedCausalAttention((0, 12, 20)), adapter=adapter)
     return net.logits(hidden, adapter=adapter)
 
 

@@ -1,1 +1,1 @@
-"""Two unlike models in one process on one device: a service's, and a rollout's that borrows it."""
+"""Two different models in one process on one device: a service's, and a borrowing rollout's."""

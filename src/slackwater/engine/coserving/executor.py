@@ -1,9 +1,9 @@
 """The co-serving executor: one device, two engines on one pool of pages, one step at a time (ROSE
 4.1).
 
-The arbiter says whose step is next. Pages follow the service: what it needs is taken from the
-rollout at once, first idle pages, then prefixes, then whole requests, which are given back so that
-they go on elsewhere.
+The arbiter decides whose step is next. The service has priority on pages: what it needs is taken
+from the rollout at once, first idle pages, then prefixes, then whole requests, which are given back
+to the caller to continue on another instance.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ from slackwater.policy.serving.step_cost import step_work
 
 _NO_ROLLOUT = RolloutState()
 STALLS_AFTER_S = 2.0
-_NO_MEMORY_REST_S = 0.02  # a rollout whose next step finds no page is not asked again at once
+_NO_MEMORY_REST_S = 0.02  # pause of a rollout whose step found no page
 
 
 @dataclass(frozen=True, slots=True)
-class ServedTimes:
-    """One request that is done: how long its first token took, and each one after it on average."""
+class RequestLatency:
+    """Time to the first token of a request, and the mean time of each later one."""
 
     request_id: int
     ttft_s: float
@@ -34,30 +34,32 @@ class ServedTimes:
 
 
 @dataclass(slots=True)
-class _Times:
+class _TokenProgress:
     arrival_s: float
     first_s: float = NO_LIMIT_S
     tokens: int = 0
 
 
 class TokenTimes:
-    """Follows the service's requests through their steps."""
+    """Token times of the service's open requests."""
 
     def __init__(self, tpot_s: float) -> None:
         self._tpot_s = tpot_s
-        self._times: dict[int, _Times] = {}
+        self._times: dict[int, _TokenProgress] = {}
         self._decoding: dict[int, float] = {}
         self._last_step_s = NO_LIMIT_S
 
-    def arrived(self, request_id: int, now_s: float) -> None:
-        self._times[request_id] = _Times(now_s)
+    def record_arrival(self, request_id: int, now_s: float) -> None:
+        self._times[request_id] = _TokenProgress(now_s)
 
-    def aborted(self, request_id: int) -> None:
+    def record_abort(self, request_id: int) -> None:
         self._times.pop(request_id, None)
         self._decoding.pop(request_id, None)
 
-    def stepped(self, output: StepOutput, now_s: float) -> tuple[list[float], list[ServedTimes]]:
-        """A step of the service gave these tokens: TTFT of first ones, requests that ended."""
+    def record_step(
+        self, output: StepOutput, now_s: float
+    ) -> tuple[list[float], list[RequestLatency]]:
+        """Record a step of the service; the TTFTs of its first tokens, and the ended requests."""
         self._last_step_s = now_s
         first_s: list[float] = []
         for request_id in output.request_ids.tolist():
@@ -69,21 +71,21 @@ class TokenTimes:
                 times.first_s = now_s
                 first_s.append(now_s - times.arrival_s)
             self._decoding[request_id] = times.first_s + self._tpot_s * times.tokens
-        ended = [one.request_id for one in output.finished]
-        ended += [one.request_id for one in output.failed]
-        done: list[ServedTimes] = []
+        ended = [finished.request_id for finished in output.finished]
+        ended += [failure.request_id for failure in output.failed]
+        done: list[RequestLatency] = []
         for request_id in ended:
             self._decoding.pop(request_id, None)
             times = self._times.pop(request_id, None)
             if times is not None and times.tokens:
                 tpot_s = (now_s - times.first_s) / max(times.tokens - 1, 1)
-                done.append(ServedTimes(request_id, times.first_s - times.arrival_s, tpot_s))
+                done.append(RequestLatency(request_id, times.first_s - times.arrival_s, tpot_s))
         return first_s, done
 
-    def under_way(self, now_s: float) -> list[ServedTimes]:
-        """Requests that have not ended; one without a first token waits for it since it came."""
+    def open_requests(self, now_s: float) -> list[RequestLatency]:
+        """Latencies so far of open requests; without a first token, the TTFT is the wait so far."""
         return [
-            ServedTimes(
+            RequestLatency(
                 request_id,
                 (times.first_s if times.tokens else now_s) - times.arrival_s,
                 (self._last_step_s - times.first_s) / max(times.tokens - 1, 1)
@@ -94,11 +96,11 @@ class TokenTimes:
         ]
 
     def state(self, load: EngineLoad) -> ServingState:
-        """As the arbiter sees it."""
+        """The service's state for the arbiter."""
         queued = []
         for request_id, tokens, computed in load.prompts:
             times = self._times.get(request_id)
-            # One that was preempted has had its first token: its promise now is the next one.
+            # A preempted request has had its first token: its TTFT deadline no longer applies.
             arrival_s = NO_LIMIT_S if times is None or times.tokens else times.arrival_s
             queued.append(QueuedPrompt(arrival_s, tokens, computed))
         return ServingState(
@@ -112,18 +114,18 @@ class TokenTimes:
 
 @dataclass(frozen=True, slots=True)
 class CoservingStep:
-    """What one step did: the service's output or the rollout's, the requests of the rollout that
-    were given back, and the service's requests that ended. Nobody's output: nothing may run now.
+    """The result of one step: the service's output or the rollout's (neither: nothing may run now),
+    the rollout's requests that were given back, and the service's requests that ended.
     """
 
     served: StepOutput | None = None
     rolled_out: StepOutput | None = None
     given_back: tuple[int, ...] = ()
-    ended: tuple[ServedTimes, ...] = ()
+    ended: tuple[RequestLatency, ...] = ()
 
 
 class CoservingExecutor:
-    """`clock` counts seconds; the arbiter decides everything else. Page numbers are the pool's."""
+    """Runs the step that the arbiter chooses. `clock` counts seconds."""
 
     def __init__(self, service: Engine, arbiter: Arbiter, clock: Callable[[], float]) -> None:
         self.service, self.arbiter = service, arbiter
@@ -135,23 +137,23 @@ class CoservingExecutor:
         self.serving_s = self.rollout_s = self.needed_s = 0.0
         self.cuts = 0
         self._stopped = False
-        service.arena.on_dry = self._service_is_dry
+        service.arena.on_exhausted = self._free_pages_for_service
 
     # ---- the service ----
     def serve(self, request: GenerationRequest) -> None:
-        """A request of the service; raises if it can never run."""
+        """Add a request of the service; raises if it can never run."""
         self.service.add(request)
         now_s = self._clock()
-        self._times.arrived(request.request_id, now_s)
-        self.arbiter.arrived(now_s, self.service.uncached_tokens(request.request_id))
+        self._times.record_arrival(request.request_id, now_s)
+        self.arbiter.arrived(now_s, self.service.count_uncached_tokens(request.request_id))
 
     def abort_served(self, request_id: int) -> None:
         self.service.abort(request_id)
-        self._times.aborted(request_id)
+        self._times.record_abort(request_id)
 
-    def under_way(self) -> list[ServedTimes]:
+    def open_requests(self) -> list[RequestLatency]:
         """The service's requests that have not ended, as they stand."""
-        return self._times.under_way(self._clock())
+        return self._times.open_requests(self._clock())
 
     def keeps_promise(self) -> bool:
         """Whether the service keeps its promise lately, if the mode cares; any thread may ask."""
@@ -163,12 +165,12 @@ class CoservingExecutor:
         return -(-self.service.in_use_bytes // self._page_bytes)
 
     # ---- the rollout ----
-    def make_room(self, share: float) -> None:
-        """Free that share of the pool's pages, as far as the service only keeps prefixes there."""
+    def reclaim_service_share(self, share: float) -> None:
+        """Free up to that share of the pool's pages by evicting the service's unused prefixes."""
         self.service.reclaim_pages(int(self.arbiter.budget.capacity * share))
 
-    def leave_room(self, size_bytes: int) -> None:
-        """A loan begins: keep so much of the pool for the rollout's weights, or raise."""
+    def reserve_weight_pages(self, size_bytes: int) -> None:
+        """A loan begins: set pages aside for the rollout's weights, or raise."""
         pages, arbiter = -(-size_bytes // self._page_bytes), self.arbiter
         arbiter.loan_weights = pages
         fits = not pages or arbiter.may_lend(self.serving_pages)
@@ -181,22 +183,22 @@ class CoservingExecutor:
         arbiter.loan_began()
 
     def lend(self, rollout: Engine) -> None:
-        """A rollout's engine on the same pool may run from now on; its RL step begins."""
+        """Let a rollout's engine on the same pool run from now on; its RL step begins."""
         if self.rollout is not None:
             raise RefusedError("the device is lent already; take it back first")
         self.rollout = rollout
-        rollout.arena.on_dry = self._rollout_is_dry
+        rollout.arena.on_exhausted = self._free_pages_for_rollout
         self._progress_s = self._clock()
-        self.step_began()
+        self.begin_rl_step()
 
-    def step_began(self) -> None:
-        """The job's next RL step: the budget is set anew."""
+    def begin_rl_step(self) -> None:
+        """Start the job's next RL step with a new page budget."""
         self.arbiter.look(self._clock())
         self.arbiter.step_began(self.serving_pages)
-        self._bound()
+        self._apply_page_limits()
 
     def take_back(self) -> tuple[int, ...]:
-        """The rollout leaves: its memory is the service's again, its requests the caller's."""
+        """End the loan: free the rollout's memory; its open requests, for the caller."""
         rollout = self.rollout
         self.rollout = None
         self.arbiter.loan_ended()
@@ -212,7 +214,7 @@ class CoservingExecutor:
         return self._take_given_back()
 
     def roll_out(self, request: GenerationRequest) -> None:
-        """A request of the rollout; raises if it cannot run here."""
+        """Add a request of the rollout; raises if it cannot run here."""
         if self.rollout is None:
             raise RefusedError("the device is not lent; the service needs it")
         if not self.rollout.busy:
@@ -221,13 +223,13 @@ class CoservingExecutor:
 
     @property
     def stalled(self) -> bool:
-        """The rollout has requests, and nothing came of them for too long."""
+        """Whether the rollout has requests that made no progress for too long."""
         waits = self.rollout is not None and self.rollout.busy
         return waits and self._clock() - self._progress_s > STALLS_AFTER_S
 
     @property
     def busy(self) -> bool:
-        """Whether a step might have something to do or to tell."""
+        """Whether a step might compute or report something."""
         return (
             self.service.busy
             or bool(self._given_back)
@@ -236,19 +238,19 @@ class CoservingExecutor:
 
     # ---- steps ----
     def step(self) -> CoservingStep:
-        """Ask the arbiter, and run what it says."""
+        """Run the step that the arbiter chooses."""
         now_s, rollout = self._clock(), self.rollout
         load = self.service.load()
         state = self._times.state(load)
         if self.service.busy and not state.busy:
-            return self._serve(now_s)  # it has only something to tell
+            return self._serve(now_s)  # no work for the device: the step only reports
         shared = _NO_ROLLOUT
         if rollout is not None and now_s >= self._rests_until_s:
-            rollout.forget_prefixes(now_s, self.arbiter.mode.lease.expired_before(now_s))
+            rollout.evict_prefixes(now_s, self.arbiter.mode.lease.expired_before(now_s))
             shared = self._rollout_state(rollout)
         turn = self.arbiter.next_step(now_s, state, shared)
         if self.arbiter.stopped is not self._stopped:
-            self._bound()  # its promise is broken, or is kept again
+            self._apply_page_limits()  # the SLO is violated, or met again
         if isinstance(turn, RolloutGrant) and rollout is not None:
             return self._roll_out(rollout, turn, shared)
         if turn is Turn.SERVE:
@@ -269,11 +271,11 @@ class CoservingExecutor:
             self.serving_s += took_s
             self.needed_s += self.arbiter.needed_s(work, took_s)
             self.arbiter.served(work, took_s)
-        first_s, ended = self._times.stepped(output, ended_s)
+        first_s, ended = self._times.record_step(output, ended_s)
         for ttft_s in first_s:
             self.arbiter.first_token(ended_s, ttft_s)
-        for one in ended:
-            self.arbiter.ended(ended_s, one.ttft_s, one.tpot_s)
+        for latency in ended:
+            self.arbiter.ended(ended_s, latency.ttft_s, latency.tpot_s)
         self._check_memory()
         return CoservingStep(output, None, self._take_given_back(), tuple(ended))
 
@@ -294,10 +296,10 @@ class CoservingExecutor:
         return CoservingStep(None, output, self._take_given_back())
 
     def _rollout_state(self, rollout: Engine) -> RolloutState:
-        """What it could run within its budget: without memory there is no work."""
+        """The rollout's work that fits its page budget."""
         load = rollout.load()
         if not load.decoding and not load.prompts and rollout.busy:
-            return RolloutState(decoding=1)  # it has only something to tell
+            return RolloutState(decoding=1)  # no work: its step only reports
         tokens = sum(prompt.tokens for prompt in load.prompts)
         computed = load.prompts[0].computed if load.prompts else 0
         return RolloutState(load.decoding, load.context, tokens, computed)
@@ -311,8 +313,8 @@ class CoservingExecutor:
     def _page_bytes(self) -> int:
         return self.service.config.page_bytes
 
-    def _bound(self) -> None:
-        """Tell both caches how much they may have."""
+    def _apply_page_limits(self) -> None:
+        """Set both caches' page limits from the arbiter's budget."""
         self._stopped = self.arbiter.stopped
         self.service.arena.limit = self.arbiter.serving_limit
         if self.rollout is not None:
@@ -322,11 +324,11 @@ class CoservingExecutor:
     def _check_memory(self) -> None:
         if self.arbiter.uses(self.serving_pages) and self.rollout is not None:
             self.cuts += 1
-            self._bound()
+            self._apply_page_limits()
 
-    def _service_is_dry(self, pages: int) -> None:
-        """The pool has no page for the service: the rollout gives up as many, unless it may keep
-        them and the service has prefixes of its own to forget instead.
+    def _free_pages_for_service(self, pages: int) -> None:
+        """Free the rollout's pages for the service, unless the rollout is within its budget and the
+        service can evict prefixes of its own.
         """
         rollout = self.rollout
         if rollout is None:
@@ -334,26 +336,26 @@ class CoservingExecutor:
         if rollout.arena.reclaim(pages) >= pages:
             return
         within = rollout.arena.mapped_pages <= self.arbiter.lent
-        if within and self.service.unused_prefixes:
+        if within and self.service.num_unused_prefixes:
             return
         self._shrink(max(rollout.arena.mapped_pages - pages, 0))
 
-    def _rollout_is_dry(self, pages: int) -> None:
-        """Within its budget the rollout goes before prefixes that the service only keeps."""
+    def _free_pages_for_rollout(self, pages: int) -> None:
+        """Within its budget, the rollout has priority over the service's unused prefixes."""
         self.service.reclaim_pages(pages)
 
     def _shrink(self, pages: int) -> None:
-        """Bring the rollout down to so many mapped pages: idle ones, prefixes, then requests."""
+        """Reduce the rollout to `pages` mapped pages: idle ones first, then prefixes, requests."""
         rollout = self.rollout
         assert rollout is not None
         arena = rollout.arena
-        least = max(pages, self._least_pages(rollout))
+        least = max(pages, self._min_pages(rollout))
         surplus = arena.mapped_pages - least
         if surplus > 0:
             arena.reclaim(surplus)
         if arena.mapped_pages > least:
             now_s = self._clock()
-            rollout.forget_prefixes(now_s, float("inf"))
+            rollout.evict_prefixes(now_s, float("inf"))
             arena.reclaim(arena.mapped_pages - least)
         while arena.mapped_pages > least:
             youngest = rollout.youngest()
@@ -361,11 +363,11 @@ class CoservingExecutor:
                 break
             rollout.abort(youngest)
             self._given_back.append(youngest)
-            rollout.forget_prefixes(self._clock(), float("inf"))
+            rollout.evict_prefixes(self._clock(), float("inf"))
             arena.reclaim(arena.mapped_pages - least)
 
-    def _least_pages(self, rollout: Engine) -> int:
-        """The scratch block's: what an idle rollout holds."""
+    def _min_pages(self, rollout: Engine) -> int:
+        """The pages of the scratch block, which an idle rollout keeps."""
         return -(-rollout.block_bytes // self._page_bytes)
 
     def _take_given_back(self) -> tuple[int, ...]:
@@ -379,4 +381,4 @@ class CoservingExecutor:
             self.rollout.check_integrity()
             limit = self.rollout.arena.limit
             held = self.rollout.arena.mapped_pages
-            assert limit is None or held <= max(limit, self._least_pages(self.rollout))
+            assert limit is None or held <= max(limit, self._min_pages(self.rollout))

@@ -1,4 +1,4 @@
-"""A rollout model's weights while its job does not roll out: on the host, soon on the device."""
+"""A rollout model's weights on the host while its job does not roll out, ready for the device."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from slackwater.nets.loading import empty_net, net_tensors
 
 
 class StagedWeights:
-    """Pinned where the device is a GPU, so that they are copied at the speed of the link."""
+    """Pinned if the device is a GPU, so that they are copied at link speed."""
 
     def __init__(
         self, config: NetConfig, tensors: Mapping[str, Tensor], device: torch.device | str
@@ -26,8 +26,8 @@ class StagedWeights:
         }
 
     @classmethod
-    def of(cls, net: CausalLM, device: torch.device | str) -> "StagedWeights":
-        """Take a model's weights off its device."""
+    def from_net(cls, net: CausalLM, device: torch.device | str) -> "StagedWeights":
+        """Copy a model's weights off its device."""
         return cls(net.config, net_tensors(net), device)
 
     @property
@@ -35,7 +35,7 @@ class StagedWeights:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._tensors.values())
 
     def lacking_bytes(self, unclaimed_bytes: int) -> int:
-        """What the device lacks for them, of which `unclaimed_bytes` are promised elsewhere."""
+        """How many bytes the device lacks for them, if `unclaimed_bytes` are reserved elsewhere."""
         if self._device.type != "cuda":
             return 0
         return max(self.size_bytes - self._free_bytes() + unclaimed_bytes, 0)
@@ -46,7 +46,7 @@ class StagedWeights:
         return int(free + kept)
 
     def on_device(self) -> CausalLM:
-        """The model on its device, complete. Raises if it does not fit beside what is there."""
+        """Load the model onto its device. Raises if the free memory is too small."""
         if self._device.type == "cuda" and self.size_bytes > self._free_bytes():
             raise RefusedError(
                 f"the rollout's weights need {self.size_bytes / 1e9:.1f} GB and"

@@ -1,4 +1,4 @@
-"""What an engine's steps cost on this device, measured before it serves."""
+"""Measures what an engine's steps cost on this device, before it serves."""
 
 import time
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def _tokens(rng: np.random.Generator, vocab_size: int, count: int) -> tuple[int,
     return tuple(rng.integers(0, vocab_size, count).tolist())
 
 
-def _give_up(engine: Engine) -> None:
-    """The requests that measure find no memory, and nobody will give any back."""
+def _abort_measurement(engine: Engine) -> None:
+    """Fail: the measurement's requests find no memory, and nothing else would free any."""
     while (youngest := engine.youngest()) is not None:
         engine.abort(youngest)
     raise RefusedError("KV memory: too little to measure the steps of the model; raise --kv-mb")
@@ -58,7 +58,7 @@ def _run(
     prompted: list[tuple[StepWork, float]],
     decoded: list[tuple[StepWork, float]],
 ) -> None:
-    """Requests from first to last step, each step noted down with what it had to do."""
+    """Run requests from the first to the last step, and record each step's work and time."""
     sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for number, prompt in enumerate(prompts):
         request = GenerationRequest(
@@ -75,7 +75,7 @@ def _run(
         rows = int(engine.gauges()["tokens_computed"] - before)
         empty = 0 if rows or output.finished else empty + 1
         if empty > _EMPTY_STEPS:
-            _give_up(engine)
+            _abort_measurement(engine)
         if load.prompts and len(prompts) == 1 and rows:
             computed = load.prompts[0].computed
             if (

@@ -2,7 +2,7 @@
 blocks of 16.
 
 A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 16, d]`: scores
-then run along tokens and outputs along dimensions, both without a sum across lanes.
+are then vectors along tokens and outputs vectors along dimensions, without sums across lanes.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from slackwater.engine.cpu.compiled import compiled, exp_of, generated, lane_max, lane_sum
+from slackwater.engine.cpu.compiled import (
+    compile_loop,
+    exp_nonpositive,
+    lane_max,
+    lane_sum,
+    llvm_intrinsic,
+)
 from slackwater.engine.cpu.vector_code import INT64, LANES, Value, VectorCode
 
 BLOCK_TOKENS = LANES
@@ -20,11 +26,11 @@ _TOKENS = np.uint64(BLOCK_TOKENS)
 _NONE, _1, _2, _4 = (np.uint64(i) for i in (0, 1, 2, 4))
 
 
-@compiled
+@compile_loop
 def _turn_head(
     qkv: Any, at: Any, norm: Any, eps: Any, cos: Any, sin: Any, angle: Any, half: Any, out: Any
 ) -> None:
-    """The head at `qkv[at:]`, normed where `norm` has a weight, turned by the angles at `angle`."""
+    """Rotate the head at `qkv[at:]` by the angles at `angle`, after its norm if there is one."""
     if norm.shape[0] == 0:
         for d in range(half):
             first, second = qkv[at + d], qkv[at + half + d]
@@ -43,16 +49,16 @@ def _turn_head(
         out[half + d] = second * cos[angle + d] + first * sin[angle + d]
 
 
-@compiled
+@compile_loop
 def _store(cache: Any, keys: Any, values: Any, key: Any, qkv: Any, v: Any, size: Any) -> None:
-    """Put one head's turned key, and its value at `qkv[v:]`, at their places in the cache."""
+    """Store one head's rotated key, and its value at `qkv[v:]`, in the cache."""
     for d in range(size):
         cache[keys + d * _TOKENS] = key[d]
     for d in range(size):
         cache[values + d] = qkv[v + d]
 
 
-@generated(types.void, *([types.uintp] * 4))
+@llvm_intrinsic(types.void, *([types.uintp] * 4))
 def _score_block(builder: Any, query: Any, keys: Any, size: Any, scores: Any) -> None:
     """`scores[:16] = query @ keys[size, 16]`: even dimensions and odd ones, each in order."""
     code = VectorCode(builder)
@@ -63,7 +69,7 @@ def _score_block(builder: Any, query: Any, keys: Any, size: Any, scores: Any) ->
         for odd, total in enumerate(sums):
             place = builder.add(builder.mul(d, INT64(2)), INT64(odd))
             column = code.load(keys, builder.mul(place, INT64(BLOCK_TOKENS)))
-            further.append(code.multiply_add(code.everywhere(query, place), column, total))
+            further.append(code.multiply_add(code.broadcast(query, place), column, total))
         return further
 
     pairs = builder.udiv(size, INT64(2))
@@ -71,21 +77,21 @@ def _score_block(builder: Any, query: Any, keys: Any, size: Any, scores: Any) ->
     code.store(builder.fadd(even, odd), scores, INT64(0))
 
 
-@generated(types.void, *([types.uintp] * 5))
+@llvm_intrinsic(types.void, *([types.uintp] * 5))
 def _add_slice(builder: Any, weights: Any, values: Any, count: Any, size: Any, out: Any) -> None:
-    """`out[:16] += weights[:count] @ values[count, :16]`, in order; tokens lie `size` apart."""
+    """`out[:16] += weights[:count] @ values[count, :16]`, in order; tokens are `size` apart."""
     code = VectorCode(builder)
     weights, values, out = (code.floats(each) for each in (weights, values, out))
 
     def add(t: Value, sums: Sequence[Value]) -> list[Value]:
         row = code.load(values, builder.mul(t, size))
-        return [code.multiply_add(code.everywhere(weights, t), row, sums[0])]
+        return [code.multiply_add(code.broadcast(weights, t), row, sums[0])]
 
     (total,) = code.loop(count, [code.load(out, INT64(0))], add)
     code.store(total, out, INT64(0))
 
 
-@compiled
+@compile_loop
 def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, out: Any) -> None:
     """`out += scores[s : s + count] @ values[count, d]`, for the rest of a head in slices of 16."""
     for d in range(size - size % _TOKENS, size):
@@ -95,18 +101,18 @@ def _add_values(scores: Any, s: Any, cache: Any, v: Any, count: Any, size: Any, 
         out[d] = total
 
 
-@compiled
+@compile_loop
 def _softmax(scores: Any, length: Any, room: Any, scale: Any) -> Any:
-    """Turn scores into weights of the returned total; `room` is `length` in whole blocks."""
+    """Turn scores into weights, and return their sum; `room` is `length` rounded up to blocks."""
     for t in range(length, room):
         scores[t] = _NEVER
     top = lane_max(scores, room)
     for t in range(room):
-        scores[t] = exp_of((scores[t] - top) * scale)
+        scores[t] = exp_nonpositive((scores[t] - top) * scale)
     return lane_sum(scores, room)
 
 
-@compiled
+@compile_loop
 def _attend_head(
     query: Any, cache: Any, table: Any, line: Any, stride: Any, part: Any, values: Any,
     length: Any, size: Any, scale: Any, scores: Any, out: Any,
@@ -134,14 +140,14 @@ def _attend_head(
         out[d] /= total
 
 
-@compiled
+@compile_loop
 def attend_rows(
     qkv: Any, q_norm: Any, k_norm: Any, eps: Any, cos: Any, sin: Any, cache: Any, layer: Any,
     stride: Any, tables: Any, slots: Any, positions: Any, heads: Any, kv_heads: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Store all rows' turned keys and values in the cache, then attend with each turned query.
+    """Store all rows' rotated keys and values in the cache, then attend with each rotated query.
 
-    All but the tables is flat, and offsets are unsigned: no index needs a sign or bounds check.
+    All arrays except the tables are flat, and offsets are unsigned: no index needs a sign check.
     """
     rows = np.uint64(slots.shape[0])
     width = np.uint64(qkv.shape[0]) // rows

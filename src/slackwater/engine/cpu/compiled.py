@@ -1,4 +1,4 @@
-"""How this package compiles its loops: fused multiply-add, and every sum in the order written."""
+"""Compilation of this package's loops: fused multiply-add, and every sum in the order written."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -28,18 +28,18 @@ _C5 = np.float32(5.0000001201e-1)
 _ONE = np.float32(1.0)
 
 
-def compiled(function: Function) -> Function:
+def compile_loop(function: Function) -> Function:
     """Compile once per machine (cached on disk), keeping the written order of sums."""
     decorate: Any = numba.njit(fastmath={"contract"}, cache=True, error_model="numpy")
     result: Function = decorate(function)
     return result
 
 
-def generated(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A function of these types whose instructions `emit(builder, ...)` gives to the compiler."""
+def llvm_intrinsic(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: a compiled function of these types; `emit(builder, ...)` writes its LLVM code."""
 
-    def made(emit: Callable[..., Any]) -> Any:
-        def typed(typing: Any, *given: Any) -> Any:
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def declare(typing: Any, *given: Any) -> Any:
             del typing, given
 
             def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -49,20 +49,20 @@ def generated(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
 
             return result(*arguments), build
 
-        typed.__name__, typed.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
-        return intrinsic(typed)
+        declare.__name__, declare.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
+        return intrinsic(declare)
 
-    return made
+    return decorate
 
 
-@generated(types.float32, types.int32)
+@llvm_intrinsic(types.float32, types.int32)
 def _as_float(builder: Any, bits: Any) -> Any:
     """The float32 that has these bits."""
     return builder.bitcast(bits, ir.FloatType())
 
 
-@compiled
-def exp_of(value: Any) -> Any:
+@compile_loop
+def exp_nonpositive(value: Any) -> Any:
     """exp of a number that is at most 0, within about one unit in the last place; vectorises."""
     x = max(value, _LOWEST)
     whole = (x * _LOG2E + _ROUND) - _ROUND
@@ -72,7 +72,7 @@ def exp_of(value: Any) -> Any:
     return (p * (r * r) + r + _ONE) * _as_float(np.int32(power))
 
 
-@generated(types.float32, types.uintp, types.uintp)
+@llvm_intrinsic(types.float32, types.uintp, types.uintp)
 def _vector_sum(builder: Any, values: Any, vectors: Any) -> Any:
     """The sum of `vectors` times 16 floats: lane by lane in order, then the lanes in pairs."""
     code = VectorCode(builder)
@@ -82,23 +82,23 @@ def _vector_sum(builder: Any, values: Any, vectors: Any) -> Any:
         return [builder.fadd(sums[0], code.load(floats, builder.mul(index, INT64(LANES))))]
 
     (total,) = code.loop(vectors, [code.zero()], add)
-    return code.across(total, builder.fadd)
+    return code.reduce_lanes(total, builder.fadd)
 
 
-@generated(types.float32, types.uintp, types.uintp)
+@llvm_intrinsic(types.float32, types.uintp, types.uintp)
 def _vector_max(builder: Any, values: Any, vectors: Any) -> Any:
     """The largest of `vectors` times 16 floats."""
     code = VectorCode(builder)
     floats = code.floats(values)
 
     def join(index: Value, tops: Sequence[Value]) -> list[Value]:
-        return [code.larger(tops[0], code.load(floats, builder.mul(index, INT64(LANES))))]
+        return [code.maximum(tops[0], code.load(floats, builder.mul(index, INT64(LANES))))]
 
     (top,) = code.loop(vectors, [code.load(floats, INT64(0))], join)
-    return code.across(top, code.larger)
+    return code.reduce_lanes(top, code.maximum)
 
 
-@compiled
+@compile_loop
 def lane_sum(values: Any, count: int) -> Any:
     """The sum of `values[:count]`: 16 interleaved partial sums, those in pairs, then the rest."""
     vectors, total = count // LANES, np.float32(0)
@@ -109,9 +109,9 @@ def lane_sum(values: Any, count: int) -> Any:
     return total
 
 
-@compiled
+@compile_loop
 def lane_max(values: Any, count: int) -> Any:
-    """The largest of `values[:count]`, of which there is one at least."""
+    """The largest of `values[:count]`; `count` is at least 1."""
     vectors, top = count // LANES, values[0]
     if vectors > 0:
         top = _vector_max(values.ctypes.data, vectors)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from slackwater.engine.config import EngineConfig
 from slackwater.engine.cpu.attention import BLOCK_TOKENS
-from slackwater.engine.cpu.compiled import compiled, exp_of, lane_max, lane_sum
-from slackwater.engine.cpu.straight_pass import PagedRows, StraightPass
+from slackwater.engine.cpu.compiled import compile_loop, exp_nonpositive, lane_max, lane_sum
+from slackwater.engine.cpu.forward_pass import CpuForwardPass, PagedRows
 from slackwater.engine.cpu.weights import AdapterSpan, LibraryWeight, PanelWeight, SiteAdapters
 from slackwater.engine.executor import RowBatch, SamplingColumns, Spans, StepwiseDecode
 from slackwater.engine.pages import HostPagePool, PageArena, PagePool, host_view
@@ -25,7 +25,7 @@ _CHUNK = 64
 _FIRST_CANDIDATES = 512
 
 
-@compiled
+@compile_loop
 def pick(weights: Any, count: int, aim: Any) -> int:
     """The first index at which the running sum of `weights[:count]` exceeds `aim`."""
     reached, last = np.float32(0), count - 1
@@ -44,7 +44,7 @@ def pick(weights: Any, count: int, aim: Any) -> int:
     return last
 
 
-@compiled
+@compile_loop
 def weigh_row(row: Any, heat: Any, weights: Any) -> Any:
     """`weights = exp((row - max) / heat)`; the likeliest token and the sum of the weights."""
     top = lane_max(row, row.shape[0])
@@ -52,11 +52,11 @@ def weigh_row(row: Any, heat: Any, weights: Any) -> Any:
     while row[best] != top and best + 1 < row.shape[0]:
         best += 1
     for j in range(row.shape[0]):
-        weights[j] = exp_of((row[j] - top) / heat)
+        weights[j] = exp_nonpositive((row[j] - top) / heat)
     return best, lane_sum(weights, row.shape[0])
 
 
-@compiled
+@compile_loop
 def sample_rows(
     logits: Any, temperature: Any, uniform: Any, chosen: Any, tokens: Any, logprobs: Any
 ) -> None:
@@ -76,7 +76,7 @@ def sample_rows(
         logprobs[n] = (row[token] - top) / heat - np.log(total)
 
 
-def kept_tokens(weights: NDArray[np.float32], top_p: float, top_k: int) -> NDArray[np.int64]:
+def apply_top_k_top_p(weights: NDArray[np.float32], top_p: float, top_k: int) -> NDArray[np.int64]:
     """Ids that survive top-k and then top-p, heaviest first; of equal weights the lower id."""
     most = min(top_k, len(weights)) if top_k > 0 else len(weights)
     total = float(weights.sum(dtype=np.float64)) if top_k == 0 else 0.0
@@ -92,7 +92,7 @@ def kept_tokens(weights: NDArray[np.float32], top_p: float, top_k: int) -> NDArr
         candidates = len(weights)
 
 
-def _chosen_by_truncation(
+def _draw_truncated_rows(
     logits: NDArray[np.float32], columns: SamplingColumns
 ) -> NDArray[np.int64]:
     """The tokens of rows with top-k or top-p; -1 for the others."""
@@ -102,7 +102,7 @@ def _chosen_by_truncation(
     weights = np.empty(vocab, np.float32)
     for n in np.nonzero(cut)[0].tolist():
         weigh_row(logits[n], columns.temperature[n], weights)
-        ids = kept_tokens(weights, float(columns.top_p[n]), int(columns.top_k[n]))
+        ids = apply_top_k_top_p(weights, float(columns.top_p[n]), int(columns.top_k[n]))
         left = weights[ids]
         aim = columns.uniform[n] * lane_sum(left, len(left))
         chosen[n] = ids[pick(left, len(left), aim)]
@@ -115,13 +115,13 @@ def sample(
     """Tokens and log-probs, row by row; a log-prob is from before top-k and top-p."""
     tokens = np.empty(logits.shape[0], np.int64)
     logprobs = np.empty(logits.shape[0], np.float32)
-    chosen = _chosen_by_truncation(logits, columns)
+    chosen = _draw_truncated_rows(logits, columns)
     sample_rows(logits, columns.temperature, columns.uniform, chosen, tokens, logprobs)
     return tokens, logprobs
 
 
 class CpuExecutor(StepwiseDecode):
-    """Rows through a model on one core (or as many threads as PyTorch was given)."""
+    """Runs rows through a model on one core, or on as many threads as PyTorch may use."""
 
     block_tokens = BLOCK_TOKENS
 
@@ -139,14 +139,14 @@ class CpuExecutor(StepwiseDecode):
         self._block_floats = np.uint64(elements)
         self._cache = host_view(self.arena)[: blocks * elements].reshape(blocks, elements)
         self._new_weight = LibraryWeight if config.batch_invariant is False else PanelWeight
-        self._passes: WeakKeyDictionary[CausalLM, StraightPass] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[CausalLM, CpuForwardPass] = WeakKeyDictionary()
         self._adapters: WeakKeyDictionary[LoraAdapter, SiteAdapters] = WeakKeyDictionary()
 
     def prepare(self, net: CausalLM) -> None:
         if net.dtype != torch.float32:
             raise ConfigError.of("dtype", net.dtype, "must be float32 on a CPU")
         net.requires_grad_(False)
-        self._passes[net] = StraightPass(net, self._new_weight)
+        self._passes[net] = CpuForwardPass(net, self._new_weight)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         self._passes[net].write(tensors)
@@ -163,10 +163,10 @@ class CpuExecutor(StepwiseDecode):
         rows = PagedRows(
             self._cache.reshape(-1), self._block_floats, tables, batch.slots, batch.positions
         )
-        hidden = run.hidden(batch.tokens, rows, self._spans(batch.spans))
-        if len(batch.wanted) != len(hidden):
-            hidden = hidden[batch.wanted]
-        scores = run.logits(hidden, self._spans(batch.wanted_spans()))
+        hidden = run.run_layers(batch.tokens, rows, self._spans(batch.spans))
+        if len(batch.logit_rows) != len(hidden):
+            hidden = hidden[batch.logit_rows]
+        scores = run.logits(hidden, self._spans(batch.logit_row_spans()))
         return net.gather_logits(torch.from_numpy(scores))
 
     def sample(
@@ -180,6 +180,4 @@ class CpuExecutor(StepwiseDecode):
         self.arena.close()
 
     def _spans(self, spans: Spans) -> tuple[AdapterSpan, ...]:
-        return tuple(
-            [AdapterSpan(start, stop, self._adapters[held]) for start, stop, held in spans]
-        )
+        return tuple(AdapterSpan(start, stop, self._adapters[lora]) for start, stop, lora in spans)

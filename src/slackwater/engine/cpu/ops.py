@@ -4,12 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from slackwater.engine.cpu.compiled import compiled, exp_of, lane_sum
+from slackwater.engine.cpu.compiled import compile_loop, exp_nonpositive, lane_sum
 
 _ONE = np.float32(1.0)
 
 
-@compiled
+@compile_loop
 def _norm(values: Any, weight: Any, eps: Any, out: Any, squares: Any) -> None:
     size = values.shape[0]
     for j in range(size):
@@ -19,7 +19,7 @@ def _norm(values: Any, weight: Any, eps: Any, out: Any, squares: Any) -> None:
         out[j] = values[j] * scale * weight[j]
 
 
-@compiled
+@compile_loop
 def norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
     """Root-mean-square norm of each row."""
     squares = np.empty(x.shape[1], np.float32)
@@ -27,7 +27,7 @@ def norm_rows(x: Any, weight: Any, eps: Any, out: Any) -> None:
         _norm(x[n], weight, eps, out[n], squares)
 
 
-@compiled
+@compile_loop
 def add_and_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
     """`residual += x`, in place, and its norm."""
     squares = np.empty(x.shape[1], np.float32)
@@ -38,7 +38,7 @@ def add_and_norm_rows(x: Any, residual: Any, weight: Any, eps: Any, out: Any) ->
         _norm(row, weight, eps, out[n], squares)
 
 
-@compiled
+@compile_loop
 def silu_mul_rows(gate_up: Any, out: Any) -> None:
     """`silu(gate) * up` of rows with both side by side."""
     size = out.shape[1]
@@ -46,6 +46,6 @@ def silu_mul_rows(gate_up: Any, out: Any) -> None:
         row, target = gate_up[n], out[n]
         for j in range(size):
             gate = row[j]
-            e = exp_of(-abs(gate))
+            e = exp_nonpositive(-abs(gate))
             sigmoid = (_ONE if gate >= 0 else e) / (_ONE + e)
             target[j] = gate * sigmoid * row[size + j]

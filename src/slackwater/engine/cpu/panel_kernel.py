@@ -1,10 +1,10 @@
 """Products with a weight stored in panels of 32 columns, each result one chain of fused
 multiply-adds.
 
-A panel is `[depth, 32]`: what a product reads of it lies in a row. A tile of a few rows keeps its
-results in registers while the panel streams by once. The chain of a result runs over the depth in
-order whatever the number of rows and of threads, so a row's bits depend on nothing but the row; a
-library picks its order of summation by the number of rows.
+A panel is `[depth, 32]` and is read sequentially. A tile of a few rows keeps its results in
+registers while the panel streams by once. Each result is summed over the depth in order, whatever
+the number of rows and threads, so a row's bits depend on nothing but the row. A BLAS library, in
+contrast, picks its order of summation by the number of rows.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ import numpy as np
 from llvmlite import binding
 from numba import types
 
-from slackwater.engine.cpu.compiled import generated
+from slackwater.engine.cpu.compiled import llvm_intrinsic
 from slackwater.engine.cpu.vector_code import INT64, LANES, Value, VectorCode
 
 PANEL = 32
 _VECTORS = PANEL // LANES
-# As many rows as their results and two vectors of the panel leave registers for.
+# As many rows as fit the registers, beside two vectors of the panel.
 MOST_ROWS = 12 if binding.get_host_cpu_features().get("avx512f") else 3
-_ROWS_FLOATS = 1 << 18  # rows that go through all panels at a time: they stay in the second cache
-_AHEAD_FLOATS = 2048  # of a panel, fetched before they are needed
+_ROWS_FLOATS = 1 << 18  # rows that go through all panels together: they stay in the L2 cache
+_AHEAD_FLOATS = 2048  # prefetch distance within a panel
 
 
 def _write_tile(code: VectorCode, rows: int, arguments: Sequence[Value]) -> None:
-    """The code of `rows` rows times one panel: results in registers over the depth, then stored."""
+    """Write the code of `rows` rows times one panel: accumulate over the depth, then store."""
     builder = code.builder
     x, x_stride, panel, depth, out, out_stride, adds = arguments
     sources = [code.floats(_row(builder, x, x_stride, row)) for row in range(rows)]
@@ -47,10 +47,10 @@ def _write_tile(code: VectorCode, rows: int, arguments: Sequence[Value]) -> None
         for place in places:
             at = builder.add(corner, place)
             columns.append(code.load(weights, at))
-            code.fetch(weights, builder.add(at, INT64(_AHEAD_FLOATS)))
+            code.prefetch(weights, builder.add(at, INT64(_AHEAD_FLOATS)))
         further = []
         for row, source in enumerate(sources):
-            value = code.everywhere(source, k)
+            value = code.broadcast(source, k)
             for vector, column in enumerate(columns):
                 further.append(code.multiply_add(value, column, sums[row * _VECTORS + vector]))
         return further
@@ -65,12 +65,12 @@ def _row(builder: Any, start: Value, stride: Value, row: int) -> Value:
     return builder.add(start, builder.mul(stride, INT64(4 * row)))
 
 
-@generated(types.void, *([types.uintp] * 8))
+@llvm_intrinsic(types.void, *([types.uintp] * 8))
 def _tile(
     builder: Any, rows: Any, x: Any, x_stride: Any, panel: Any, depth: Any, out: Any,
     out_stride: Any, adds: Any,
 ) -> None:  # fmt: skip
-    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`: code of its own for 1 to MOST_ROWS rows."""
+    """`out[:rows, :32] = x[:rows] @ panel`, or `+=`; each row count has its own code."""
     after = builder.append_basic_block("tile_done")
     choice = builder.switch(rows, after)
     for count in range(1, MOST_ROWS + 1):
@@ -106,7 +106,7 @@ def panel_product(x: Any, panels: Any, first: int, last: int, out: Any, adds: in
                     target = out.ctypes.data + (row * out_stride + number * PANEL) * 4
                     _tile(count, start, x_stride, panel, depth, target, out_stride, adds)
                 else:
-                    # One by one: to copy slices takes numba seconds more to compile.
+                    # Element by element: slice copies take numba seconds longer to compile.
                     for i in range(count):
                         for j in range(left):
                             edge[i, j] = out[row + i, width - left + j]

@@ -1,7 +1,7 @@
-"""Instructions on vectors of 16 floats, for loops whose order of summation and use of registers
-must be as written.
+"""LLVM instructions on vectors of 16 floats, for loops that must keep their order of summation and
+their use of registers.
 
-The compiler cuts a vector to what the machine has, and keeps a loop's sums in registers. Addresses
+The compiler splits a vector to the machine's width, and keeps a loop's sums in registers. Addresses
 are integers.
 """
 
@@ -23,7 +23,7 @@ Step: TypeAlias = Callable[[Value, Sequence[Value]], list[Value]]
 
 
 class VectorCode:
-    """Writes instructions where `builder` stands."""
+    """Writes instructions at the position of `builder`."""
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
@@ -33,13 +33,13 @@ class VectorCode:
 
     def load(self, floats: Value, place: Value) -> Value:
         """The 16 floats from `place` on."""
-        return self.builder.load(self._at(floats, place), align=4)
+        return self.builder.load(self._vector_pointer(floats, place), align=4)
 
     def store(self, vector: Value, floats: Value, place: Value) -> None:
-        self.builder.store(vector, self._at(floats, place), align=4)
+        self.builder.store(vector, self._vector_pointer(floats, place), align=4)
 
-    def everywhere(self, floats: Value, place: Value) -> Value:
-        """The float at `place` in all lanes."""
+    def broadcast(self, floats: Value, place: Value) -> Value:
+        """The float at `place`, in all lanes."""
         value = self.builder.load(self.builder.gep(floats, [place]))
         undefined = ir.Constant(VECTOR, ir.Undefined)
         one = self.builder.insert_element(undefined, value, INT32(0))
@@ -53,10 +53,10 @@ class VectorCode:
         """`one * other + total`, rounded once."""
         return self._call("llvm.fma", one, other, total)
 
-    def larger(self, one: Value, other: Value) -> Value:
+    def maximum(self, one: Value, other: Value) -> Value:
         return self._call("llvm.maxnum", one, other)
 
-    def fetch(self, floats: Value, place: Value) -> None:
+    def prefetch(self, floats: Value, place: Value) -> None:
         """Ask for the memory at `place`, which may lie beyond the end."""
         address = self.builder.bitcast(self.builder.gep(floats, [place]), _BYTES)
         function = _declare(self.builder.module, _PREFETCH, "llvm.prefetch.p0")
@@ -80,15 +80,15 @@ class VectorCode:
         builder.position_at_end(after)
         return further
 
-    def across(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
-        """All lanes joined: the upper half with the lower, until one is left."""
+    def reduce_lanes(self, vector: Value, join: Callable[[Value, Value], Value]) -> Value:
+        """Join the upper half of the lanes with the lower half until one is left."""
         for half in (8, 4, 2, 1):
             order = [(lane + half) % LANES for lane in range(LANES)]
             mask = ir.Constant(ir.VectorType(INT32, LANES), order)
             vector = join(vector, self.builder.shuffle_vector(vector, vector, mask))
         return self.builder.extract_element(vector, INT32(0))
 
-    def _at(self, floats: Value, place: Value) -> Value:
+    def _vector_pointer(self, floats: Value, place: Value) -> Value:
         return self.builder.bitcast(self.builder.gep(floats, [place]), VECTOR.as_pointer())
 
     def _call(self, name: str, *vectors: Value) -> Value:

@@ -1,4 +1,4 @@
-"""How the CPU holds a weight that rows are multiplied with: in panels, or as a library likes it."""
+"""Layouts of a weight matrix on the CPU: in panels for our kernel, or by column for PyTorch."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.cpu.panel_kernel import PANEL, panel_product
-from slackwater.engine.cpu.panel_writing import LINE, PanelWriter
+from slackwater.engine.cpu.panel_writer import LINE, PanelWriter
 from slackwater.nets.lora import LoraAdapter
 
 Floats = NDArray[np.float32]
-_SHARED_FLOATS = 1 << 18  # smaller products than this are not worth a second thread
+_SHARED_FLOATS = 1 << 18  # smaller weights are not worth a second thread
 
 
 class Weight(Protocol):
     """`[width, depth]`, written by rows."""
 
-    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
-        """Set rows from `first` on, at the latest when `writing` is run."""
+    def write(self, first: int, values: Tensor, writer: PanelWriter) -> None:
+        """Set rows from `first` on, at the latest when `writer` is run."""
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         """`out = x @ weight.T`, or `out += x @ weight.T`."""
@@ -38,8 +38,8 @@ class PanelWeight:
         self._panels = _zeros((-(-width // PANEL), depth, PANEL))
         self._to_write = torch.from_numpy(self._panels)
 
-    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
-        writing.panels(values, self._to_write, first)
+    def write(self, first: int, values: Tensor, writer: PanelWriter) -> None:
+        writer.add_panels(values, self._to_write, first)
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
         count = len(self._panels)
@@ -58,7 +58,7 @@ class PanelWeight:
 
 
 def _zeros(shape: tuple[int, ...]) -> Floats:
-    """Memory that begins a line of the caches, so that no vector lies in two of them."""
+    """Zeros aligned to a cache line, so that no vector spans two lines."""
     room = np.zeros(prod(shape) + LINE // 4, np.float32)
     start = -room.ctypes.data % LINE // 4
     return room[start : start + prod(shape)].reshape(shape)
@@ -70,8 +70,8 @@ class LibraryWeight:
     def __init__(self, width: int, depth: int) -> None:
         self._columns = torch.zeros(depth, width)
 
-    def write(self, first: int, values: Tensor, writing: PanelWriter) -> None:
-        writing.run()  # what is written from may be among it
+    def write(self, first: int, values: Tensor, writer: PanelWriter) -> None:
+        writer.run()  # `values` may be the target of a queued write
         self._columns[:, first : first + len(values)] = values.T
 
     def product(self, x: Floats, out: Floats, *, adds: bool = False) -> None:
@@ -98,30 +98,29 @@ class ProductSite:
 
 
 class SiteAdapters:
-    """An adapter as products read it: a site's A side by side, its scaled B in a block diagonal."""
+    """An adapter by product site: A factors side by side, scaled B factors block-diagonal."""
 
     def __init__(
         self, adapter: LoraAdapter, sites: Iterable[ProductSite], new_weight: NewWeight
     ) -> None:
         self._factors: dict[tuple[str, ...], tuple[Weight, Weight, int]] = {}
         rank, scale = adapter.spec.rank, adapter.spec.scale
-        writing = PanelWriter()
+        writer = PanelWriter()
         for site in sites:
             pairs = [adapter.pair(name) for name in site.names]
-            held = [number for number, pair in enumerate(pairs) if pair is not None]
-            for place, number in enumerate(held):
-                pair = pairs[number]
-                assert pair is not None
+            adapted = [(i, pair) for i, pair in enumerate(pairs) if pair is not None]
+            if not adapted:
+                continue
+            inner, depth = rank * len(adapted), adapted[0][1][0].shape[1]
+            down, up = new_weight(inner, depth), new_weight(site.width, inner)
+            self._factors[site.names] = (down, up, inner)
+            for place, (number, pair) in enumerate(adapted):
                 first, second = (factor.detach() for factor in pair)
-                if place == 0:
-                    inner = rank * len(held)
-                    down, up = new_weight(inner, first.shape[1]), new_weight(site.width, inner)
-                    self._factors[site.names] = (down, up, inner)
-                down.write(place * rank, first, writing)
+                down.write(place * rank, first, writer)
                 block = torch.zeros(len(second), inner)
                 block[:, place * rank : (place + 1) * rank] = second * scale
-                up.write(site.starts[number], block, writing)
-        writing.run()
+                up.write(site.starts[number], block, writer)
+        writer.run()
 
     def add(self, site: ProductSite, x: Floats, out: Floats) -> None:
         """Add the low-rank update of `x` to `out`."""

@@ -1,7 +1,7 @@
-"""Which rows of a step go through which adapter, as the kernels read it, and where adapters lie.
+"""Which rows of a step use which adapter, in the kernels' format, and where adapters are stored.
 
-An adapter of rank 24 takes two units of 16 side by side, in the lowest place that fits, so that a
-batch reads no further than it must.
+An adapter of rank 24 takes two adjacent units of 16, at the lowest position that fits: a batch
+reads all units up to its highest one.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def units_of(rank: int) -> int:
 
 
 class RankPool:
-    """Units in a row, free or taken."""
+    """Allocator of adjacent units."""
 
     def __init__(self) -> None:
         self._taken: list[bool] = []
@@ -36,7 +36,7 @@ class RankPool:
         return len(self._taken)
 
     def take(self, count: int) -> int | None:
-        """The first of `count` free neighbours, or None if there are none."""
+        """Allocate `count` adjacent free units; the first one, or None if there are none."""
         run = 0
         for place, taken in enumerate(self._taken):
             run = 0 if taken else run + 1
@@ -53,18 +53,18 @@ class RankPool:
     def grow(self, units: int) -> None:
         self._taken += [False] * (units - len(self._taken))
 
-    def wanted(self, count: int) -> int:
-        """To how many units to grow for `count` free neighbours: doubled, a multiple of 4."""
+    def next_size(self, count: int) -> int:
+        """The size to grow to for `count` adjacent free units: at least double, a multiple of 4."""
         free_at_end = 0
         while free_at_end < self.units and not self._taken[-1 - free_at_end]:
             free_at_end += 1
-        wish = max(2 * self.units, self.units - free_at_end + count) if self.units else 4 * count
-        return -(-wish // 4) * 4
+        least = max(2 * self.units, self.units - free_at_end + count) if self.units else 4 * count
+        return -(-least // 4) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSlot:
-    """Where an adapter lies in the stacks, and what its updates are multiplied by."""
+    """Where an adapter is stored in the stacks, and the scale of its updates."""
 
     first: int
     units: int
@@ -73,10 +73,10 @@ class AdapterSlot:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that go row by row.
+    """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that work row by row.
 
     `extent` is how many units the products compute. `fused`: the kernels after a product add the
-    updates as they go.
+    updates.
     """
 
     extent: int
@@ -91,7 +91,7 @@ def extent_of(units: int) -> int:
 
 
 def most_tiles(rows: int, extent: int) -> int:
-    """A bound on a decode step's tiles: at least one unit per adapter, and rows without one."""
+    """A bound on a decode step's tiles; an adapter takes at least one unit."""
     return min(rows, -(-rows // DECODE_TILE) + extent + 1)
 
 

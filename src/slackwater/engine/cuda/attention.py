@@ -20,10 +20,10 @@ _TILE = 128  # rows of a prompt tile times heads per key head
 
 @dataclass(frozen=True, slots=True)
 class CudaPagedRows:
-    """Where a step's rows are: `tables[slots[n]]` are the blocks of row n.
+    """Where a step's keys and values are: `tables[slots[n]]` are the blocks of row n.
 
-    `tiles` is None when every row decodes; then contexts are cut every `span` tokens, the longest
-    into `spans` at most.
+    `tiles` is None if every row decodes. Contexts are then cut every `span` tokens, into at most
+    `spans` spans.
     """
 
     tables: Tensor
@@ -35,7 +35,7 @@ class CudaPagedRows:
 
 
 class CudaPagedAttention:
-    """One step's queries over the cache, a flat tensor of blocks that has keys and values."""
+    """Attention of one step's queries over the cache, a flat tensor of key and value blocks."""
 
     def __init__(
         self, cache: Tensor, block_elements: int, kv_heads: int, rows: CudaPagedRows
@@ -123,7 +123,7 @@ class CudaPagedAttention:
 
 
 def span_tokens(programs: int, *, fixed: bool) -> int:
-    """Where to cut contexts so that few rows fill a device; `fixed`: the same in every batch."""
+    """The span length with which few rows still fill a device; `fixed`: the same in every batch."""
     return _SHORT_SPAN if fixed or programs < _MANY_PROGRAMS else _LONG_SPAN
 
 

@@ -17,9 +17,9 @@ from slackwater.engine.cuda.attention import (
     CudaPagedRows,
     span_tokens,
 )
+from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.sampling import launch_sampling
-from slackwater.engine.cuda.step_shape import HeldSpans, QueuedStep, StepShape, graph_rows
-from slackwater.engine.cuda.straight_pass import CudaStraightPass
+from slackwater.engine.cuda.step_shape import QueuedStep, SlotSpans, StepShape, graph_rows
 from slackwater.engine.executor import RowBatch, SamplingColumns
 
 _WARM_UPS = 2
@@ -27,29 +27,29 @@ _FEW_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Captured:
+class _CapturedGraph:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     answer: Tensor
 
 
 class _HostBuffer:
-    """A step's numbers and answer, pinned on the host; `sent` and `there` say when they moved."""
+    """A step's inputs and answer, pinned on the host, with the events of their copies."""
 
     def __init__(self, words: int, rows: int) -> None:
         self.numbers = torch.zeros(words, dtype=torch.int32, pin_memory=True)
         self.view = self.numbers.numpy()
         self.answer = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
         new_event: Any = torch.cuda.Event
-        self.sent, self.there = new_event(), new_event()
-        self.adapters_of: tuple[StepShape, HeldSpans] | None = None
+        self.inputs_copied, self.answer_copied = new_event(), new_event()
+        self.adapters_of: tuple[StepShape, SlotSpans] | None = None
 
 
 class DecodeGraphs:
-    """Graphs by model and shape, captured when first wanted.
+    """Graphs by model and shape, captured at first use.
 
-    A change of weights or adapters needs no new one: graphs read memory that is written in place.
-    Two steps may be under way, each with a host buffer of its own.
+    New weights or adapters need no new graph: graphs read memory that is written in place. Two
+    steps may be queued at once, each with its own host buffer.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class DecodeGraphs:
         self._turn = 0
         self._inputs = torch.zeros(words, dtype=torch.int32, device=cache.device)
         self._slots = torch.arange(rows, dtype=torch.int32, device=cache.device)
-        self._captured: dict[tuple[int, StepShape], _Captured] = {}
+        self._captured: dict[tuple[int, StepShape], _CapturedGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self.captures = 0
 
     def launch(
         self,
-        model: CudaStraightPass,
+        model: CudaForwardPass,
         batch: RowBatch,
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
-        spans: HeldSpans,
+        spans: SlotSpans,
         tokens: Tensor | None = None,
     ) -> QueuedStep:
-        """Queue a step, with the batch's tokens or with `tokens`, which are on the device."""
+        """Queue a step, with the batch's tokens or with `tokens` that are on the device already."""
         rows = graph_rows(len(batch.tokens))
         span = span_tokens(rows * self._kv_heads, fixed=self._fixed_spans)
         cuts = _power_of_2(-(-(int(batch.positions.max()) + 1) // span))
@@ -93,13 +93,13 @@ class DecodeGraphs:
         shape = StepShape(rows, cuts, extent, width)
         self._turn ^= 1
         buffer = self._buffers[self._turn]
-        buffer.sent.synchronize()
+        buffer.inputs_copied.synchronize()  # its previous inputs must have been read
         words = shape.fill(buffer.view, batch, tables, sampling)
         if extent and (shape, spans) != buffer.adapters_of:
             shape.fill_adapters(buffer.view, spans)
         buffer.adapters_of = (shape, spans)
         self._inputs[:words].copy_(buffer.numbers[:words], non_blocking=True)
-        buffer.sent.record()
+        buffer.inputs_copied.record()
         if tokens is not None:
             self._inputs[: len(tokens)].copy_(tokens)
         key = (id(model), shape)
@@ -121,32 +121,32 @@ class DecodeGraphs:
         )
 
     def send(self, step: QueuedStep) -> None:
-        """Queue the answer's way to the host."""
+        """Queue the copy of the answer to the host."""
         buffer = self._buffers[step.buffer]
         host = buffer.answer[: step.answer.numel()]
         host.copy_(step.answer.view(-1), non_blocking=True)
-        buffer.there.record()
+        buffer.answer_copied.record()
 
-    def fetched(self, step: QueuedStep) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Wait until a step's answer is here: the tokens and log-probs of its rows."""
+    def fetch(self, step: QueuedStep) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Wait for a step's answer: the tokens and log-probs of its rows."""
         buffer = self._buffers[step.buffer]
-        buffer.there.synchronize()
+        buffer.answer_copied.synchronize()
         both = buffer.answer[: step.answer.numel()].numpy().reshape(2, -1)
         both = both[:, : len(step.batch.tokens)]
         return both[0].astype(np.int64), both[1].view(np.float32).copy()
 
-    def forget(self, model: CudaStraightPass) -> None:
+    def forget(self, model: CudaForwardPass) -> None:
         """Drop a model's graphs: its weights have moved."""
         torch.cuda.synchronize()
         self._captured = {key: kept for key, kept in self._captured.items() if key[0] != id(model)}
         self._pool = torch.cuda.graph_pool_handle()  # the old one ends with its last graph
 
     def close(self) -> None:
-        """Let go of every graph, and of the cache that they read."""
+        """Drop every graph, and the reference to the cache that they read."""
         self._captured.clear()
         self._cache = torch.empty(0, device=self._cache.device)
 
-    def _forward(self, model: CudaStraightPass, shape: StepShape) -> tuple[Tensor, Tensor]:
+    def _forward(self, model: CudaForwardPass, shape: StepShape) -> tuple[Tensor, Tensor]:
         places = shape.columns()
         column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}
         tables = column["tables"].view(shape.rows, shape.table_width)
@@ -164,18 +164,18 @@ class DecodeGraphs:
             tiles = column["tiles"].view(-1, TILE_FIELDS)
             rows = column["adapted"].view(-1, ROW_FIELDS)
             adapters = AdapterRows(shape.extent, tiles, rows, fused=True)
-        logits = model.logits(model.hidden(column["tokens"], attention, adapters), adapters)
+        logits = model.logits(model.run_layers(column["tokens"], attention, adapters), adapters)
         answer = torch.empty(2, shape.rows, dtype=torch.int32, device=logits.device)
         heat, uniform = (column[name].view(torch.float32) for name in ("temperature", "uniform"))
         launch_sampling(logits, heat, uniform, answer)
         return logits, answer
 
-    def _capture(self, model: CudaStraightPass, shape: StepShape) -> _Captured:
+    def _capture(self, model: CudaForwardPass, shape: StepShape) -> _CapturedGraph:
         self.captures += 1
         with _products_for(shape.rows):
-            return self._captured_on_a_side_stream(model, shape)
+            return self._capture_on_side_stream(model, shape)
 
-    def _captured_on_a_side_stream(self, model: CudaStraightPass, shape: StepShape) -> _Captured:
+    def _capture_on_side_stream(self, model: CudaForwardPass, shape: StepShape) -> _CapturedGraph:
         new_stream: Any = torch.cuda.Stream
         side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -184,15 +184,15 @@ class DecodeGraphs:
                 self._forward(model, shape)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may copy weights meanwhile; only what this one does must be fit for capture.
+        # Other threads may copy weights meanwhile; only this thread's calls must be capturable.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits, answer = self._forward(model, shape)
-        return _Captured(graph, logits, answer)
+        return _CapturedGraph(graph, logits, answer)
 
 
 @contextmanager
 def _products_for(rows: int) -> Iterator[None]:
-    """Of the two product libraries, the one measured to be better for so many rows."""
+    """Use the product library that was measured to be faster for so many rows."""
     choose: Any = torch.backends.cuda.preferred_blas_library
     before = choose()
     choose("cublaslt" if rows <= _FEW_ROWS else "cublas")

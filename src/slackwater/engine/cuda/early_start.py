@@ -1,11 +1,11 @@
 """Kernels that begin before the one before them has ended (CUDA's programmatic dependent launch,
 from Hopper on).
 
-A kernel says when its successor may be placed on the device, and waits for its predecessor to end
-when it needs what that wrote; until then it may read what no kernel of the step writes, such as
-weights. Every program of every such kernel waits before it touches anything else; so what is
-ordered stays ordered, however far kernels run ahead. `EARLY` is off in Triton's interpreter and on
-older devices.
+A kernel signals when its successor may be placed on the device, and waits for its predecessor to
+end before it reads what that wrote. Until then it may read only what no kernel of the step writes,
+such as weights. Every program of every such kernel waits before it touches anything else, so the
+order holds however far kernels run ahead. `EARLY` is off in Triton's interpreter and on older
+devices.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -21,21 +21,21 @@ _HOPPER = (9, 0)
 
 
 class EarlyStart(TypedDict, total=False):
-    """What a launch is told."""
+    """Arguments of a kernel launch."""
 
     EARLY: bool
     launch_pdl: bool
 
 
 def early_start(wanted: bool) -> EarlyStart:
-    """Every kernel of a step is told the same."""
+    """The arguments for every kernel of a step; they must be the same for all of them."""
     early = wanted and starts_early()
     return {"EARLY": early, "launch_pdl": True} if early else {"EARLY": False}
 
 
 @lru_cache(maxsize=1)
 def starts_early() -> bool:
-    """Whether this process's first device can."""
+    """Whether this process's first device supports it."""
     if os.environ.get("TRITON_INTERPRET") == "1" or not torch.cuda.is_available():
         return False
     return bool(torch.cuda.get_device_capability() >= _HOPPER)
@@ -43,11 +43,11 @@ def starts_early() -> bool:
 
 @triton.jit
 def let_successor_start() -> None:
-    """The next kernel's programs may take what room is left."""
+    """Let the next kernel's programs occupy free multiprocessors."""
     gdc_launch_dependents()
 
 
 @triton.jit
 def wait_for_predecessor() -> None:
-    """All that earlier kernels wrote is there."""
+    """Wait until everything that earlier kernels wrote is visible."""
     gdc_wait()

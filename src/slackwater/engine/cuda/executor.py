@@ -30,10 +30,10 @@ from slackwater.engine.cuda.attention import (
     tile_rows,
 )
 from slackwater.engine.cuda.decode_graphs import DecodeGraphs
+from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
 from slackwater.engine.cuda.sampling import CudaSampler
 from slackwater.engine.cuda.step_shape import QueuedStep
-from slackwater.engine.cuda.straight_pass import CudaStraightPass
 from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.model.errors import ConfigError
@@ -47,7 +47,7 @@ _THREADS = 6
 
 
 class HostCopies:
-    """Copies on a stream of its own; the buffers are pinned once, when first wanted, and kept."""
+    """Copies to the device on a separate stream, through pinned buffers made at first use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,16 +55,14 @@ class HostCopies:
         self._stream: Any = None
 
     def run(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Make each first tensor what the second is; returns when all are. Steps queued before are
-        not overtaken.
-        """
+        """Copy each second tensor to the first, and wait. Steps queued before are not overtaken."""
         if self._stream is None:
             self._prepare()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         pieces = []
         with torch.cuda.stream(self._stream):
             for target, source in pairs:
-                if _plain(target, source):
+                if _can_copy_bytes(target, source):
                     bytes_of = [x.detach().view(-1).view(torch.uint8) for x in (target, source)]
                     pieces += list(zip(*(x.split(_PIECE) for x in bytes_of), strict=True))
                 else:
@@ -92,8 +90,8 @@ class HostCopies:
             self._buffers.put((host, new_event()))
 
 
-def _plain(target: Tensor, source: Tensor) -> bool:
-    """Whether the bytes can go as they are."""
+def _can_copy_bytes(target: Tensor, source: Tensor) -> bool:
+    """Whether the tensors' bytes can be copied without conversion."""
     alike = source.dtype == target.dtype and source.shape == target.shape
     laid_out = source.is_contiguous() and target.is_contiguous()
     return source.device.type == "cpu" and alike and laid_out
@@ -124,7 +122,7 @@ class CudaExecutor:
             fix = f"must hold 2 blocks of {self.block_bytes} bytes"
             raise ConfigError.of("kv_bytes", config.kv_bytes, fix)
         self.arena = PageArena(self._pool, room)
-        self.arena.hold(0, self.block_bytes)  # PyTorch looks at the first address of a view
+        self.arena.hold(0, self.block_bytes)  # PyTorch reads the first address of a view
         self._cache = device_view(self.arena, device).view(net.dtype)
         context = min(config.max_context or shape.max_positions, shape.max_positions)
         blocks = -(-context // BLOCK_TOKENS)
@@ -139,13 +137,13 @@ class CudaExecutor:
         self._queued: QueuedStep | None = None
         self._host_copies = HostCopies(device)
         self._sampler = CudaSampler(device)
-        self._passes: WeakKeyDictionary[CausalLM, CudaStraightPass] = WeakKeyDictionary()
+        self._passes: WeakKeyDictionary[CausalLM, CudaForwardPass] = WeakKeyDictionary()
         self._adapters: WeakKeyDictionary[LoraAdapter, AdapterSlot] = WeakKeyDictionary()
         self._ranks = RankPool()
 
     def prepare(self, net: CausalLM) -> None:
         net.requires_grad_(False)
-        self._passes[net] = CudaStraightPass(net, batch_invariant=self._batch_invariant)
+        self._passes[net] = CudaForwardPass(net, batch_invariant=self._batch_invariant)
 
     def write(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
         self._queued = None
@@ -154,34 +152,34 @@ class CudaExecutor:
             self._host_copies.run([(target, tensors[name]) for name, target in targets.items()])
 
     def prepare_adapter(self, net: CausalLM, adapter: LoraAdapter) -> None:
-        """Write an adapter into its units; weights move only if more are held than ever before."""
+        """Write an adapter into its units; weights move only when the unit stacks must grow."""
         self._queued = None
-        held = self._adapters.get(adapter)
-        if held is None:
-            held = self._adapters[adapter] = self._place(self._passes[net], adapter)
+        slot = self._adapters.get(adapter)
+        if slot is None:
+            slot = self._adapters[adapter] = self._allocate(self._passes[net], adapter)
         with torch.no_grad():
-            self._passes[net].put(adapter, held.first, held.units)
+            self._passes[net].put(adapter, slot.first, slot.units)
 
     def drop_adapter(self, adapter: LoraAdapter) -> None:
         self._queued = None
-        held = self._adapters.pop(adapter)
-        self._ranks.give_back(held.first, held.units)
+        slot = self._adapters.pop(adapter)
+        self._ranks.give_back(slot.first, slot.units)
 
     @property
     def captures(self) -> int:
-        """How many graphs were captured so far."""
+        """How many graphs have been captured."""
         return self._graphs.captures
 
-    def _place(self, model: CudaStraightPass, adapter: LoraAdapter) -> AdapterSlot:
+    def _allocate(self, model: CudaForwardPass, adapter: LoraAdapter) -> AdapterSlot:
         units = units_of(adapter.spec.rank)
         first = self._ranks.take(units)
         if first is None:
-            self._ranks.grow(self._ranks.wanted(units))
+            self._ranks.grow(self._ranks.next_size(units))
             self._graphs.forget(model)
             with torch.no_grad():
                 model.reserve(self._ranks.units)
             first = self._ranks.take(units)
-            assert first is not None, "it was grown for this"
+            assert first is not None, "the stacks have just grown"
         return AdapterSlot(first, units, adapter.spec.scale)
 
     @torch.inference_mode()
@@ -196,12 +194,12 @@ class CudaExecutor:
             self._heads[1],
             self._rows(batch, tables[:, :blocks], longest),
         )
-        adapters = self._adapted(batch.spans, len(batch.tokens))
-        hidden = model.hidden(self._sent(batch.tokens), attention, adapters)
-        if not len(batch.wanted):
+        adapters = self._adapter_rows(batch.spans, len(batch.tokens))
+        hidden = model.run_layers(self._to_device(batch.tokens), attention, adapters)
+        if not len(batch.logit_rows):
             return hidden.new_empty(0, net.config.vocab_size)
-        wanted = hidden[self._sent(batch.wanted)]
-        scores = model.logits(wanted, self._adapted(batch.wanted_spans(), len(wanted)))
+        wanted = hidden[self._to_device(batch.logit_rows)]
+        scores = model.logits(wanted, self._adapter_rows(batch.logit_row_spans(), len(wanted)))
         return net.gather_logits(scores)
 
     @torch.inference_mode()
@@ -224,16 +222,16 @@ class CudaExecutor:
             rows = np.arange(len(batch.tokens))
         whole = len(rows) == len(step.batch.slots)
         if ahead is not None:
-            drawn = step.answer[0, : len(rows)] if whole else step.answer[0, self._sent(rows)]
+            drawn = step.answer[0, : len(rows)] if whole else step.answer[0, self._to_device(rows)]
             later = replace(batch, positions=batch.positions + 1)
             their_columns = replace(columns, uniform=ahead)
             queued = self._graphs.launch(model, later, tables, their_columns, spans, drawn)
             self._graphs.send(queued)
-        tokens, logprobs = self._graphs.fetched(step)
+        tokens, logprobs = self._graphs.fetch(step)
         logits = step.logits[: len(tokens)]
         if not whole:
             tokens, logprobs = tokens[rows], logprobs[rows]
-            logits = step.logits if ahead is not None else step.logits[self._sent(rows)]
+            logits = step.logits if ahead is not None else step.logits[self._to_device(rows)]
         if ahead is not None:
             queued.tokens = tokens
             self._queued = queued
@@ -252,33 +250,32 @@ class CudaExecutor:
         self._passes.clear()
         self.arena.close()
 
-    def _adapted(self, spans: Spans, rows: int) -> AdapterRows | None:
+    def _adapter_rows(self, spans: Spans, rows: int) -> AdapterRows | None:
         if not spans:
             return None
-        held = [(start, stop, self._adapters[adapter]) for start, stop, adapter in spans]
-        extent = min(
-            extent_of(max(place.first + place.units for _, _, place in held)), self._ranks.units
-        )
-        tiles = self._sent(tile_columns(rows, held, PROMPT_TILE))
+        slots = [(start, stop, self._adapters[adapter]) for start, stop, adapter in spans]
+        units = max(slot.first + slot.units for _, _, slot in slots)
+        extent = min(extent_of(units), self._ranks.units)
+        tiles = self._to_device(tile_columns(rows, slots, PROMPT_TILE))
         return AdapterRows(extent, tiles, tiles, fused=False)
 
     def _rows(self, batch: RowBatch, tables: NDArray[np.int32], longest: int) -> CudaPagedRows:
         slots, lines = np.unique(batch.slots, return_inverse=True)
         tiles = None
         if not (batch.decode_only or self._batch_invariant):
-            tiles = self._sent(_tiles(lines, batch.positions, tile_rows(*self._heads)))
+            tiles = self._to_device(_tiles(lines, batch.positions, tile_rows(*self._heads)))
         programs = len(batch.tokens) * self._heads[1]
         span = span_tokens(programs, fixed=self._batch_invariant)
         return CudaPagedRows(
-            self._sent(np.ascontiguousarray(tables[slots])),
-            self._sent(lines.astype(np.int32)),
-            self._sent(batch.positions.astype(np.int32)),
+            self._to_device(np.ascontiguousarray(tables[slots])),
+            self._to_device(lines.astype(np.int32)),
+            self._to_device(batch.positions.astype(np.int32)),
             span,
             _power_of_2(-(-longest // span)),
             tiles,
         )
 
-    def _sent(self, values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
+    def _to_device(self, values: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(values).to(self._device)
 
 

@@ -1,4 +1,4 @@
-"""Physical pages on a GPU: CUDA's virtual memory, through the driver's own calls."""
+"""Physical pages on a GPU, through the CUDA driver's virtual memory calls."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from slackwater.model.errors import ConfigError, RefusedError
 
 
 class CudaPagePool:
-    """Device memory in pages that are created once and mapped where they are wanted."""
+    """Device memory in pages, created once each and mapped into arenas."""
 
     def __init__(self, capacity_bytes: int, page_bytes: int, device: torch.device) -> None:
         torch.zeros(1, device=device)  # makes the device's context current
@@ -26,7 +26,7 @@ class CudaPagePool:
         self._access.location = place
         self._access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        grain = int(_done(driver.cuMemGetAllocationGranularity(self._kind, minimum)))
+        grain = int(_check_status(driver.cuMemGetAllocationGranularity(self._kind, minimum)))
         if page_bytes % grain:
             raise ConfigError.of("page_bytes", page_bytes, f"must be a multiple of {grain} here")
         self.page_bytes = page_bytes
@@ -43,36 +43,36 @@ class CudaPagePool:
             return None
         status, handle = driver.cuMemCreate(self.page_bytes, self._kind, 0)
         if status == driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY and self._handles:
-            return None  # what was left to a loan's weights is not free again yet
+            return None  # a loan's weights still occupy memory that was set aside
         self._pages += 1
-        self._handles[self._pages] = _done((status, handle))
+        self._handles[self._pages] = _check_status((status, handle))
         return self._pages
 
     def give_back(self, page: int) -> None:
         self._free.append(page)
 
     def reserve(self, size_bytes: int) -> int:
-        return int(_done(driver.cuMemAddressReserve(size_bytes, self._grain, 0, 0)))
+        return int(_check_status(driver.cuMemAddressReserve(size_bytes, self._grain, 0, 0)))
 
     def release(self, address: int, size_bytes: int) -> None:
-        _done(driver.cuMemAddressFree(address, size_bytes))
+        _check_status(driver.cuMemAddressFree(address, size_bytes))
 
     def map(self, pages: Sequence[int], address: int) -> None:
         size, place = self.page_bytes, address
         for page in pages:
-            _done(driver.cuMemMap(place, size, 0, self._handles[page], 0))
+            _check_status(driver.cuMemMap(place, size, 0, self._handles[page], 0))
             place += size
-        _done(driver.cuMemSetAccess(address, len(pages) * size, [self._access], 1))
+        _check_status(driver.cuMemSetAccess(address, len(pages) * size, [self._access], 1))
 
     def unmap(self, address: int, count: int) -> None:
-        _done(driver.cuMemUnmap(address, count * self.page_bytes))
+        _check_status(driver.cuMemUnmap(address, count * self.page_bytes))
 
     def quiesce(self) -> None:
-        """A kernel may still read a page."""
+        """Wait for the kernels that may still read a page."""
         torch.cuda.synchronize()
 
     def trim(self) -> None:
-        """The device's memory stays reserved: there is nobody to return it to."""
+        """Device memory stays reserved for the pool."""
 
     @property
     def unclaimed_bytes(self) -> int:
@@ -83,18 +83,18 @@ class CudaPagePool:
         if count > len(self._free) + self.capacity - len(self._handles):
             return False
         while len(self._handles) + count > self.capacity:
-            _done(driver.cuMemRelease(self._handles.pop(self._free.pop())))
+            _check_status(driver.cuMemRelease(self._handles.pop(self._free.pop())))
         self._aside = count
         return True
 
     def close(self) -> None:
         for handle in self._handles.values():
-            _done(driver.cuMemRelease(handle))
+            _check_status(driver.cuMemRelease(handle))
         self._handles, self._free = {}, []
 
 
 class _Range:
-    """An address range, described so that PyTorch can look at it without a copy."""
+    """An address range with the interface through which PyTorch views it without a copy."""
 
     def __init__(self, address: int, elements: int) -> None:
         self.__cuda_array_interface__ = {
@@ -110,8 +110,8 @@ def device_view(arena: PageArena, device: torch.device) -> Tensor:
     return torch.as_tensor(_Range(arena.address, arena.size_bytes // 2), device=device)
 
 
-def _done(answer: tuple[Any, ...]) -> Any:
-    """The value of a driver call, or an error that names what went wrong."""
+def _check_status(answer: tuple[Any, ...]) -> Any:
+    """The value of a driver call; raises the driver's error."""
     status = answer[0]
     if status != driver.CUresult.CUDA_SUCCESS:
         raise RefusedError(f"CUDA memory: {status.name}; lower kv_bytes or free device memory")

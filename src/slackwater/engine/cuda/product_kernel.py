@@ -1,8 +1,8 @@
-"""Products of few rows: how fast they are is how fast the weight is read.
+"""Products of few rows, whose speed is that of reading the weight.
 
-The weight's rows go by tiles, and where there are too few tiles to fill the device, its depth is
-cut into parts whose sums the next kernel adds up. While the predecessor still runs, every program
-begins to read its slice of the weight.
+The weight's rows are processed by tiles. If there are too few tiles to fill the device, the depth
+is cut into parts, whose sums the next kernel adds up. Every program starts to read its slice of the
+weight while the predecessor still runs.
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from slackwater.engine.cuda.early_start import early_start, let_successor_start, starts_early
 
-# Off unless asked for: the base's step gains more than an adapter's, which the bars are set against
-# (docs/results/gpu.md).
+# Off by default: it speeds up steps of the base more than steps of adapters, whose targets are
+# relative to the base (docs/results/gpu.md).
 FEW_ROWS = 32 if os.environ.get("SLACKWATER_OWN_PRODUCTS") == "1" else 0
-_FILLED = 0.6  # of the multiprocessors are enough to read as fast as the memory gives
+_FILLED = 0.6  # this share of the multiprocessors saturates the memory bandwidth
 _MOST_PARTS = 8
 _WARPS, _STAGES = 4, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A product's shares: tiles of `columns`, the depth in `parts`, read by `pieces` of `step`."""
+    """A product's division: tiles of `columns`; depth in `parts`, read in `pieces` of `step`."""
 
     columns: int
     step: int
@@ -41,8 +41,8 @@ _TILES = (Tiling(64, 128, 1, 1), Tiling(128, 64, 2, 1))
 
 
 @triton.jit
-def _once_waited(start):
-    """0, but only once the predecessor has ended: add it to a place to read it after the wait."""
+def _zero_after_wait(start):
+    """0, computed after the predecessor has ended: added to an address, it delays the read."""
     return tl.inline_asm_elementwise(
         "griddepcontrol.wait; mov.b32 $0, 0; // $1",
         "=r,r",
@@ -78,7 +78,7 @@ def product_kernel(
             mine = mine + (tl.load(from_weight + start + piece * STEP),)  # noqa: RUF005
         at = start
         if EARLY:
-            at = start + _once_waited(start) * STEP
+            at = start + _zero_after_wait(start) * STEP
         for piece in tl.static_range(PIECES):
             total = tl.dot(mine[piece], tl.load(from_x + at + piece * STEP), total)
     if BIAS:
@@ -90,7 +90,7 @@ def product_kernel(
 
 
 def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
-    """One program per multiprocessor with all its shared memory; None where many would idle."""
+    """One program per multiprocessor with all its shared memory; None if many would idle."""
     for tile in _TILES:
         tiles = triton.cdiv(columns, tile.columns)
         cuts = [
@@ -104,7 +104,7 @@ def tiling(columns: int, depth: int, processors: int) -> Tiling | None:
 
 
 def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling) -> Tensor:
-    """`[parts, rows, columns]`, to be added up by the reader: fp32 where there are several."""
+    """`[parts, rows, columns]`; the reader adds the parts up. fp32 if there are several."""
     (rows, depth), columns = x.shape, len(weight)
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, columns, dtype=kind, device=x.device)
@@ -131,7 +131,7 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling
 
 @lru_cache(maxsize=1)
 def processors() -> int:
-    """The device's multiprocessors; few in the interpreter, none where a tile does not fit."""
+    """The device's multiprocessors; 8 in the interpreter, 0 if a tile does not fit the device."""
     if not torch.cuda.is_available():
         return 8
     device = torch.cuda.get_device_properties(0)

@@ -1,11 +1,11 @@
 """Triton kernels over rows: norm, rotation with storing, activation, adapters' second factors,
 sampling.
 
-Where a batch has adapters, a row of a product holds its outputs and behind them its low-rank states
-by unit of 16 ranks; the kernel that reads the outputs anyway multiplies the states by the second
-factor (`spread`, `[units, outputs, 16]`) and adds the result; those of an adapter's first HELD
-units it can read before its predecessor has ended. A product may come in parts (`[parts, rows,
-columns]`) that are added up first. Rows that share an adapter go by tiles: first row, rows, first
+If a batch has adapters, a row of a product holds its outputs and, behind them, its low-rank states
+by unit of 16 ranks. The kernel that reads the outputs multiplies the states by the second factor
+(`spread`, `[units, outputs, 16]`) and adds the result. It reads the second factors of an adapter's
+first HELD units before its predecessor has ended. A product may come in parts (`[parts, rows,
+columns]`), which are added up first. Rows that share an adapter form tiles: first row, rows, first
 unit, units, scale (a float's bits).
 """
 
@@ -19,7 +19,7 @@ from slackwater.engine.cuda.early_start import let_successor_start, wait_for_pre
 
 
 @triton.jit
-def _added(place, stride, mask, PARTS: tl.constexpr):
+def _sum_parts(place, stride, mask, PARTS: tl.constexpr):
     """The sum of a product's parts, in fp32."""
     total = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     for part in tl.static_range(1, PARTS):
@@ -35,7 +35,7 @@ def _norm_row(
     kind = out.dtype.element_ty
     at = tl.arange(0, BLOCK)
     inside = at < columns
-    value = _added(x + at, part_stride, inside, PARTS)
+    value = _sum_parts(x + at, part_stride, inside, PARTS)
     if ADD:
         before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         total = (value + before).to(kind)
@@ -61,12 +61,12 @@ def _norm_adapted_row(
         inside = at < columns
         update = tl.zeros((CHUNK,), tl.float32)
         for unit in range(first, first + units):
-            state = _added(x + columns + unit * 16 + k, part_stride, k < 16, PARTS)
+            state = _sum_parts(x + columns + unit * 16 + k, part_stride, k < 16, PARTS)
             state = state.to(kind).to(tl.float32)
             place = (unit * columns + at).to(tl.int64)[:, None] * 16 + k[None, :]
             factors = tl.load(spread + place, mask=inside[:, None], other=0.0)
             update += tl.sum(factors.to(tl.float32) * state[None, :], axis=1)
-        value = _added(x + at, part_stride, inside, PARTS)
+        value = _sum_parts(x + at, part_stride, inside, PARTS)
         value = (value + strength * update.to(kind).to(tl.float32)).to(kind).to(tl.float32)
         before = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
         total = (value + before).to(kind)
@@ -74,7 +74,7 @@ def _norm_adapted_row(
         value = total.to(tl.float32)
         power += value * value
     scale = tl.rsqrt(tl.sum(power, axis=0) / columns + eps)
-    tl.debug_barrier()  # the sums are read again, by other threads than wrote them
+    tl.debug_barrier()  # the sums are read again, by threads that did not write them
     for start in range(0, columns, CHUNK):
         at = start + c
         inside = at < columns
@@ -126,7 +126,12 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
     HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One head of a tile of rows: adapted, normed and turned (q, k), or kept (v); caches k, v."""
+    """One head of a tile of rows: add the adapter's update, norm and rotate q and k, cache k and v.
+
+    Program 1 counts heads: HEADS queries, then KV keys, then KV values. In order: read second
+    factors early, wait for the predecessor, add up the product's parts, add the low-rank update,
+    norm, rotate, and store to `q` or to the cache.
+    """
     if EARLY:
         let_successor_start()
     tile = tl.program_id(0)
@@ -161,20 +166,22 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     mine = r < count
     row = (first + r).to(tl.int64)
     source = qkv + row[:, None] * row_stride
-    low = _added(source + head * D + at[None, :], part_stride, mine[:, None], PARTS)
-    high = _added(source + head * D + half + at[None, :], part_stride, mine[:, None], PARTS)
+    low = _sum_parts(source + head * D + at[None, :], part_stride, mine[:, None], PARTS)
+    high = _sum_parts(source + head * D + half + at[None, :], part_stride, mine[:, None], PARTS)
     if ADAPT:
         low_sum = tl.zeros((ROWS, half), tl.float32)
         high_sum = tl.zeros((ROWS, half), tl.float32)
         for ahead in tl.static_range(HELD):
             place = width + ((begin + ahead) * 3 + part) * 16
             there = mine[:, None] & (ahead < units)
-            state = _added(source + place + k[None, :], part_stride, there, PARTS).to(kind)
+            state = _sum_parts(source + place + k[None, :], part_stride, there, PARTS).to(kind)
             low_sum += tl.dot(state, held[2 * ahead])
             high_sum += tl.dot(state, held[2 * ahead + 1])
         for unit in range(begin + HELD, begin + units):
             place = width + (unit * 3 + part) * 16
-            state = _added(source + place + k[None, :], part_stride, mine[:, None], PARTS).to(kind)
+            state = _sum_parts(source + place + k[None, :], part_stride, mine[:, None], PARTS).to(
+                kind
+            )
             columns = (unit * width + head * D + at).to(tl.int64)
             factor = spread + columns[None, :] * 16 + k[:, None]
             low_sum += tl.dot(state, tl.load(factor))
@@ -220,7 +227,7 @@ def silu_mul_kernel(
     ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     HELD: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`silu(gate) * up` of a tile of rows that have both side by side."""
+    """`silu(gate) * up` of a tile of rows that hold both side by side."""
     if EARLY:
         let_successor_start()
     tile = tl.program_id(0)
@@ -254,24 +261,26 @@ def silu_mul_kernel(
     mine = r < count
     mask = mine[:, None] & (at < columns)[None, :]
     source = gate_up + row[:, None] * row_stride
-    gate = _added(source + at[None, :], part_stride, mask, PARTS)
-    up = _added(source + columns + at[None, :], part_stride, mask, PARTS)
+    gate = _sum_parts(source + at[None, :], part_stride, mask, PARTS)
+    up = _sum_parts(source + columns + at[None, :], part_stride, mask, PARTS)
     if ADAPT:
         gate_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         up_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         for ahead in tl.static_range(HELD):
             states = source + 2 * columns + (begin + ahead) * 32 + k[None, :]
             there = mine[:, None] & (ahead < units)
-            gate_sum += tl.dot(_added(states, part_stride, there, PARTS).to(kind), held[2 * ahead])
+            gate_sum += tl.dot(
+                _sum_parts(states, part_stride, there, PARTS).to(kind), held[2 * ahead]
+            )
             states += 16
             up_sum += tl.dot(
-                _added(states, part_stride, there, PARTS).to(kind), held[2 * ahead + 1]
+                _sum_parts(states, part_stride, there, PARTS).to(kind), held[2 * ahead + 1]
             )
         for unit in range(begin + HELD, begin + units):
             place = 2 * columns + unit * 32
             states = source + place + k[None, :]
-            one = _added(states, part_stride, mine[:, None], PARTS).to(kind)
-            other = _added(states + 16, part_stride, mine[:, None], PARTS).to(kind)
+            one = _sum_parts(states, part_stride, mine[:, None], PARTS).to(kind)
+            other = _sum_parts(states + 16, part_stride, mine[:, None], PARTS).to(kind)
             line = (unit * 2 * columns + at).to(tl.int64)
             factor = spread + line[None, :] * 16 + k[:, None]
             gate_sum += tl.dot(one, tl.load(factor, mask=inside, other=0.0))
@@ -325,7 +334,7 @@ def chunk_kernel(
     logits, temperature, tops, sums, places, row_stride, vocab, chunks,
     BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Of one chunk of a row's scores: the largest, its place, and the sum of relative weights."""
+    """Of one chunk of a row's logits: the largest, its index, and the sum of relative weights."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
@@ -335,7 +344,7 @@ def chunk_kernel(
     value = value.to(tl.float32)
     top = tl.max(value, axis=0)
     here = tl.argmax(value, axis=0)
-    against = tl.where(top == float("-inf"), 0.0, top)  # where every token here is ruled out
+    against = tl.where(top == float("-inf"), 0.0, top)  # -inf: every token here is masked
     weight = tl.exp((value - against) / heat)
     tl.store(tops + row * chunks + chunk, top)
     tl.store(sums + row * chunks + chunk, tl.sum(weight, axis=0))

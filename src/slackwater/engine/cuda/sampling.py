@@ -1,4 +1,4 @@
-"""Sampling on CUDA: one kernel for all rows, and a sort for those that truncate."""
+"""Sampling on CUDA: one kernel for all rows, and a sort for rows with top-k or top-p."""
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def launch_sampling(logits: Tensor, temperature: Tensor, uniform: Tensor, answer
 
 
 class CudaSampler:
-    """Takes logits of any float type; answers with host arrays."""
+    """Samples from logits of any float type into host arrays."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -58,7 +58,7 @@ class CudaSampler:
         return host[0].astype(np.int64), host[1].view(np.float32)
 
     def truncate(self, logits: Tensor, columns: SamplingColumns, answer: Tensor) -> None:
-        """Sample rows again that cut their distribution, among what top-k and then top-p leave."""
+        """Sample rows with top-k or top-p again, among the tokens that these leave."""
         cut = (columns.temperature > 0) & ((columns.top_k > 0) | (columns.top_p < 1))
         if not cut.any():
             return

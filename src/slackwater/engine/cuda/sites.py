@@ -1,9 +1,9 @@
-"""A linear layer, or several of one input side by side, with room for adapters behind its weight.
+"""A linear layer, or several with the same input side by side, with room for adapters behind it.
 
-The first factors (A) of all adapters lie in memory right behind the rows of the weight, so that one
+The first factors (A) of all adapters are stored right behind the rows of the weight, so that one
 product gives a row's output and, in further columns, its low-rank states under every adapter up to
-the one that is asked for. The second factors (B) lie in a stack by unit of rank, `[units, outputs,
-16]`, for the kernels that come after the product.
+the requested extent. The second factors (B) are stored in a stack by unit of rank, `[units,
+outputs, 16]`, for the kernels after the product.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from torch.nn import functional
 from slackwater.engine.cuda.adapter_rows import UNIT
 from slackwater.nets.lora import LoraAdapter
 
-if TYPE_CHECKING:  # Triton is not there where there is no GPU
+if TYPE_CHECKING:  # Triton is not installed on machines without a GPU
     from slackwater.engine.cuda.product_kernel import Tiling
 
 _INVARIANT_ROWS = 128
@@ -26,9 +26,9 @@ _INVARIANT_UNITS = 4
 
 
 class CudaProductSite:
-    """Takes the memory of `layers` over; their parameters become views of it.
+    """Takes over the memory of `layers`; their parameters become views of it.
 
-    `adds_bias` is False where another rank adds the bias to the sum of all ranks' products.
+    `adds_bias` is False if another rank adds the bias to the sum of all ranks' products.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class CudaProductSite:
         first = layers[0].weight.detach()
         self._weight = first
         if len(layers) > 1:
-            self._lay(torch.cat([layer.weight.detach() for layer in layers]))
+            self._adopt(torch.cat([layer.weight.detach() for layer in layers]))
         elif self._bias is not None:
-            self._lay(first)  # a new version is written into the layer's own bias
+            self._adopt(first)  # a new version is written into the layer's own bias
         self.spread = first.new_empty(0, self.out, UNIT)
 
     @property
@@ -59,11 +59,11 @@ class CudaProductSite:
         return self._weight.device
 
     def reserve(self, units: int) -> None:
-        """Make room for so many units of adapters; what is there stays."""
+        """Make room for so many units of adapters; existing ones stay."""
         weight = self._weight
         grown = weight.new_zeros(self._rows(units), weight.shape[1])
         grown[: len(weight)] = weight
-        self._lay(grown)
+        self._adopt(grown)
         spread = self.spread.new_zeros(units, self.out, UNIT)
         spread[: len(self.spread)] = self.spread
         self.spread = spread
@@ -89,10 +89,10 @@ class CudaProductSite:
     def product(self, x: Tensor, units: int) -> Tensor:
         """`[1, rows, out + units * parts * 16]`: outputs, then states of the first `units`."""
         rows = self._rows(units)
-        return functional.linear(x, self._weight[:rows], self._added_bias(0, rows))[None]
+        return functional.linear(x, self._weight[:rows], self._bias_slice(0, rows))[None]
 
     def tiling(self, units: int) -> "Tiling | None":
-        """How our own kernel would share out a product of few rows, if it is the better one."""
+        """How our own kernel divides a product of few rows; None if the library is better."""
         if self._weight.is_cuda and self._weight.itemsize > _HALF:
             return None  # its tiles would not fit into shared memory
         from slackwater.engine.cuda.product_kernel import processors, tiling
@@ -100,17 +100,19 @@ class CudaProductSite:
         return tiling(self._rows(units), self._weight.shape[1], processors())
 
     def few_rows_product(self, x: Tensor, units: int) -> Tensor:
-        """The same in parts, `[parts, ...]`, to be added up."""
+        """The same as `product`, in parts, `[parts, ...]`, which the reader adds up."""
         from slackwater.engine.cuda.product_kernel import few_rows_product
 
         how = self.tiling(units)
         if how is None:
             return self.product(x, units)
         rows = self._rows(units)
-        return few_rows_product(x, self._weight[:rows], self._added_bias(0, rows), how)
+        return few_rows_product(x, self._weight[:rows], self._bias_slice(0, rows), how)
 
     def invariant_product(self, x: Tensor, units: int) -> Tensor:
-        """The same by products of one shape: a row depends on no neighbour, nor on `units`."""
+        """The same as `product`, by products of one fixed shape: a row's result depends neither on
+        the other rows nor on `units`.
+        """
         count = len(x)
         padded = functional.pad(x, (0, 0, 0, -count % _INVARIANT_ROWS))
         edges = [0, self.out]
@@ -119,19 +121,19 @@ class CudaProductSite:
         columns = []
         for start, stop in pairwise(edges):
             weight = self._weight[start:stop]
-            bias = self._added_bias(start, stop)
+            bias = self._bias_slice(start, stop)
             tiles = torch.split(padded, _INVARIANT_ROWS)
             columns.append(torch.cat([functional.linear(tile, weight, bias) for tile in tiles]))
         return (columns[0] if len(columns) == 1 else torch.cat(columns, 1))[None, :count]
 
-    def _added_bias(self, start: int, stop: int) -> Tensor | None:
+    def _bias_slice(self, start: int, stop: int) -> Tensor | None:
         return self._bias[start:stop] if self._bias is not None and self._adds_bias else None
 
     def _rows(self, units: int) -> int:
         return self.out + units * len(self.outs) * UNIT
 
-    def _lay(self, weight: Tensor) -> None:
-        """Use this memory from now on, and let the layers look into it."""
+    def _adopt(self, weight: Tensor) -> None:
+        """Use this memory from now on, and make the layers' parameters views of it."""
         self._weight = weight
         start = 0
         for layer, out in zip(self._layers, self.outs, strict=True):

@@ -1,4 +1,4 @@
-"""What a decode step needs on the device, as one buffer of 32-bit words."""
+"""The inputs of a decode step on the device, as one buffer of 32-bit words."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,21 +21,21 @@ from slackwater.engine.executor import RowBatch, SamplingColumns
 
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128)
 
-HeldSpans = Sequence[tuple[int, int, AdapterSlot]]
+SlotSpans = Sequence[tuple[int, int, AdapterSlot]]
 
 
 @dataclass(slots=True)
 class QueuedStep:
-    """What a step on the device was told, and where its answer will be: `answer` there, `buffer` of
-    the host's two.
+    """A step on the device: its inputs, and where its answer will be (`answer` on the device, and
+    the host's `buffer` of the two).
 
-    `tokens` are those that its rows began with, once they are known.
+    `tokens` are its rows' input tokens, once the previous step's answer has been read.
     """
 
     model: object
     batch: RowBatch
     columns: SamplingColumns
-    spans: HeldSpans
+    spans: SlotSpans
     lines: NDArray[np.int32]
     logits: Tensor
     answer: Tensor
@@ -49,9 +49,9 @@ class QueuedStep:
         batch: RowBatch,
         tables: NDArray[np.int32],
         columns: SamplingColumns,
-        spans: HeldSpans,
+        spans: SlotSpans,
     ) -> NDArray[np.int64] | None:
-        """Which of its rows are the wanted ones, if all are here exactly as wanted."""
+        """Which of its rows answer the request, or None if this step computed something else."""
         if model is not self.model:
             return None
         own = self.batch.slots
@@ -75,13 +75,13 @@ class QueuedStep:
     def _same_blocks(
         self, rows: NDArray[np.int64], batch: RowBatch, tables: NDArray[np.int32]
     ) -> bool:
-        """Whether the rows look at the same blocks; more may have been held since."""
+        """Whether the rows read the same blocks; more may have been allocated since."""
         columns = np.arange(self.lines.shape[1])
         unread = columns > (batch.positions // self.block_tokens)[:, None]
         same = self.lines[rows] == tables[batch.slots, : len(columns)]
         return bool((same | unread).all())
 
-    def _same_adapters(self, rows: NDArray[np.int64], spans: HeldSpans, count: int) -> bool:
+    def _same_adapters(self, rows: NDArray[np.int64], spans: SlotSpans, count: int) -> bool:
         if not self.spans and not spans:
             return True
         if len(rows) == len(self.batch.slots) and self.spans == spans:
@@ -97,10 +97,9 @@ def graph_rows(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a graph is captured for: rows, cuts of the longest context, units of adapters (0: none).
+    """What a graph is captured for: rows, spans of the longest context, units of adapters (or 0).
 
-    The step's numbers lie in one buffer of 32-bit words, one column after the other, block tables
-    last.
+    The step's inputs are in one buffer of 32-bit words, column after column, block tables last.
     """
 
     rows: int
@@ -123,7 +122,7 @@ class StepShape:
         tables: NDArray[np.int32],
         sampling: SamplingColumns,
     ) -> int:
-        """Write a step's numbers, padded with token 0 of the scratch block; words used."""
+        """Write a step's inputs, padded with token 0 of the scratch block; the words used."""
         count, rows, places = len(batch.tokens), self.rows, _columns(self)
         numbers = buffer[: 4 * rows].reshape(4, rows)
         numbers[0, :count], numbers[1, :count] = batch.tokens, batch.positions
@@ -138,18 +137,14 @@ class StepShape:
             lines[count:, 0] = 0
         return stop
 
-    def fill_adapters(
-        self, buffer: NDArray[np.int32], spans: Sequence[tuple[int, int, AdapterSlot]]
-    ) -> None:
-        """Write which rows go through which adapter: unchanged until the batch changes."""
+    def fill_adapters(self, buffer: NDArray[np.int32], spans: SlotSpans) -> None:
+        """Write which rows use which adapter; the same until the batch changes."""
         places = _columns(self)
         start, stop = places["adapted"]
         buffer[start:stop].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)
         start, stop = places["tiles"]
-        target, tiles = (
-            buffer[start:stop].reshape(-1, TILE_FIELDS),
-            tile_columns(self.rows, spans, DECODE_TILE),
-        )
+        target = buffer[start:stop].reshape(-1, TILE_FIELDS)
+        tiles = tile_columns(self.rows, spans, DECODE_TILE)
         target[: len(tiles)], target[len(tiles) :] = tiles, 0
 
 

@@ -138,7 +138,7 @@ class Device:
 def test_the_memory_of_a_rollouts_weights_is_the_services_again_when_the_loan_ends() -> None:
     device = Device(400)
     free = device.pool.free_pages()
-    device.executor.leave_room(100 * PAGE)
+    device.executor.reserve_weight_pages(100 * PAGE)
     assert device.pool.free_pages() == free - 100
     device.lend()
     assert device.executor.arbiter.serving_limit == 300
@@ -152,7 +152,7 @@ def test_weights_that_leave_the_service_too_little_memory_are_refused() -> None:
     device = Device(400)
     free = device.pool.free_pages()
     with pytest.raises(RefusedError, match="needs the memory"):
-        device.executor.leave_room(400 * PAGE)
+        device.executor.reserve_weight_pages(400 * PAGE)
     assert device.pool.free_pages() == free
     assert device.executor.arbiter.serving_limit == 400
 
@@ -254,10 +254,10 @@ def test_prefixes_of_a_rollout_go_when_their_lease_is_over() -> None:
     while device.executor.busy:
         device.step()
     rollout = device.executor.rollout
-    assert rollout is not None and rollout.unused_prefixes > 0
+    assert rollout is not None and rollout.num_unused_prefixes > 0
     for _ in range(1200):
         device.step()
-    assert rollout.unused_prefixes == 0
+    assert rollout.num_unused_prefixes == 0
 
 
 def test_costs_are_measured_on_the_engine_itself() -> None:
@@ -274,12 +274,12 @@ def test_a_service_whose_prefixes_fill_the_pool_makes_room_for_a_rollout() -> No
         device.executor.serve(replace(request, request_id=number, params=Sampling(max_tokens=2)))
         while device.executor.busy:
             device.step()
-    assert device.service.unused_prefixes > 0
+    assert device.service.num_unused_prefixes > 0
     while device.pool.free_pages():
         device.pool.take()
     with pytest.raises(RefusedError, match="raise --kv-mb"):
         device.lend()
-    device.executor.make_room(0.5)
+    device.executor.reclaim_service_share(0.5)
     device.lend()
 
 
@@ -384,12 +384,12 @@ def test_prompts_that_are_in_the_cache_are_no_load_to_the_service() -> None:
     wanted = [GenerationRequest(n, prompt, Sampling(max_tokens=2), "base") for n in range(25)]
     first, *others = wanted
     device.executor.serve(first)
-    assert device.service.uncached_tokens(first.request_id) == 200
+    assert device.service.count_uncached_tokens(first.request_id) == 200
     while device.service.busy:
         device.step()
     clock = device.clock
     for request in others:
         clock.now_s -= 0.01  # all of them at once
         device.executor.serve(request)
-        assert device.service.uncached_tokens(request.request_id) <= 16
+        assert device.service.count_uncached_tokens(request.request_id) <= 16
     assert device.executor.keeps_promise()

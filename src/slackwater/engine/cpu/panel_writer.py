@@ -1,10 +1,9 @@
-"""Weights' rows into panels of 32 columns: squares of 16 by 16 are turned in registers and stored
-past the caches.
+"""Writes weight rows into panels of 32 columns: squares of 16 by 16 are transposed in registers and
+stored past the caches.
 
-Versions are written beside the steps. What is stored past the caches leaves in them the weights
-that the steps read, and is not read from memory first, so that writing a version takes less than
-copying it. A version is written in one call: beside steps, every call costs a turn at the
-interpreter's lock, which the steps wait for.
+Versions are written while steps run. Stores past the caches do not evict the weights that the steps
+read, and do not read memory first, so writing a version takes less time than copying it. A version
+is written in one call: each call needs the interpreter's lock, which delays the steps.
 """
 
 from typing import Any
@@ -17,7 +16,7 @@ from numba import types
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from slackwater.engine.cpu.compiled import generated
+from slackwater.engine.cpu.compiled import llvm_intrinsic
 from slackwater.engine.cpu.panel_kernel import PANEL
 from slackwater.engine.cpu.vector_code import FLOAT, INT32, INT64, LANES, VECTOR, Value
 
@@ -27,8 +26,8 @@ _FLOATS = _pointer_to(types.float32)
 _MASK = ir.VectorType(INT32, LANES)
 
 
-def _turned(builder: Any, rows: list[Value]) -> list[Value]:
-    """The columns of 16 vectors: of growing blocks, the two beside the diagonal change places."""
+def _transpose(builder: Any, rows: list[Value]) -> list[Value]:
+    """Transpose 16 vectors: swap the two off-diagonal blocks, for blocks of growing size."""
     for size in (1, 2, 4, 8):
         turned = list(rows)
         for upper in (number for number in range(LANES) if not number & size):
@@ -42,35 +41,36 @@ def _turned(builder: Any, rows: list[Value]) -> list[Value]:
     return rows
 
 
-@generated(types.void, types.uintp, types.uintp, types.uintp)
+@llvm_intrinsic(types.void, types.uintp, types.uintp, types.uintp)
 def _write_square(builder: Any, source: Any, stride: Any, target: Any) -> None:
     """16 floats of 16 rows, `stride` bytes apart, as 16 panel columns; `target` begins a line."""
 
-    def at(start: Value, offset: Value) -> Value:
+    def vector_at(start: Value, offset: Value) -> Value:
         return builder.inttoptr(builder.add(start, offset), VECTOR.as_pointer())
 
     rows = [
-        builder.load(at(source, builder.mul(stride, INT64(row))), align=4) for row in range(LANES)
+        builder.load(vector_at(source, builder.mul(stride, INT64(row))), align=4)
+        for row in range(LANES)
     ]
-    for number, column in enumerate(_turned(builder, rows)):
-        stored = builder.store(column, at(target, INT64(4 * PANEL * number)), align=LINE)
+    for number, column in enumerate(_transpose(builder, rows)):
+        stored = builder.store(column, vector_at(target, INT64(4 * PANEL * number)), align=LINE)
         stored.set_metadata("nontemporal", builder.module.add_metadata([INT32(1)]))
 
 
-@generated(types.void)
-def _all_stored(builder: Any) -> None:
-    """Whoever is told of it from here on sees what was stored past the caches."""
+@llvm_intrinsic(types.void)
+def _fence_stores(builder: Any) -> None:
+    """Make non-temporal stores visible before the write is reported as done."""
     builder.fence("seq_cst")
 
 
-@generated(_FLOATS, types.uintp)
+@llvm_intrinsic(_FLOATS, types.uintp)
 def _floats_at(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, FLOAT.as_pointer())
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
 def write_panels(values: Any, panels: Any, first: int) -> None:
-    """Put `values`, rows of the weight, in place from row `first` on."""
+    """Write `values`, rows of the weight, from row `first` on."""
     rows, depth = values.shape
     in_line = panels.ctypes.data % LINE == 0 and values.strides[1] == 4
     stride, row = values.strides[0], 0
@@ -91,10 +91,10 @@ def write_panels(values: Any, panels: Any, first: int) -> None:
             for j in range(count):
                 panels[number, k, place + j] = values[row + j, k]
         row += count
-    _all_stored()
+    _fence_stores()
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # written beside the steps, which go on
+@numba.njit(cache=True, error_model="numpy", nogil=True)  # steps run meanwhile
 def _write_all(jobs: Any) -> None:
     for number in range(len(jobs)):
         source, target = (
@@ -112,19 +112,19 @@ def _write_all(jobs: Any) -> None:
 
 
 class PanelWriter:
-    """Weights to be written in one call, in the order added, without the interpreter's lock."""
+    """Collects weights and writes them in one call, in order, without the interpreter's lock."""
 
     def __init__(self) -> None:
         self._jobs: list[tuple[int, int, int, int, int]] = []
-        self._kept: list[Tensor] = []  # until it is written from
+        self._sources: list[Tensor] = []  # keeps the memory alive until `run` has read it
 
-    def copy(self, values: Tensor, target: Tensor) -> None:
-        """`target` shall have these values."""
+    def add_copy(self, values: Tensor, target: Tensor) -> None:
+        """Copy `values` to `target`."""
         assert target.is_contiguous() and target.dtype == torch.float32
         self._add(values, target, values.numel(), 0, 0)
 
-    def panels(self, values: Tensor, panels: Tensor, first: int) -> None:
-        """`values` shall be the rows of a weight in panels from `first` on."""
+    def add_panels(self, values: Tensor, panels: Tensor, first: int) -> None:
+        """Write `values` as the rows, from `first` on, of a weight in panels."""
         rows, depth = values.shape
         count, panel_depth, _ = panels.shape
         assert depth == panel_depth and first + rows <= count * PANEL
@@ -134,11 +134,11 @@ class PanelWriter:
         if self._jobs:
             _write_all(np.array(self._jobs, np.int64))
         self._jobs.clear()
-        self._kept.clear()
+        self._sources.clear()
 
     def _add(self, values: Tensor, target: Tensor, rows: int, depth: int, first: int) -> None:
         assert values.dtype == torch.float32
         if not values.is_contiguous():
             values = values.contiguous()
-        self._kept.append(values)
+        self._sources.append(values)
         self._jobs.append((values.data_ptr(), target.data_ptr(), rows, depth, first))

@@ -1,8 +1,9 @@
-"""A model as the CPU runs it: weights as products read them, and one loop over the layers on
-buffers that are kept.
+"""The CPU's forward pass: weights in the layout that products read, and one loop over the layers on
+reused buffers.
 
-`nets/causal_lm.py` says what the model is, and the tests hold this pass to it; here no step of a
-small model waits for Python's modules, views and allocations.
+`nets/causal_lm.py` defines the model, and the tests compare this pass with it. This pass exists
+because a step of a small model would otherwise spend its time in Python modules, views and
+allocations.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import nn
 
 from slackwater.engine.cpu.attention import attend_rows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
-from slackwater.engine.cpu.panel_writing import PanelWriter
+from slackwater.engine.cpu.panel_writer import PanelWriter
 from slackwater.engine.cpu.weights import AdapterSpan, Floats, NewWeight, ProductSite, apply
 from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
 from slackwater.nets.config import NetConfig
@@ -40,7 +41,7 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Where each row's keys and values belong: its line of the block tables, and its position."""
+    """Where each row's keys and values are stored: its line of the block tables, its position."""
 
     cache: Floats
     block_floats: np.uint64
@@ -50,27 +51,27 @@ class PagedRows:
 
 
 class _Buffers:
-    """What a pass writes on its way, for a number of rows."""
+    """Intermediate results of a pass, for a number of rows."""
 
     def __init__(self, config: NetConfig, rows: int) -> None:
         heads, size = config.num_heads, config.head_dim
         self.residual = np.empty((rows, config.hidden_size), np.float32)
         self.normed = np.empty((rows, config.hidden_size), np.float32)
         self.qkv = np.empty((rows, (heads + 2 * config.num_kv_heads) * size), np.float32)
-        self.seen = np.empty((rows, heads * size), np.float32)
+        self.attended = np.empty((rows, heads * size), np.float32)
         self.gate_up = np.empty((rows, 2 * config.ffn_size), np.float32)
         self.gated = np.empty((rows, config.ffn_size), np.float32)
 
 
-class StraightPass:
-    """Takes the linear layers' memory over from `net`, whose parameters keep their shapes only."""
+class CpuForwardPass:
+    """Takes over the linear layers' memory: the parameters of `net` keep only their shapes."""
 
     def __init__(self, net: CausalLM, new_weight: NewWeight) -> None:
         config = net.rank_config
         self._parallel, self._vocab_size = net.parallel, net.config.vocab_size
         self._new_weight = new_weight
         self._config, self._eps = config, np.float32(config.norm_eps)
-        self._places: dict[str, tuple[ProductSite, int]] = {}
+        self._part_sites: dict[str, tuple[ProductSite, int]] = {}
         self._embedding: Floats = net.model.embed_tokens.weight.detach().numpy()
         self._layers = [self._layer(net, number) for number in range(config.num_layers)]
         self._last_norm = _norm(net.model.norm)
@@ -82,7 +83,7 @@ class StraightPass:
             unembedding.weight = nn.Parameter(net.model.embed_tokens.weight.detach())
         self._unembedding = self._site({"lm_head": unembedding})
         named = net_tensors(net).items()
-        self._kept = {name: tensor for name, tensor in named if not tensor.is_meta}
+        self._plain_tensors = {name: tensor for name, tensor in named if not tensor.is_meta}
         self._norms = [layer.norm for layer in self._layers[1:]] + [self._last_norm]
         cos, sin = net.rotary.at(torch.arange(config.max_positions))
         self._cos, self._sin = cos.reshape(-1).numpy(), sin.reshape(-1).numpy()
@@ -90,20 +91,22 @@ class StraightPass:
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take new weights, in place."""
-        writing = PanelWriter()
+        """Write new weights in place."""
+        writer = PanelWriter()
         for name, tensor in tensors.items():
             layer, _, kind = name.rpartition(".")
             values = _host_floats(tensor)
-            if name in self._kept:
-                writing.copy(values, self._kept[name])
-            elif layer in self._places:
-                self._place(layer, kind, values, writing)
+            if name in self._plain_tensors:
+                writer.add_copy(values, self._plain_tensors[name])
+            elif layer in self._part_sites:
+                self._write_part(layer, kind, values, writer)
             if tensor.dtype != torch.float32:
-                writing.run()  # one converted copy at a time
+                writer.run()  # one converted copy at a time
         if self._config.tied:
-            self._place("lm_head", "weight", self._kept["model.embed_tokens.weight"], writing)
-        writing.run()
+            self._write_part(
+                "lm_head", "weight", self._plain_tensors["model.embed_tokens.weight"], writer
+            )
+        writer.run()
 
     def sites(self) -> Iterator[ProductSite]:
         """Every product, the unembedding last."""
@@ -111,34 +114,34 @@ class StraightPass:
             yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
         yield self._unembedding
 
-    def hidden(
+    def run_layers(
         self, tokens: NDArray[np.int64], rows: PagedRows, spans: tuple[AdapterSpan, ...]
     ) -> Floats:
-        """Rows after the last norm, in memory that the next pass writes over."""
-        work, eps = self._at_hand(len(tokens)), self._eps
+        """The rows after the last norm, in memory that the next pass overwrites."""
+        buffers, eps = self._get_buffers(len(tokens)), self._eps
         heads, kv_heads = np.uint64(self._config.num_heads), np.uint64(self._config.num_kv_heads)
-        residual, normed = work.residual, work.normed
+        residual, normed = buffers.residual, buffers.normed
         self._embed(tokens, residual)
         norm_rows(residual, self._layers[0].norm, eps, normed)
         for number, layer in enumerate(self._layers):
-            apply(layer.qkv, normed, work.qkv, spans)
+            apply(layer.qkv, normed, buffers.qkv, spans)
             attend_rows(
-                work.qkv.reshape(-1), layer.q_norm, layer.k_norm, eps, self._cos, self._sin,
+                buffers.qkv.reshape(-1), layer.q_norm, layer.k_norm, eps, self._cos, self._sin,
                 rows.cache, np.uint64(number), rows.block_floats, rows.tables, rows.slots,
-                rows.positions, heads, kv_heads, work.seen.reshape(-1),
+                rows.positions, heads, kv_heads, buffers.attended.reshape(-1),
             )  # fmt: skip
-            apply(layer.o, work.seen, normed, spans)
-            self._add_up(normed)
+            apply(layer.o, buffers.attended, normed, spans)
+            self._all_reduce(normed)
             add_and_norm_rows(normed, residual, layer.mlp_norm, eps, normed)
-            apply(layer.gate_up, normed, work.gate_up, spans)
-            silu_mul_rows(work.gate_up, work.gated)
-            apply(layer.down, work.gated, normed, spans)
-            self._add_up(normed)
+            apply(layer.gate_up, normed, buffers.gate_up, spans)
+            silu_mul_rows(buffers.gate_up, buffers.gated)
+            apply(layer.down, buffers.gated, normed, spans)
+            self._all_reduce(normed)
             add_and_norm_rows(normed, residual, self._norms[number], eps, normed)
         return normed
 
     def logits(self, hidden: Floats, spans: tuple[AdapterSpan, ...]) -> Floats:
-        """Scores over the vocabulary, in memory that the next pass writes over."""
+        """Logits of the rows, in memory that the next pass overwrites."""
         rows = len(hidden)
         if len(self._logits) < rows:
             self._logits = np.empty((rows, self._config.vocab_size), np.float32)
@@ -154,9 +157,9 @@ class StraightPass:
         here = (tokens >= first) & (tokens < stop)
         np.take(self._embedding, np.where(here, tokens - first, 0), axis=0, out=out, mode="clip")
         out[~here] = 0
-        self._add_up(out)
+        self._all_reduce(out)
 
-    def _add_up(self, rows: Floats) -> None:
+    def _all_reduce(self, rows: Floats) -> None:
         if self._parallel is not None:
             self._parallel.add_up(torch.from_numpy(rows))
 
@@ -187,28 +190,28 @@ class StraightPass:
         site = ProductSite(
             tuple(parts), starts, stops[-1], self._new_weight(stops[-1], depth), bias
         )
-        writing = PanelWriter()
+        writer = PanelWriter()
         for (name, part), start in zip(parts.items(), starts, strict=True):
-            self._places[name] = (site, start)
+            self._part_sites[name] = (site, start)
             for kind, parameter in list(part.named_parameters()):
-                self._place(name, kind, parameter.detach(), writing)
+                self._write_part(name, kind, parameter.detach(), writer)
                 shape = torch.empty(parameter.shape, device="meta")
                 part.register_parameter(kind, nn.Parameter(shape, requires_grad=False))
-        writing.run()
+        writer.run()
         return site
 
-    def _place(self, layer: str, kind: str, values: torch.Tensor, writing: PanelWriter) -> None:
-        site, start = self._places[layer]
+    def _write_part(self, layer: str, kind: str, values: torch.Tensor, writer: PanelWriter) -> None:
+        site, start = self._part_sites[layer]
         if kind == "weight":
-            site.weight.write(start, values, writing)
+            site.weight.write(start, values, writer)
         else:
             assert site.bias is not None
-            if self._parallel is not None and self._parallel.rank and _is_added_up(layer):
-                values = torch.zeros_like(values)  # it counts once
-            writing.copy(values, torch.from_numpy(site.bias[start : start + len(values)]))
+            if self._parallel is not None and self._parallel.rank and _is_row_parallel(layer):
+                values = torch.zeros_like(values)  # rank 0 alone adds the bias to the sum
+            writer.add_copy(values, torch.from_numpy(site.bias[start : start + len(values)]))
 
-    def _at_hand(self, rows: int) -> _Buffers:
-        """Buffers of so many rows; those of a few numbers of rows are kept."""
+    def _get_buffers(self, rows: int) -> _Buffers:
+        """Buffers for so many rows; those of a few batch sizes are kept."""
         found = self._buffers.get(rows)
         if found is None:
             if len(self._buffers) >= _KEPT_BUFFERS:
@@ -217,7 +220,7 @@ class StraightPass:
         return found
 
 
-def _is_added_up(layer: str) -> bool:
+def _is_row_parallel(layer: str) -> bool:
     return layer.endswith(("o_proj", "down_proj"))
 
 
@@ -226,7 +229,7 @@ def _norm(norm: RmsNorm | None) -> Floats:
 
 
 def _host_floats(tensor: torch.Tensor) -> torch.Tensor:
-    """Mostly without a call of Torch, which would wait for the interpreter's lock again."""
+    """Convert only if necessary: each PyTorch call waits for the interpreter's lock again."""
     if tensor.dtype != torch.float32 or tensor.is_cuda or tensor.requires_grad:
         tensor = tensor.detach().to("cpu", torch.float32)
     return tensor

@@ -1,11 +1,11 @@
-"""A model as CUDA runs it: fused weights with room for adapters behind them, and one loop over the
+"""The CUDA forward pass: fused weights with room for adapters behind them, and one loop over the
 layers.
 
-`nets/causal_lm.py` says what the model is, and the tests hold this pass to it. A layer is four
+`nets/causal_lm.py` defines the model, and the tests compare this pass with it. A layer is four
 products and five kernels: rotation (which also stores keys and values), attention, norm,
-activation, norm. Adapters add no kernel to a decode step. Where few rows decode, the products are
-our own and the kernels start before their predecessors have ended (`early_start.py`). Where ranks
-share the layers, their parts are added up after the second and the fourth product.
+activation, norm. Adapters add no kernel to a decode step. If few rows decode, the products are our
+own and the kernels start before their predecessors have ended (`early_start.py`). If ranks share
+the layers, their parts are added up after the second and the fourth product.
 """
 
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class _Layer:
     k_norm: Tensor | None
 
     @classmethod
-    def of(cls, layer: Layer, number: int, *, leads: bool) -> "_Layer":
-        """`leads`: this rank, of those that share the layer, adds the biases of their sums."""
+    def from_layer(cls, layer: Layer, number: int, *, leads: bool) -> "_Layer":
+        """`leads`: of the ranks that share the layer, this one adds the biases."""
         attn, mlp, name = layer.self_attn, layer.mlp, f"model.layers.{number}."
         qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
         return cls(
@@ -67,10 +67,10 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the kernels of one step are told alike.
+    """Settings that all kernels of one step share.
 
     `few`: products of few rows by our own kernel, and kernels that start `early`. `held`: units of
-    each adapter whose second factors are read early.
+    each adapter whose second factors are read before the predecessor has ended.
     """
 
     adapters: AdapterRows | None
@@ -81,12 +81,12 @@ class _Step:
 
     @property
     def fused(self) -> AdapterRows | None:
-        """The adapters, where the kernels after a product add their updates."""
+        """The adapters, if the kernels after a product add their updates."""
         return None if self.adapters is None or not self.adapters.fused else self.adapters
 
 
-class CudaStraightPass:
-    """Takes the linear layers' memory over from `net`, whose parameters become views of it."""
+class CudaForwardPass:
+    """Takes over the linear layers' memory; the parameters of `net` become views of it."""
 
     def __init__(self, net: CausalLM, *, batch_invariant: bool) -> None:
         config, self._parallel = net.rank_config, net.parallel
@@ -95,7 +95,7 @@ class CudaStraightPass:
         self._size = config.head_dim
         layers = enumerate(net.model.layers)
         leads = net.parallel is None or net.parallel.rank == 0
-        self._layers = [_Layer.of(layer, i, leads=leads) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
+        self._layers = [_Layer.from_layer(layer, i, leads=leads) for i, layer in layers]  # type: ignore[arg-type]  # torch's list says Module
         head = net.model.embed_tokens if net.lm_head is None else net.lm_head
         self._head = CudaProductSite([head], ["lm_head"])
         self._norms = [layer.norm for layer in self._layers[1:]] + [net.model.norm.weight]
@@ -103,7 +103,7 @@ class CudaStraightPass:
         self.units = 0
 
     def reserve(self, units: int) -> None:
-        """Room for so many units of adapters; graphs captured before read memory that is gone."""
+        """Make room for so many units of adapters. Graphs captured before become invalid."""
         self.units = units
         for site in self._sites():
             site.reserve(units)
@@ -112,27 +112,27 @@ class CudaStraightPass:
         for site in self._sites():
             site.put(adapter, first, units)
 
-    def hidden(
+    def run_layers(
         self, tokens: Tensor, attention: CudaPagedAttention, adapters: AdapterRows | None
     ) -> Tensor:
-        """Rows to `[rows, hidden]` after the last norm; their keys and values go into the cache."""
+        """`[rows, hidden]` after the last norm; the rows' keys and values go into the cache."""
         step = self._step(len(tokens), adapters)
-        residual = self._embedded(tokens)
-        x = self._normed(residual[None], None, self._layers[0].norm, None, step)
+        residual = self._embed(tokens)
+        x = self._norm(residual[None], None, self._layers[0].norm, None, step)
         for number, layer in enumerate(self._layers):
             qkv = self._product(layer.qkv, x, step)
-            q = self._rotated(number, layer, qkv, attention, step)
+            q = self._rotate(number, layer, qkv, attention, step)
             seen = attention(number, q, step.early).view(len(q), -1)
-            out = self._summed_product(layer.o, seen, step)
-            x = self._normed(out, residual, layer.mlp_norm, layer.o, step)
+            out = self._all_reduce_product(layer.o, seen, step)
+            x = self._norm(out, residual, layer.mlp_norm, layer.o, step)
             gate_up = self._product(layer.gate_up, x, step)
-            active = self._activated(layer.gate_up, gate_up, step)
-            out = self._summed_product(layer.down, active, step)
-            x = self._normed(out, residual, self._norms[number], layer.down, step)
+            active = self._activate(layer.gate_up, gate_up, step)
+            out = self._all_reduce_product(layer.down, active, step)
+            x = self._norm(out, residual, self._norms[number], layer.down, step)
         return x
 
     def logits(self, hidden: Tensor, adapters: AdapterRows | None) -> Tensor:
-        """Scores over the vocabulary, `[rows, vocab]`; with adapters a row is longer in memory."""
+        """Logits `[rows, vocab]`; with adapters the tensor's row stride is larger."""
         extent = 0 if adapters is None else adapters.extent
         out = self._library_product(self._head, hidden, extent)
         if adapters is not None:
@@ -140,7 +140,7 @@ class CudaStraightPass:
         return out[0, :, : self._head.out]
 
     def _step(self, rows: int, adapters: AdapterRows | None) -> _Step:
-        """Few rows go by our own products where these are the better ones for most of a layer."""
+        """Few rows use our own products if these are better for most sites of a layer."""
         extent = 0 if adapters is None else adapters.extent
         layer = self._layers[0]
         sites = (layer.qkv, layer.o, layer.gate_up, layer.down)
@@ -164,8 +164,8 @@ class CudaStraightPass:
             self._spread(site, out[0], step.adapters)
         return out
 
-    def _summed_product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
-        """A product that is cut by columns, where ranks share the layers."""
+    def _all_reduce_product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
+        """A row-parallel product, summed over the ranks that share the layers."""
         out = self._product(site, x, step)
         if self._parallel is None:
             return out
@@ -173,7 +173,7 @@ class CudaStraightPass:
         self._parallel.add_up(whole)
         return whole[None]
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor) -> Tensor:
         weight = self._net.model.embed_tokens.weight
         if self._parallel is None:
             return weight.index_select(0, tokens)
@@ -201,7 +201,7 @@ class CudaStraightPass:
             )
             start += columns
 
-    def _normed(
+    def _norm(
         self,
         x: Tensor,
         residual: Tensor | None,
@@ -234,7 +234,7 @@ class CudaStraightPass:
         )
         return out
 
-    def _rotated(
+    def _rotate(
         self, number: int, layer: _Layer, qkv: Tensor, attention: CudaPagedAttention, step: _Step
     ) -> Tensor:
         rows, (parts, length) = attention.rows, qkv.shape[:2]
@@ -275,7 +275,7 @@ class CudaStraightPass:
         )
         return q
 
-    def _activated(self, site: CudaProductSite, gate_up: Tensor, step: _Step) -> Tensor:
+    def _activate(self, site: CudaProductSite, gate_up: Tensor, step: _Step) -> Tensor:
         columns, (parts, rows) = site.outs[0], gate_up.shape[:2]
         out = site.spread.new_empty(rows, columns)
         tiles = None if step.fused is None else step.fused.tiles
