@@ -134,7 +134,7 @@ def test_a_holder_that_vanishes_loses_the_permit_and_the_others_go_on(
     lost = gone.permit("rollout", 0)
     assert stays.permit("rollout", 0) != lost  # within the time of one request
     said = gone.progress(lost)
-    assert said["state"] == "taken" and "not heard of" in said["reason"]
+    assert said["state"] == "taken" and "sent no report" in said["reason"]
     rows = {row["job"]: row for row in _state(service)["jobs"]}
     assert rows["default/gone"]["stage"] == "held"  # until it asks again
 

@@ -158,7 +158,9 @@ def keeps_the_end_secret(honest: Rule) -> Rule:
     def close(self: PhaseCycle, one: Any, hold: Any, *args: Any) -> None:
         honest(self, one, hold, *args)
         if hold.phase is Phase.ROLLOUT:
-            self.out = [said for said in self.out if not isinstance(said, PermitEnded)]
+            self.messages = [
+                message for message in self.messages if not isinstance(message, PermitEnded)
+            ]
 
     return close
 
@@ -211,7 +213,7 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "turns counted": (JobRegistry, "_used", nothing, r"\d+ turns of \d+"),
     "permit back": (
         PhaseCycle,
-        "_close",
+        "_close_permit",
         keeps_the_end_secret,
         "permits are still out|jobs never ended",
     ),

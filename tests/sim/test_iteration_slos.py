@@ -31,7 +31,7 @@ def test_a_job_may_be_moved_once_in_a_hundred_iterations(iterations: int, tries:
     moves = []
     for state.iterations_done in range(iterations):
         if state.iterations_done in tries and state.may_move:
-            state.moved_at = state.iterations_done
+            state.moved_at_iteration = state.iterations_done
             moves.append(state.iterations_done)
     assert len(moves) * ITERATIONS_PER_MOVE <= iterations
     assert all(b - a >= ITERATIONS_PER_MOVE for a, b in pairwise(moves))

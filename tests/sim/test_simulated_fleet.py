@@ -124,7 +124,7 @@ def test_a_profile_that_lies_by_three_costs_its_own_job_its_place_and_the_others
     for job in (honest, liar):
         state = scheduler.job(job)
         assert state.status is JobStatus.FINISHED and state.iterations_done == 40
-        assert state.elapsed_s(fleet.now_s) <= slo * state.seen_s, f"{job} is past its bound"
+        assert state.clock_time_s(fleet.now_s) <= slo * state.observed_s, f"{job} is past its bound"
 
 
 @pytest.mark.parametrize("policy", ["ours", "group"])
@@ -160,7 +160,7 @@ def test_a_member_keeps_its_bound_beside_jobs_of_unknown_and_of_untrue_lengths(p
 
     def watched() -> bool:
         state = scheduler.find(member)
-        if state is not None and state.clock_s is not None and not began_s:
+        if state is not None and state.clock_since_s is not None and not began_s:
             began_s.append(fleet.now_s)
         if state is not None and state.status is JobStatus.PLACED and state.iterations_done > 2:
             job = fleet.jobs[member]
@@ -168,10 +168,10 @@ def test_a_member_keeps_its_bound_beside_jobs_of_unknown_and_of_untrue_lengths(p
             assert reported is not None
             holds = keeper.find(member)
             running_s = 0.0
-            if holds is not None and holds.hold is not None:
-                running_s = fleet.now_s - holds.hold.since_s
+            if holds is not None and holds.permit is not None:
+                running_s = fleet.now_s - holds.permit.started_s
             clock_s = fleet.now_s - began_s[0]
-            assert reported == pytest.approx(clock_s / (state.seen_s + running_s), rel=0.05)
+            assert reported == pytest.approx(clock_s / (state.observed_s + running_s), rel=0.05)
             ended["slowdown"] = clock_s / (max(job.iteration, 1) * said.solo_s)
         return member in fleet.jobs and fleet.jobs[member].over
 

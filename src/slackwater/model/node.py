@@ -67,7 +67,7 @@ class Pool:
         sizes = range(max(devices, self.least_devices), whole)
         return next((n for n in sizes if not whole % n and not n % self.least_devices), whole)
 
-    def in_parts(self, devices: int) -> "Pool":
+    def with_parts(self, devices: int) -> "Pool":
         """The pool of all parts of so many devices."""
         share = devices / self.node_type.devices
         kind = replace(

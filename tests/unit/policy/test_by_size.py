@@ -28,7 +28,7 @@ def job(name: str, devices: int, where: FleetView, *, slo: float = 1.0) -> JobSp
         rollout_devices=devices,
         train_devices=devices,
     )
-    return JobSpec(JobId(name), 0.0, 10, slo, where.counted(asked))
+    return JobSpec(JobId(name), 0.0, 10, slo, where.with_node_counts(asked))
 
 
 def placed(policy: PlacementPolicy, spec: JobSpec) -> Placement:

@@ -43,7 +43,7 @@ class Execution:
             self.ask(job)
         while self.members:
             while (picked := order.pick(self.waiting.values(), self.free, self.now_s)) is not None:
-                order.started(picked.job, picked.phase, picked.nodes)
+                order.record_start(picked.job, picked.phase, picked.nodes)
                 del self.waiting[picked.job]
                 self.begin(picked.job, picked.phase)
             assert self.running, f"nobody runs, and {sorted(self.waiting)} wait"

@@ -64,7 +64,7 @@ def test_slack_is_counted_by_kind_with_what_it_saves(tmp_path: Path) -> None:
         for name in ("a", "b"):
             state = plane.controller.phases.scheduler.find(JobId(f"mine/{name}"))
             assert state is not None and state.placement is not None
-            state.seen_s += 14.0  # an iteration each, in the time of one
+            state.observed_s += 14.0  # an iteration each, in the time of one
         sampler._last_s = sampler.now_s() - 14.0
         sampler.sample()
         rows = {row["kind"]: row for row in sampler.slack.rows()}

@@ -1,4 +1,4 @@
-"""What the co-scheduler asks its body to do."""
+"""Commands of the co-scheduler."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,8 @@ class ReturnNodes:
 
 @dataclass(frozen=True, slots=True)
 class StartJob:
-    """Load a job's state on its nodes, then ask for a permit for its next phase under this epoch.
-
-    After a move (`epoch` above 1, or an earlier checkpoint) it resumes at `iterations_done`.
+    """Load a job's state on its nodes, then request a permit for its next phase under this epoch.
+    It resumes after `iterations_done`.
     """
 
     job: JobId
@@ -40,8 +39,8 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End a job's processes where they are; its epoch is over. One that `moves` is started again at
-    once, another (its node is gone) must be brought back by its owner, as after a crash.
+    """End a job's processes where they are; its epoch is over. A job that `moves` is started again;
+    any other (its node is lost) must be resumed by its owner, as after a crash.
     """
 
     job: JobId
@@ -68,7 +67,7 @@ class RefuseJob:
 
 @dataclass(frozen=True, slots=True)
 class GrantPermit:
-    """Let a phase run on these nodes. `switch` says that another job's state is on one of them."""
+    """Let a phase run on these nodes. With `switch` another state is on one of them."""
 
     permit: int
     job: JobId
@@ -80,9 +79,7 @@ class GrantPermit:
 
 @dataclass(frozen=True, slots=True)
 class ShrinkRollout:
-    """Move a rollout's last responses to a few devices of its nodes; the rest are free for the next
-    job.
-    """
+    """Move a rollout's last responses to a few devices of its nodes, and free the others."""
 
     permit: int
     job: JobId

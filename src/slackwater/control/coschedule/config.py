@@ -1,4 +1,4 @@
-"""How the co-scheduler is set up."""
+"""Configuration of the co-scheduler."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ _ORDERINGS: dict[str, Callable[[Standing], Ordering]] = {
     "fcfs": lambda _: FirstComeFirstServed(),
 }
 
-# The order of phases that belongs to a placement; the others keep round robin.
-_BELONGS: dict[str, OrderingName] = {
+# Placements that are not named here use round robin.
+_DEFAULT_ORDERINGS: dict[str, OrderingName] = {
     "interleaving": "plan",
     "ours": "plan",
     "horizon": "hrrs",
@@ -34,16 +34,18 @@ _BELONGS: dict[str, OrderingName] = {
 
 
 def ordering_for(placement: str) -> OrderingName:
-    """The order of phases that belongs to a placement policy."""
-    return _BELONGS.get(placement, "round_robin")
+    """The default ordering of phases for a placement policy."""
+    return _DEFAULT_ORDERINGS.get(placement, "round_robin")
 
 
 @dataclass(frozen=True, slots=True)
 class CoScheduleConfig:
-    """`backfill` lets a waiting job be placed before one that came earlier and fits nowhere yet.
-    With `guard`, a job gets nodes of its own before its SLO could break. `rebalance_every_s` 0: on
-    arrivals only. `slo_basis`: the SLO bounds the time against declared worst-case lengths, or,
-    where those are no bound (drift), against what the job's own phases would take alone.
+    """With `backfill` a held job may be placed before one that came earlier and fits nowhere yet.
+    With `guard` a job gets nodes of its own before its SLO could break. `rebalance_every_s` adds
+    periodic rebalances to those after arrivals and departures; 0 adds none.
+
+    An SLO bounds the slowdown against declared worst-case lengths, or, with `slo_basis` "realised",
+    against what the job's own phases take alone: drift makes declared lengths no bound.
     """
 
     ordering: OrderingName = "plan"
@@ -63,5 +65,5 @@ class CoScheduleConfig:
             )
 
     def new_ordering(self, standing: Standing) -> Ordering:
-        """One per group; `standing` tells how its members stand at a moment."""
+        """The ordering of one group; `standing` returns its members at a moment."""
         return _ORDERINGS[self.ordering](standing)

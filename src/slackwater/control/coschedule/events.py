@@ -1,7 +1,7 @@
-"""What can happen to the co-scheduler. Plain data, so that a record of it can be replayed.
+"""Events of the co-scheduler. Plain data: a record of them can be replayed.
 
-`epoch` counts a job's placements, and a permit's number is used once: a message that names an old
-epoch or a permit that is no longer held came late or twice, and is ignored.
+`epoch` counts a job's placements, and a permit's number is used once. A message with an old epoch,
+or with a permit that nobody holds any more, came late or twice and is ignored.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class JobArrived:
 
 @dataclass(frozen=True, slots=True)
 class ProfilingAsked:
-    """A job whose cycle is not known is to run as a guest, on so many nodes or devices, until
-    `JobArrived` brings its profile.
+    """A job without a profile is to run unprofiled, on so many nodes or devices, until `JobArrived`
+    brings its profile.
     """
 
     now_s: float
@@ -51,9 +51,7 @@ class PhaseRequested:
 
 @dataclass(frozen=True, slots=True)
 class JobRests:
-    """A placed job has asked for nothing since its last phase: others need not wait for its
-    turn.
-    """
+    """A placed job has asked for nothing since its last phase: its turn can be skipped."""
 
     now_s: float
     job: JobId
@@ -62,8 +60,8 @@ class JobRests:
 
 @dataclass(frozen=True, slots=True)
 class JobYields:
-    """A placed job has asked for nothing for long: its place goes to another that waits, until it
-    arrives again.
+    """A placed job has asked for nothing for a long time: it loses its place to a held job, and may
+    arrive again.
     """
 
     now_s: float
@@ -73,7 +71,7 @@ class JobYields:
 
 @dataclass(frozen=True, slots=True)
 class TailReached:
-    """So many of a rollout's responses are done that the rest would fit on a few devices."""
+    """So many responses of a rollout are done that the rest fits on a few devices."""
 
     now_s: float
     job: JobId
@@ -82,9 +80,10 @@ class TailReached:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFinished:
-    """A phase ended by itself; `work_s` is what its work would take on the nodes of its profile,
-    without a switch. One that is `cut` goes on with the job's next permit. `step_s` is the longest
-    time in it that could not be cut, where that is not all of it.
+    """A phase ended by itself, or was preempted (`cut`) and resumes with the job's next permit.
+
+    `work_s` is what its work takes on the nodes of the job's profile, without a switch; 0 if it was
+    skipped or cut. `step_s` is the longest stretch of it that could not be preempted; 0 means all.
     """
 
     now_s: float
@@ -97,7 +96,7 @@ class PhaseFinished:
 
 @dataclass(frozen=True, slots=True)
 class JobFinished:
-    """A job made its last iteration."""
+    """A job completed its last iteration."""
 
     now_s: float
     job: JobId
@@ -106,7 +105,7 @@ class JobFinished:
 
 @dataclass(frozen=True, slots=True)
 class JobCrashReported:
-    """A job's processes died. It may come back with `JobArrived`."""
+    """A job's processes died. It may return with `JobArrived`."""
 
     now_s: float
     job: JobId
@@ -115,7 +114,7 @@ class JobCrashReported:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node vanished, with the state of every job that is pinned to it."""
+    """A node is lost, with the state of every job that is pinned to it."""
 
     now_s: float
     node: NodeId
@@ -135,19 +134,4 @@ Event = (
     | TimerFired
 )
 
-EVENT_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        JobArrived,
-        ProfilingAsked,
-        PhaseRequested,
-        JobRests,
-        JobYields,
-        TailReached,
-        PhaseFinished,
-        JobFinished,
-        JobCrashReported,
-        NodeLost,
-        TimerFired,
-    )
-}
+EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in Event.__args__}

@@ -1,5 +1,5 @@
-"""Groups of jobs that share nodes, as the co-scheduler runs them: who is in, what they wait for,
-which order they keep.
+"""Co-execution groups: which jobs share nodes, which of their phases wait, and in which order they
+run.
 """
 
 import math
@@ -16,9 +16,9 @@ from slackwater.policy.ordering.plan_alignment import worst_period_s
 from slackwater.policy.ordering.priority import LoadedJob, Ordering, WaitingPhase
 from slackwater.policy.placement.fleet import FleetView
 
-# A newcomer whose place in the cycle would break a member's SLO waits for a better moment; after
-# two cycles all were seen.
-_PATIENCE = 2.0
+# A new member that would break another's SLO by joining now waits for a better moment of the cycle.
+# After two cycles it has seen all of them.
+_PATIENCE = 2.0  # cycles
 _NO_LOSS = 1e-6
 
 
@@ -27,31 +27,30 @@ class _Group:
     ordering: Ordering
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     waiting: dict[JobId, WaitingPhase] = field(default_factory=dict)
-    pending: dict[JobId, float] = field(default_factory=dict)  # loaded, since when
+    pending: dict[JobId, float] = field(default_factory=dict)  # loaded but not joined, since when
     plan: GroupPlan | None = None
-    worst_iteration_s: dict[JobId, float] = field(
-        default_factory=dict
-    )  # known until members, plan or profiles change
+    # A cache: empty after members, plan or profiles change.
+    worst_iteration_s: dict[JobId, float] = field(default_factory=dict)
 
 
 class Groups:
-    """All groups, and the requests that wait in them."""
+    """All groups, and the phases that wait in them."""
 
     def __init__(self, config: CoScheduleConfig, fleet: FleetView, permits: Permits) -> None:
         self._config = config
         self._fleet = fleet
         self._permits = permits
         self._groups: dict[GroupId, _Group] = {}
-        self._users: dict[NodeId, dict[GroupId, int]] = {}  # by node, whichever part of it
-        self.misfits: dict[JobId, JobState] = {}  # whom no moment let in that breaks no iteration
+        self._users: dict[NodeId, dict[GroupId, int]] = {}  # by whole node: jobs of each group
+        self.misfits: dict[JobId, JobState] = {}  # no moment to join breaks no bounded iteration
 
     def enter(self, state: JobState) -> None:
-        """A job was placed; it takes part in the order once its state is loaded."""
+        """Add a job that was placed; it takes part in the order once its state is loaded."""
         placement = state.placement
         assert placement is not None
         group = self._groups.get(placement.group)
         if group is None:
-            group = _Group(self._config.new_ordering(partial(self._standing, placement.group)))
+            group = _Group(self._config.new_ordering(partial(self._members_by_id, placement.group)))
             self._groups[placement.group] = group
         group.jobs[state.spec.job] = state
         group.worst_iteration_s = {}
@@ -60,35 +59,33 @@ class Groups:
             users[placement.group] = users.get(placement.group, 0) + 1
 
     def plan(self, group_id: GroupId, plan: GroupPlan, now_s: float, *, joining: bool) -> None:
-        """A group's new plan; with a member still loading it waits for that one."""
+        """Give a group a new plan; with a joining member it takes effect when that has joined."""
         group = self._groups[group_id]
         group.plan = plan
         group.worst_iteration_s = {}
         if not joining:
-            self._adopt(group, now_s)
+            group.ordering.adopt(self._members(group, now_s), group.plan)
 
     def join(self, state: JobState, now_s: float) -> None:
-        """A job's state is loaded: it takes part, and asks for its first rollout, as soon as that
+        """The job's state is loaded: it takes part, and requests its first rollout, as soon as that
         costs no member its SLO.
         """
-        assert state.placement is not None
         state.wake(now_s)
-        group = self._groups[state.placement.group]
+        group = self._group_of(state)
         group.pending[state.spec.job] = now_s
-        self._take_in(group, now_s)
+        self._join_pending(group, now_s)
 
     def is_pending(self, state: JobState) -> bool:
-        """Whether it waits to take part."""
-        assert state.placement is not None
-        return state.spec.job in self._groups[state.placement.group].pending
+        """Whether its state is loaded and it has not joined its group's order yet."""
+        return state.spec.job in self._group_of(state).pending
 
-    def _take_in(self, group: _Group, now_s: float) -> None:
+    def _join_pending(self, group: _Group, now_s: float) -> None:
         for job, since_s in list(group.pending.items()):
             state = group.jobs[job]
             state.joined = True
             members = self._members(group, now_s)
             bounded = any(member.bound_s < math.inf for member in members)
-            if len(members) > 1 and (bounded or state.clock_s is None):
+            if len(members) > 1 and (bounded or state.clock_since_s is None):
                 loss_s, period_s = group.ordering.joining_loss_s(members, group.plan)
                 waited = now_s - since_s >= _PATIENCE * period_s
                 if loss_s > _NO_LOSS * period_s and (bounded or not waited):
@@ -102,16 +99,14 @@ class Groups:
             self.request(state, state.next_phase, now_s)
 
     def rest(self, state: JobState) -> None:
-        """A member has nothing to do for a while: nobody waits for its turn. With its next request
-        it takes part again.
-        """
-        assert state.placement is not None and state.joined
-        self._groups[state.placement.group].ordering.leave(state.spec.job)
+        """Let the order skip a member that asks for nothing, until its next request."""
+        assert state.joined
+        self._group_of(state).ordering.leave(state.spec.job)
         state.joined = False
         state.rest()
 
     def leave(self, state: JobState) -> None:
-        """A job finished, crashed or moves on; its permit is back already."""
+        """Remove a job that finished, crashed or moves; its permit was released before."""
         placement = state.placement
         assert placement is not None
         job = state.spec.job
@@ -134,7 +129,7 @@ class Groups:
         state.joined = False
 
     def request(self, state: JobState, phase: Phase, now_s: float) -> None:
-        """A job's next phase waits for its turn."""
+        """Queue the job's next phase."""
         placement = state.placement
         assert placement is not None
         nodes = placement.rollout_nodes if phase is Phase.ROLLOUT else placement.train_nodes
@@ -146,11 +141,11 @@ class Groups:
         self._groups[placement.group].waiting[state.spec.job] = request
 
     def waiting(self) -> list[WaitingPhase]:
-        """All requests that wait."""
+        """The phases that wait, of all groups."""
         return [request for group in self._groups.values() for request in group.waiting.values()]
 
-    def is_wanted(self, node: NodeId) -> bool:
-        """Whether a request waits for the node."""
+    def has_request_on(self, node: NodeId) -> bool:
+        """Whether a phase waits for the node."""
         return any(
             overlap(node, place)
             for group in self._users.get(node_of(node), ())
@@ -159,40 +154,39 @@ class Groups:
         )
 
     def is_waiting(self, state: JobState) -> bool:
-        """Whether it has asked for a permit and not got it."""
-        assert state.placement is not None
-        return state.spec.job in self._groups[state.placement.group].waiting
+        """Whether it has requested a permit and not got it."""
+        return state.spec.job in self._group_of(state).waiting
 
     def grant(self, group_id: GroupId, now_s: float, commands: list[Command]) -> None:
-        """Add a permit for every phase of the group that may run now; a job's clock starts with its
-        first.
+        """Add a permit for every phase of the group that may run now. A job's SLO clock starts with
+        its first permit.
         """
         group = self._groups.get(group_id)
         if group is not None and group.pending:
-            self._take_in(group, now_s)
+            self._join_pending(group, now_s)
         while group is not None and group.waiting:
             request = group.ordering.pick(group.waiting.values(), self._permits.is_free, now_s)
             if request is None:
                 return
             state = group.jobs[request.job]
             del group.waiting[request.job]
-            group.ordering.started(request.job, request.phase, request.nodes)
-            if state.clock_s is None:
-                state.clock_s = now_s
+            group.ordering.record_start(request.job, request.phase, request.nodes)
+            if state.clock_since_s is None:
+                state.clock_since_s = now_s
             commands.append(self._permits.grant(request, state.epoch, now_s))
 
     def members_on(self, node: NodeId) -> list[JobState]:
-        """All jobs that run there phase by phase."""
+        """All jobs that take part in an order and have phases on the node."""
         return [
             state
-            for group in self.using((node,))
+            for group in self.groups_on((node,))
             for state in self._groups[group].jobs.values()
             if state.joined and state.placement is not None
             if state.placement.uses(node)
         ]
 
-    def using(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
-        """Groups that have a stake in one of the nodes, or in another part of one."""
+    def groups_on(self, nodes: tuple[NodeId, ...]) -> list[GroupId]:
+        """Groups with jobs on one of the nodes, or on any part of one."""
         users: dict[GroupId, int] = {}
         for node in nodes:
             users |= self._users.get(node_of(node), {})
@@ -200,18 +194,14 @@ class Groups:
 
     def shares(self, state: JobState) -> bool:
         """Whether its group has other members."""
-        assert state.placement is not None
-        return len(self._groups[state.placement.group].jobs) > 1
+        return len(self._group_of(state).jobs) > 1
 
-    def revised(self, state: JobState) -> None:
-        """A member's profile changed."""
-        assert state.placement is not None
-        self._groups[state.placement.group].worst_iteration_s = {}
+    def record_profile_change(self, state: JobState) -> None:
+        self._group_of(state).worst_iteration_s = {}
 
     def worst_iteration_s(self, state: JobState) -> float:
-        """At most so long does one iteration take in its group when every phase takes its worst."""
-        assert state.placement is not None
-        group = self._groups[state.placement.group]
+        """The longest that one iteration takes in its group at worst-case lengths of all phases."""
+        group = self._group_of(state)
         if not group.worst_iteration_s:
             period_s, plan = self._worst_period_s(group), group.plan
             group.worst_iteration_s = {
@@ -221,20 +211,13 @@ class Groups:
         return group.worst_iteration_s[state.spec.job]
 
     def mates(self, state: JobState) -> list[JobState]:
-        """The others of its group."""
-        assert state.placement is not None
-        return [
-            mate
-            for mate in self._groups[state.placement.group].jobs.values()
-            if mate.spec.job != state.spec.job
-        ]
+        """The other jobs of its group."""
+        members = self._group_of(state).jobs
+        return [member for job, member in members.items() if job != state.spec.job]
 
-    def coming_iteration_s(self, state: JobState) -> float:
-        """So long an iteration takes in its group when nobody waits more than the fullest node
-        makes him.
-        """
-        assert state.placement is not None
-        group = self._groups[state.placement.group]
+    def next_iteration_s(self, state: JobState) -> float:
+        """How long an iteration takes in its group if jobs only wait for the fullest node."""
+        group = self._group_of(state)
         if group.plan is not None:
             return self.worst_iteration_s(state)
         loads_s: dict[NodeId, float] = {}
@@ -260,28 +243,28 @@ class Groups:
             return sum(lengths_s.values()) + sum(syncs_s.values())
         return worst_period_s(group.plan, lengths_s, syncs_s)
 
-    def waits_for(
-        self, nodes: tuple[NodeId, ...], but: JobId, phases: tuple[Phase, ...] = tuple(Phase)
+    def has_request_for(
+        self, nodes: tuple[NodeId, ...], other_than: JobId, phases: tuple[Phase, ...] = tuple(Phase)
     ) -> bool:
-        """Whether one of these phases of another job waits for one of the nodes."""
+        """Whether another job waits with one of these phases for one of the nodes."""
         return any(
             request.phase in phases
             and any(overlap(node, place) for node in nodes for place in request.nodes)
-            for group_id in self.using(nodes)
+            for group_id in self.groups_on(nodes)
             for request in self._groups[group_id].waiting.values()
-            if request.job != but
+            if request.job != other_than
         )
 
-    def keeps_waiting(self, state: JobState) -> bool:
-        """Whether another member of its group waits, be it for nodes or for its turn."""
-        assert state.placement is not None
-        group = self._groups[state.placement.group]
+    def has_other_waiters(self, state: JobState) -> bool:
+        """Whether another member of its group waits, for nodes or for its turn."""
+        group = self._group_of(state)
         return bool(group.pending) or any(job != state.spec.job for job in group.waiting)
 
-    def _adopt(self, group: _Group, now_s: float) -> None:
-        group.ordering.adopt(self._members(group, now_s), group.plan)
+    def _group_of(self, state: JobState) -> _Group:
+        assert state.placement is not None
+        return self._groups[state.placement.group]
 
-    def _standing(self, group_id: GroupId, now_s: float) -> list[LoadedJob]:
+    def _members_by_id(self, group_id: GroupId, now_s: float) -> list[LoadedJob]:
         return self._members(self._groups[group_id], now_s)
 
     def _members(self, group: _Group, now_s: float) -> list[LoadedJob]:
@@ -290,13 +273,13 @@ class Groups:
     def _member(self, state: JobState, now_s: float) -> LoadedJob:
         placement = state.placement
         assert placement is not None
-        permit = self._permits.held_by(state.spec.job)
+        permit = self._permits.find_by_job(state.spec.job)
         next_phase = state.next_phase
         if permit is None:
             running_s = max(state.free_s - now_s, 0.0)
         else:
             next_phase = Phase.TRAIN if permit.phase is Phase.ROLLOUT else Phase.ROLLOUT
-            left_s = self.phase_end_s(state, permit.phase, permit.started_s) - now_s
+            left_s = permit.started_s + state.phase_s(permit.phase, self._fleet) - now_s
             running_s = max(left_s, 0.0) + (state.sync_s if permit.phase is Phase.TRAIN else 0.0)
         budget_s = state.budget_s(now_s, realised=self._config.slo_basis == "realised")
         return LoadedJob(
@@ -310,35 +293,32 @@ class Groups:
             running_s,
             budget_s,
             state.iterations_left,
-            state.clock_s is not None,
+            state.clock_since_s is not None,
             bound_s=state.iteration_bound_s,
             iteration_s=state.iteration_s(now_s),
         )
 
-    def rolls_out_for_s(self, state: JobState, now_s: float) -> float:
-        """How much longer its rollout takes, by what was seen lately; 0 if it has none running."""
-        permit = self._permits.held_by(state.spec.job)
+    def remaining_rollout_s(self, state: JobState, now_s: float) -> float:
+        """How much longer its running rollout takes by recent lengths; 0 if none runs."""
+        permit = self._permits.find_by_job(state.spec.job)
         if permit is None or permit.phase is not Phase.ROLLOUT:
             return 0.0
-        lately_s = state.recent_rollout.lately_s
-        whole_s = state.phase_s(Phase.ROLLOUT, self._fleet) if lately_s is None else lately_s
-        return max(permit.started_s + whole_s - now_s, 0.0)
-
-    def phase_end_s(self, state: JobState, phase: Phase, started_s: float) -> float:
-        """When a phase that began at `started_s` ends at worst."""
-        return started_s + state.phase_s(phase, self._fleet)
+        length_s = state.recent_rollout.mean_s
+        if length_s is None:
+            length_s = state.phase_s(Phase.ROLLOUT, self._fleet)
+        return max(permit.started_s + length_s - now_s, 0.0)
 
     def check_integrity(self) -> None:
-        """Every waiting or ordered job is a member; nobody waits who runs, nor for nodes that are
-        free and nobody else's.
+        """Check that waiting and ordered jobs are members, that no job waits while it runs, and
+        that none waits for free nodes in a group of its own.
         """
         for group_id, group in self._groups.items():
             assert group.jobs, f"group {group_id} is empty"
             for job, request in group.waiting.items():
                 assert job in group.jobs and request.job == job
-                assert self._permits.held_by(job) is None, f"{job} waits while it runs"
-                alone = len(group.jobs) == 1
-                assert not (alone and self._permits.is_free(request)), f"{job} waits for nobody"
+                assert self._permits.find_by_job(job) is None, f"{job} waits while it runs"
+                single = len(group.jobs) == 1
+                assert not (single and self._permits.is_free(request)), f"{job} waits for nobody"
             for job in group.pending:
                 assert not group.jobs[job].joined and job not in group.waiting
             for job, state in group.jobs.items():

@@ -11,8 +11,8 @@ from slackwater.policy.ordering.priority import WaitingPhase
 
 @dataclass(slots=True)
 class Permit:
-    """One phase of one job on nodes, or parts of nodes. A shrunk one keeps a few devices of each,
-    beside the next rollout.
+    """The right of one job to run one phase on nodes, or on parts of nodes. A shrunk permit holds a
+    few devices of each, beside the next rollout.
     """
 
     number: int
@@ -24,8 +24,8 @@ class Permit:
 
 
 class Permits:
-    """Gives permits out and takes them back. A device runs one phase, and at most the tail of one
-    rollout beside another.
+    """Grants permits and releases them. A device runs one phase, and beside a rollout at most the
+    tail of another.
     """
 
     def __init__(self) -> None:
@@ -34,11 +34,11 @@ class Permits:
         self._holder: dict[NodeId, int] = {}
         self._tail: dict[NodeId, int] = {}
         self._resident: dict[NodeId, tuple[JobId, Phase]] = {}
-        self._parts: dict[NodeId, set[NodeId]] = {}  # of a node, that were ever given or kept
-        self._kept_for: dict[NodeId, JobId] = {}
-        self._given = 0
+        self._parts: dict[NodeId, set[NodeId]] = {}  # by node: those ever granted or reserved
+        self._reserved: dict[NodeId, JobId] = {}
+        self._last_number = 0
 
-    def held_by(self, job: JobId) -> Permit | None:
+    def find_by_job(self, job: JobId) -> Permit | None:
         """The job's permit, if it has one: a job runs one phase at a time."""
         return self._by_job.get(job)
 
@@ -55,28 +55,28 @@ class Permits:
         return False
 
     def is_free(self, request: WaitingPhase) -> bool:
-        """Whether all its nodes can take the phase now; beside a tail only a rollout can run."""
+        """Whether the phase can run now on all its nodes; beside a tail only a rollout can."""
         for place in request.nodes:
             for node in self._overlapping(place):
-                if node in self._holder or self._kept_for.get(node, request.job) != request.job:
+                if node in self._holder or self._reserved.get(node, request.job) != request.job:
                     return False
                 if node in self._tail and request.phase is not Phase.ROLLOUT:
                     return False
         return True
 
-    def others_hold(self, nodes: Iterable[NodeId], job: JobId) -> bool:
+    def is_held_by_other(self, nodes: Iterable[NodeId], job: JobId) -> bool:
         """Whether another job has one of these nodes."""
         holders = (self._holder.get(node) for place in nodes for node in self._overlapping(place))
         return any(number is not None and self._permits[number].job != job for number in holders)
 
-    def _know(self, place: NodeId) -> None:
-        """Others may want devices of it under another name."""
+    def _record_part(self, place: NodeId) -> None:
+        """Parts of a node may overlap, so `_overlapping` must know all that are in use."""
         node = node_of(place)
         if node != place:
             self._parts.setdefault(node, set()).add(place)
 
     def _overlapping(self, place: NodeId) -> Iterable[NodeId]:
-        """The place, and others that were given or kept and have devices of it."""
+        """The place, and others, ever granted or reserved, that share devices with it."""
         node = node_of(place)
         if node == place and node not in self._parts:
             return (place,)
@@ -91,56 +91,53 @@ class Permits:
         )
 
     @property
-    def kept(self) -> dict[NodeId, JobId]:
+    def reserved(self) -> dict[NodeId, JobId]:
         """Nodes that only one job may have next."""
-        return dict(self._kept_for)
+        return dict(self._reserved)
 
-    def keep(self, nodes: Iterable[NodeId], job: JobId) -> None:
-        """These nodes are the job's as soon as they are free, and nobody else's until it has had
-        them.
-        """
+    def reserve(self, nodes: Iterable[NodeId], job: JobId) -> None:
+        """Let nobody but this job have the nodes until it has had them."""
         for node in nodes:
-            self._kept_for[node] = job
-            self._know(node)
+            self._reserved[node] = job
+            self._record_part(node)
 
-    def keep_no_longer(self, job: JobId) -> None:
-        """It has had them, or is gone."""
-        for node in [node for node, other in self._kept_for.items() if other == job]:
-            del self._kept_for[node]
+    def drop_reservation(self, job: JobId) -> None:
+        for node in [node for node, other in self._reserved.items() if other == job]:
+            del self._reserved[node]
 
-    def holder_of(self, node: NodeId) -> JobId | None:
-        """Whose phase runs there."""
+    def find_holder(self, node: NodeId) -> JobId | None:
+        """The job whose phase runs there."""
         number = self._holder.get(node, self._tail.get(node))
         return None if number is None else self._permits[number].job
 
     def number_after(self, number: int) -> None:
         """New permits have higher numbers than this."""
-        self._given = max(self._given, number)
+        self._last_number = max(self._last_number, number)
 
     @property
-    def given(self) -> int:
-        """The last number."""
-        return self._given
+    def last_number(self) -> int:
+        """The number of the last permit."""
+        return self._last_number
 
-    def tails_on(self, nodes: Iterable[NodeId]) -> list["Permit"]:
+    def tails_on(self, nodes: Iterable[NodeId]) -> list[Permit]:
         """Shrunk permits whose rollouts still have devices of these nodes."""
-        held = {place for node in nodes for place in self._overlapping(node)} & self._tail.keys()
-        numbers = {self._tail[place] for place in held}
+        tails = {place for node in nodes for place in self._overlapping(node)} & self._tail.keys()
+        numbers = {self._tail[place] for place in tails}
         return [self._permits[number] for number in sorted(numbers)]
 
     def grant(self, request: WaitingPhase, epoch: int, now_s: float) -> GrantPermit:
-        """Give the permit; the caller has asked `is_free`."""
+        """Grant the permit; the caller has checked `is_free`."""
         assert self.is_free(request), f"nodes of {request.job} are taken"
         assert request.job not in self._by_job, f"{request.job} holds a permit already"
         switch = self.needs_switch(request.job, request.phase, request.nodes)
-        self.keep_no_longer(request.job)
-        self._given += 1
-        permit = Permit(self._given, request.job, request.phase, request.nodes, now_s)
+        self.drop_reservation(request.job)
+        self._last_number += 1
+        permit = Permit(self._last_number, request.job, request.phase, request.nodes, now_s)
         self._permits[permit.number] = permit
         self._by_job[permit.job] = permit
         for node in permit.nodes:
             self._holder[node] = permit.number
-            self._know(node)
+            self._record_part(node)
             for place in self._overlapping(node):
                 if place == node or place in self._resident:
                     self._resident[place] = (permit.job, permit.phase)
@@ -153,34 +150,34 @@ class Permits:
         )
 
     def shrink(self, permit: Permit) -> None:
-        """Keep a few devices of each node, free the rest."""
+        """Keep a few devices of each node and free the rest."""
         assert self.can_shrink(permit), f"permit {permit.number} cannot shrink"
         permit.shrunk = True
         for node in permit.nodes:
             del self._holder[node]
             self._tail[node] = permit.number
 
-    def take_back(self, permit: Permit) -> None:
-        """The phase ended, or its job did."""
+    def release(self, permit: Permit) -> None:
+        """Free the nodes of a permit whose phase, or whose job, ended."""
         del self._permits[permit.number]
         del self._by_job[permit.job]
-        held = self._tail if permit.shrunk else self._holder
+        table = self._tail if permit.shrunk else self._holder
         for node in permit.nodes:
-            assert held[node] == permit.number, f"{node} is held by another"
-            del held[node]
+            assert table[node] == permit.number, f"{node} is held by another"
+            del table[node]
 
     def forget(self, nodes: Iterable[NodeId]) -> None:
-        """These nodes were given back: nothing is resident there any more."""
+        """These nodes were returned: no state is resident there any more."""
         for node in nodes:
             assert node not in self._holder and node not in self._tail, f"{node} is in use"
             self._resident.pop(node, None)
 
-    def held(self) -> Iterable[Permit]:
-        """All permits that are out."""
+    def active(self) -> Iterable[Permit]:
+        """All permits that jobs hold now."""
         return self._permits.values()
 
     def check_integrity(self) -> None:
-        """One phase per node, one permit per job, no phase without its state."""
+        """Check that a node runs one phase with its state resident, and a job holds one permit."""
         for number, permit in self._permits.items():
             assert self._by_job[permit.job] is permit and permit.number == number
             table = self._tail if permit.shrunk else self._holder

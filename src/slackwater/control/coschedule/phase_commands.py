@@ -1,4 +1,4 @@
-"""What the phase keeper asks its body to do, beside what the co-scheduler says."""
+"""Commands of the phase controller, beside those of the co-scheduler."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class PermitGiven:
-    """A phase begins. `asked`: the job's own code waits for it."""
+    """A phase begins. With `asked` the job's own code waits for the permit."""
 
     job: JobId
     permit: int
@@ -22,7 +22,7 @@ class PermitGiven:
 
 @dataclass(frozen=True, slots=True)
 class PermitEnded:
-    """A phase is over. With `lost` it did not end by itself: the job is told why."""
+    """A phase is over. `lost` says why, if it did not end by itself; the job is told."""
 
     job: JobId
     permit: int
@@ -31,8 +31,8 @@ class PermitEnded:
 
 @dataclass(frozen=True, slots=True)
 class PermitShrunk:
-    """The rollout's last turns go on on a few instances; the rest of its nodes is the next
-    job's.
+    """The rollout's last turns continue on a few instances; the rest of its nodes go to the next
+    job.
     """
 
     job: JobId

@@ -1,331 +1,396 @@
-"""From phase to phase: what a job's next one is, what its permit opens, and what ends it.
+"""The phase cycle of the managed jobs: requests their permits, starts their phases and ends them.
 
-What the co-scheduler grants opens the gate of the job's turns or operations on the permit's nodes;
-the gate closes when the phase is over, cut or lost. A job without a permit has both gates closed;
-beside the tail of another rollout a job has the instances that the tail left, where there are any.
+A permit opens the gate of the job's turns or of its operations on the permit's nodes. The gate
+closes when the phase ends, is preempted or loses its permit. Both gates of a job without a permit
+are closed.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TypeAlias
 
-from slackwater.control.coschedule import commands as do
-from slackwater.control.coschedule import events as on
-from slackwater.control.coschedule import phase_commands as phase_do
-from slackwater.control.coschedule.job_phases import Hold, JobPhases
+from slackwater.control.coschedule.commands import Command, GrantPermit
+from slackwater.control.coschedule.events import (
+    Event,
+    JobArrived,
+    JobCrashReported,
+    JobRests,
+    JobYields,
+    PhaseFinished,
+    PhaseRequested,
+    TailReached,
+)
 from slackwater.control.coschedule.job_state import JobStatus
-from slackwater.control.coschedule.permits import Permits
+from slackwater.control.coschedule.managed_job import TAIL_SHARE, HeldPermit, ManagedJob
+from slackwater.control.coschedule.phase_commands import (
+    PermitEnded,
+    PermitGiven,
+    PermitShrunk,
+    PhaseCommand,
+)
+from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress
+from slackwater.control.coschedule.phase_gates import InstancesOn, PhaseGates
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.phase_profiler import PhaseProfiler
-from slackwater.control.coschedule.phase_watch import IdleRule, PhaseWatch
+from slackwater.control.coschedule.phase_watch import IdleAction, PhaseWatch
 from slackwater.control.coschedule.scheduler import CoScheduler
-from slackwater.control.jobs import events as of_job
+from slackwater.control.jobs.events import (
+    IterationDone,
+    JobAnswered,
+    JobCrashed,
+    JobEnded,
+    JobProfiled,
+)
 from slackwater.control.operations.events import OpsGated
+from slackwater.control.operations.facts import OpOver
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.timer import SetTimer
-from slackwater.model.ids import InstanceId, JobId, NodeId
-from slackwater.model.placement import Phase, overlap
+from slackwater.model.ids import InstanceId, JobId
+from slackwater.model.operation import OpKind
+from slackwater.model.placement import Phase
 
 COSCHEDULE = "coschedule:"
-REST = f"{COSCHEDULE}rest "
+REST = f"{COSCHEDULE}rest "  # of the names of its timers; a job follows
 
-EnginesOn = Callable[[Sequence[NodeId], JobId], list[InstanceId]]
+# Phases are never measured as 0 s long: that means that the phase was skipped.
+_LEAST_WORK_S = 1e-9
 
-Said: TypeAlias = (
-    do.Command
-    | phase_do.PhaseCommand
+PhaseMessage: TypeAlias = (
+    Command
+    | PhaseCommand
     | JobGated
-    | of_job.JobAnswered
-    | of_job.JobProfiled
-    | of_job.IterationDone
-    | of_job.JobCrashed
-    | of_job.JobEnded
+    | JobAnswered
+    | JobProfiled
+    | IterationDone
+    | JobCrashed
+    | JobEnded
 )
 
 
-class PhaseGates:
-    """Looks at `jobs` and changes nothing. `engines_on` names the instances of nodes, those with
-    most of a job's turns first.
-    """
-
-    def __init__(
-        self, jobs: Mapping[JobId, JobPhases], permits: Permits, engines_on: EnginesOn
-    ) -> None:
-        self._jobs = jobs
-        self._permits = permits
-        self._engines_on = engines_on
-
-    def of_turns(self, one: JobPhases, now_s: float) -> JobGated:
-        """As its permit says; beside a tail of another rollout, on the other instances where there
-        are any.
-        """
-        but: tuple[InstanceId, ...] = ()
-        hold = one.hold
-        if hold is not None and hold.phase is Phase.ROLLOUT and hold.kept is None:
-            kept = {name for other in self._tails(hold.nodes, one.job) for name in other}
-            if kept and set(self._engines_on(hold.nodes, one.job)) - kept:
-                but = tuple(sorted(kept))
-        return JobGated(now_s, one.job, one.gate(but))
-
-    def of_both(self, one: JobPhases, now_s: float) -> tuple[JobGated, OpsGated]:
-        """Of a job without a permit: closed."""
-        return self.of_turns(one, now_s), OpsGated(now_s, one.job, ())
-
-    def after(self, one: JobPhases, hold: Hold, now_s: float) -> JobGated | OpsGated:
-        """The gate that a permit had opened closes with it."""
-        return (
-            self.of_turns(one, now_s)
-            if hold.phase is Phase.ROLLOUT
-            else OpsGated(now_s, one.job, ())
-        )
-
-    def beside(self, nodes: Sequence[NodeId], now_s: float) -> list[JobGated]:
-        """A tail is over: whoever rolled out beside it has its instances too."""
-        return [
-            self.of_turns(other, now_s)
-            for other in self._jobs.values()
-            if other.hold is not None
-            and other.hold.phase is Phase.ROLLOUT
-            and any(overlap(node, place) for node in nodes for place in other.hold.nodes)
-        ]
-
-    def kept_for_tail(self, job: JobId, hold: Hold, share: float) -> tuple[InstanceId, ...] | None:
-        """The instances on which a rollout's last turns end: that share of its own, and at least
-        one.
-        """
-        engines = self._engines_on(hold.nodes, job)
-        return tuple(engines[: max(int(len(engines) * share), 1)]) or None
-
-    def _tails(self, nodes: Sequence[NodeId], but: JobId) -> list[tuple[InstanceId, ...]]:
-        found = []
-        for permit in self._permits.tails_on(nodes):
-            other = self._jobs.get(permit.job)
-            if permit.job != but and other is not None and other.hold is not None:
-                found.append(other.hold.kept or ())
-        return found
-
-
 class PhaseCycle:
-    """Of all `jobs`. `out` is what was said since the event at `now_s`, `queue` what the
-    co-scheduler said and nobody has carried out.
+    """The phase controller sets `now_s`, sends `messages`, and executes `commands`.
+
+    Commands of the co-scheduler wait in that queue because executing one may notify the
+    co-scheduler again, whose next commands must follow those that it gave before.
     """
 
     def __init__(
         self,
-        jobs: Mapping[JobId, JobPhases],
+        jobs: Mapping[JobId, ManagedJob],
         scheduler: CoScheduler,
-        engines_on: EnginesOn,
+        instances_on: InstancesOn,
         limits: PhaseLimits,
     ) -> None:
         self._jobs = jobs
-        self.scheduler = scheduler
-        self.limits = limits
-        self.watcher = PhaseWatch(scheduler, limits)
+        self._scheduler = scheduler
+        self._limits = limits
+        self._watch = PhaseWatch(scheduler, limits)
+        self._gates = PhaseGates(jobs, scheduler.permits, instances_on)
         self.profiler = PhaseProfiler(scheduler, limits)
-        self.gates = PhaseGates(jobs, scheduler.permits, engines_on)
-        self.queue: deque[do.Command] = deque()
-        self.out: list[Said] = []
+        self.commands: deque[Command] = deque()
+        self.messages: list[PhaseMessage] = []
         self.now_s = 0.0
 
-    def cut_short(self, one: JobPhases) -> None:
-        """End the phase of a job that is being profiled. Training with nothing left open is over;
-        what else it has still open goes on with its next one.
-        """
-        assert one.hold is not None
-        if one.hold.phase is Phase.TRAIN and not one.ops:
-            self.finish(one, max(self.now_s - one.hold.since_s, 1e-9))
-            return
-        hold = one.cut(self.now_s)
-        self._close(one, hold, "")
-        ended = (self.now_s, one.job, hold.permit, 0.0)
-        self.tell(on.PhaseFinished(*ended, cut=True, step_s=hold.longest_step_s))
-        self.look(one)
+    def notify_scheduler(self, event: Event) -> None:
+        self.commands.extend(self._scheduler.handle(event))
 
-    def look(self, one: JobPhases) -> None:
-        """A job did something: its phase may be over, and its next one may be wanted."""
-        if one.away and one.wanted(Phase.ROLLOUT) is not None:
-            self.come_back(one)
+    def advance(self, job: ManagedJob) -> None:
+        """The job did something: end its phase if that is over, and request the next one."""
+        if job.evicted and job.next_phase(Phase.ROLLOUT) is not None:
+            self.readmit(job)
             return
-        if one.must_drain():
-            one.drain()
-            self.gate_turns(one)
-        if one.is_over():
-            assert one.hold is not None
-            self.finish(one, max(self.now_s - one.hold.since_s, 1e-9))
+        if job.must_drain():
+            job.drain()
+            self.update_turn_gate(job)
+        if job.is_phase_over():
+            self.finish_phase(job)
             return
-        if one.is_quiet:
-            self.await_rest(one)
-        expected = self.scheduler.next_phase(one.job)
-        if one.hold is not None or one.requested_s is not None or expected is None:
+        if job.is_permit_unused:
+            self.set_rest_timer(job)
+        self._request_phase(job)
+
+    def _request_phase(self, job: ManagedJob) -> None:
+        expected = self._scheduler.next_phase(job.id)
+        if job.permit is not None or job.requested_s is not None or expected is None:
             return
-        wanted = one.wanted(expected)
-        if one.epoch is None or wanted is None:
+        wanted = job.next_phase(expected)
+        if job.epoch is None or wanted is None:
             return
-        skips = expected is Phase.ROLLOUT and self.scheduler.is_guest(one.job)
-        if wanted is not expected and (one.cut_s or skips):
-            # The phase was over where it was cut, or it would wait for nodes that it has no use of.
-            one.end_cut(expected)
-            self.scheduler.skip_phase(one.job)
+        skips_rollout = expected is Phase.ROLLOUT and self._scheduler.is_unprofiled(job.id)
+        if wanted is not expected and (job.preempted_s or skips_rollout):
+            # The phase was over where it was preempted, or would wait for nodes that it cannot use.
+            job.end_preempted_phase(expected)
+            self._scheduler.skip_phase(job.id)
             expected = wanted
-        if expected is Phase.ROLLOUT and one.trained_s is not None:
-            one.seen.setdefault(Phase.SYNC, []).append(self.now_s - one.trained_s)
-            one.trained_s = None
-        one.requested_s = self.now_s
-        self.tell(on.PhaseRequested(self.now_s, one.job, one.epoch, expected, self._iteration(one)))
+        if expected is Phase.ROLLOUT and job.train_ended_s is not None:
+            job.observed_s.setdefault(Phase.SYNC, []).append(self.now_s - job.train_ended_s)
+            job.train_ended_s = None
+        job.requested_s = self.now_s
+        iteration = self._iteration(job)
+        self.notify_scheduler(PhaseRequested(self.now_s, job.id, job.epoch, expected, iteration))
 
-    def _iteration(self, one: JobPhases) -> int:
-        state = self.scheduler.find(one.job)
-        guest = self.scheduler.is_guest(one.job) or state is None
-        return one.iteration if guest or state is None else state.iterations_done
+    def _iteration(self, job: ManagedJob) -> int:
+        state = self._scheduler.find(job.id)
+        if state is None or self._scheduler.is_unprofiled(job.id):
+            return job.iteration
+        return state.iterations_done
 
-    def finish(self, one: JobPhases, work_s: float) -> None:
-        """A phase ended by itself; without work it was skipped."""
-        assert one.hold is not None
-        permit, step_s = one.hold.permit, one.hold.longest_step_s
-        self.told_finished(on.PhaseFinished(self.now_s, one.job, permit, work_s, step_s=step_s))
+    # ---- what jobs do ----
+    def open_turn(self, job: ManagedJob, sequence: int) -> None:
+        job.open_turn(sequence)
+        self.advance(job)
 
-    def told_finished(self, event: on.PhaseFinished) -> None:
-        job, permit, work_s = event.job, event.permit, event.work_s
-        one = self._jobs.get(job)
-        if one is None or one.hold is None or one.hold.permit != permit:
-            self.tell(event)
+    def close_turn(self, job: ManagedJob, sequence: int) -> None:
+        job.close_turn(sequence, self.now_s)
+        if self.preempt_if_due(job, at_boundary=True):
             return
-        hold = one.end(self.now_s, work_s)
-        self._close(one, hold, "")
-        if hold.phase is Phase.TRAIN:
-            one.iteration += 1
-            self.out.append(of_job.IterationDone(self.now_s, job))
-        self.tell(event)
-        if hold.kept:
-            self.out += self.gates.beside(hold.nodes, self.now_s)
-        profile = self.profiler.profile(one) if hold.phase is Phase.TRAIN else None
-        done = one.asks and hold.phase is Phase.TRAIN and one.iteration >= one.terms.iterations
-        if profile is not None:
-            self.out.append(of_job.JobProfiled(self.now_s, job, profile))
-        elif done:
-            self.out.append(of_job.JobEnded(self.now_s, job, "finished", "made its iterations"))
+        if not job.requests_permits and job.permit is not None and job.reaches_tail():
+            self.notify_scheduler(TailReached(self.now_s, job.id, job.permit.number))
+        self.advance(job)
+
+    def close_op(self, job: ManagedJob, event: OpOver) -> None:
+        job.close_op(event.request, self.now_s)
+        if event.kind is OpKind.OPTIM_STEP and event.done:
+            job.stepped, job.published = True, False
+            job.trains_only |= self._watch.is_overlong(job, Phase.TRAIN, self.now_s)
+            job.continues_training = self._watch.may_continue_training(job)
+            if job.permit is not None:
+                job.permit.record_step(self.now_s)
+            if self.preempt_if_due(job, at_boundary=True):
+                return
+        elif event.kind is OpKind.PUBLISH and event.done:
+            job.published = True
+        self.advance(job)
+
+    def record_progress(self, job: ManagedJob, event: PermitProgress) -> None:
+        permit = job.permit
+        if permit is None or permit.client_number != event.permit:
+            return
+        permit.active_s = event.now_s
+        permit.turns, permit.done_turns = event.total, event.finished
+        in_tail = 0 < TAIL_SHARE * event.total <= event.finished < event.total
+        if in_tail and not permit.tail_reported:
+            permit.tail_reported = True
+            self.notify_scheduler(TailReached(event.now_s, event.job, permit.number))
+
+    # ---- a phase starts ----
+    def start_phase(self, command: GrantPermit) -> None:
+        """The co-scheduler granted a permit."""
+        job, now_s, phase = self._jobs[command.job], self.now_s, command.phase
+        if self._scheduler.permits.find(command.permit) is None:
+            return  # taken back by what followed from the same event
+        request = job.permit_request
+        wanted = job.next_phase(phase) if job.requested_s is not None else phase
+        permit = HeldPermit(
+            number=command.permit,
+            client_number=_client_number(command, request),
+            phase=phase,
+            nodes=command.nodes,
+            started_s=now_s,
+            active_s=now_s,
+            switch=command.switch,
+        )
+        if job.requests_permits and job.heartbeat_s is not None:
+            permit.active_s = job.heartbeat_s  # its program may have died while it waited
+        asked = job.requested_s is not None and request is not None
+        job.start_phase(permit)
+        if wanted is not phase:  # it has nothing to do in this phase
+            job.permit_request = request
+            self._end_phase(job, 0.0)
+            return
+        iteration = job.iteration if request is None else request.iteration
+        self.messages.append(
+            PermitGiven(
+                job=job.id,
+                permit=permit.client_number,
+                phase=phase,
+                iteration=iteration,
+                nodes=permit.nodes,
+                switch=permit.switch,
+                asked=asked,
+            )
+        )
+        if phase is Phase.ROLLOUT:
+            self.update_turn_gate(job)
         else:
-            self.look(one)
-            if one.is_idle:
-                one.idle_since_s = self.now_s
-                self.await_rest(one)
+            self.messages.append(OpsGated(now_s, job.id, permit.nodes))
+        self.advance(job)
 
-    def await_rest(self, one: JobPhases) -> None:
-        """Look again when it has been still for as long as makes a rest; it has one such timer."""
-        if one.rest_due_s is None or one.rest_due_s <= self.now_s:
-            one.rest_due_s = self.now_s + self.limits.rest_s
-            self.out.append(SetTimer(f"{REST}{one.job}", one.rest_due_s))
-
-    def still(self, one: JobPhases | None) -> None:
-        """Its timer fired: it may have asked for nothing for a while."""
-        if one is None:
+    def shrink_rollout(self, job: ManagedJob, number: int) -> None:
+        """Finish the rollout's last turns on a share of its instances."""
+        permit = job.permit
+        if permit is None or permit.number != number:
             return
-        one.rest_due_s = None
-        match self.watcher.stillness(one, self.now_s):
-            case IdleRule.LOOK_AGAIN:
-                self.await_rest(one)
-            case IdleRule.END_PHASE:
-                self.end_quiet(one)
-            case IdleRule.REST:
-                self.tell(on.JobRests(self.now_s, one.job, one.epoch or 0))
-                if self.scheduler.holds_jobs:
-                    self.await_rest(one)
-            case IdleRule.MAKE_ROOM:
-                self._make_room(one)
+        permit.tail_instances = self._gates.tail_instances(job, permit, self._limits.kept_share)
+        self.update_turn_gate(job)
+        self.messages.append(PermitShrunk(job.id, permit.client_number))
+
+    def reopen_tails(self, instance: InstanceId) -> None:
+        """An instance failed or leaves: let the tails on it finish anywhere on their nodes."""
+        for job in self._jobs.values():
+            permit = job.permit
+            if permit is not None and instance in (permit.tail_instances or ()):
+                permit.tail_instances = None
+                self.update_turn_gate(job)
+
+    def update_turn_gate(self, job: ManagedJob) -> None:
+        self.messages.append(self._gates.turn_gate(job, self.now_s))
+
+    def close_gates(self, job: ManagedJob) -> None:
+        self.messages += self._gates.gates_without_permit(job, self.now_s)
+
+    # ---- a phase ends ----
+    def finish_phase(self, job: ManagedJob) -> None:
+        """The phase is over now."""
+        assert job.permit is not None
+        self._end_phase(job, max(self.now_s - job.permit.started_s, _LEAST_WORK_S))
+
+    def finish_unused_phase(self, job: ManagedJob) -> None:
+        """The phase was over when the last of its turns or operations ended."""
+        assert job.permit is not None
+        self._end_phase(job, max(job.permit.active_s - job.permit.started_s, 0.0))
+
+    def return_permit(self, job: ManagedJob, client_number: int, work_s: float) -> None:
+        """The job's own code says that the phase is over, and how long its work took."""
+        if job.permit is not None and job.permit.client_number == client_number:
+            self._end_phase(job, max(work_s, _LEAST_WORK_S))
+
+    def _end_phase(self, job: ManagedJob, work_s: float) -> None:
+        """End the phase by itself; `work_s` 0: it was skipped."""
+        permit = job.permit
+        assert permit is not None
+        step_s = permit.longest_step_s
+        self.end_phase(PhaseFinished(self.now_s, job.id, permit.number, work_s, step_s=step_s))
+
+    def end_phase(self, event: PhaseFinished) -> None:
+        """Close the permit that the event names, then see what the job does next."""
+        job = self._jobs.get(event.job)
+        if job is None or job.permit is None or job.permit.number != event.permit:
+            self.notify_scheduler(event)
+            return
+        permit = job.end_phase(self.now_s, event.work_s)
+        self._close_permit(job, permit, "")
+        trained = permit.phase is Phase.TRAIN
+        if trained:
+            job.iteration += 1
+            self.messages.append(IterationDone(self.now_s, job.id))
+        self.notify_scheduler(event)
+        self._release_tail(permit)
+        profile = self.profiler.profile(job) if trained else None
+        if profile is not None:
+            self.messages.append(JobProfiled(self.now_s, job.id, profile))
+        elif trained and job.requests_permits and job.iteration >= job.terms.iterations:
+            ended = JobEnded(self.now_s, job.id, "finished", "made its iterations")
+            self.messages.append(ended)
+        else:
+            self.advance(job)
+            if job.is_idle:
+                job.idle_since_s = self.now_s
+                self.set_rest_timer(job)
+
+    def preempt_if_due(self, job: ManagedJob, *, at_boundary: bool) -> bool:
+        """End the phase of an unprofiled job if a member of a group waits for its nodes."""
+        if not self.profiler.must_preempt(job, at_boundary=at_boundary):
+            return False
+        assert job.permit is not None
+        if job.permit.phase is Phase.TRAIN and not job.ops:
+            self.finish_phase(job)  # nothing is left that would resume
+            return True
+        permit = job.preempt(self.now_s)
+        self._close_permit(job, permit, "")
+        step_s = permit.longest_step_s
+        self.notify_scheduler(
+            PhaseFinished(self.now_s, job.id, permit.number, 0.0, cut=True, step_s=step_s)
+        )
+        self.advance(job)
+        return True
+
+    def revoke_permit(self, job: ManagedJob, reason: str) -> None:
+        """Close the permit of a job, if it has one; `reason` is empty if the job gave it back."""
+        job.requested_s, job.preempted_s = None, 0.0
+        if job.permit is not None:
+            permit = job.end_phase(self.now_s, 0.0)
+            self._close_permit(job, permit, reason)
+            self._release_tail(permit)
+
+    def _close_permit(self, job: ManagedJob, permit: HeldPermit, reason: str) -> None:
+        self.messages.append(self._gates.gate_after(job, permit, self.now_s))
+        self.messages.append(PermitEnded(job.id, permit.client_number, reason))
+
+    def _release_tail(self, permit: HeldPermit) -> None:
+        if permit.tail_instances:
+            self.messages += self._gates.rollout_gates_on(permit.nodes, self.now_s)
+
+    # ---- jobs that fail or do nothing ----
+    def check_progress(self) -> None:
+        """Crash jobs that broke a limit; end rollouts that are overlong while others wait."""
+        for job in list(self._jobs.values()):
+            if job.permit is None:
+                continue
+            reason = self._watch.violation(job, self.now_s)
+            if reason is not None:
+                self._crash(job, reason)
+            elif self._watch.must_yield_rollout(job, self.now_s):
+                # Its turns resume with the next permit.
+                self._end_phase(job, self.now_s - job.permit.started_s)
+
+    def _crash(self, job: ManagedJob, reason: str) -> None:
+        """Its nodes go to others, and it arrives again, unless it has too many strikes."""
+        job.strikes += 1
+        self.revoke_permit(job, reason)
+        epoch, job.epoch = job.epoch or 0, None
+        self.notify_scheduler(JobCrashReported(self.now_s, job.id, epoch))
+        if job.strikes >= self._limits.strikes:
+            self.messages.append(JobEnded(self.now_s, job.id, "failed", reason))
+        else:
+            self.messages.append(JobCrashed(self.now_s, job.id, reason))
+
+    def set_rest_timer(self, job: ManagedJob) -> None:
+        """Check the job again after `rest_s`, unless its timer is set already."""
+        if job.rest_timer_s is None or job.rest_timer_s <= self.now_s:
+            job.rest_timer_s = self.now_s + self._limits.rest_s
+            self.messages.append(SetTimer(f"{REST}{job.id}", job.rest_timer_s))
+
+    def check_idle(self, job_id: JobId) -> None:
+        """The rest timer of the job fired."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        job.rest_timer_s = None
+        match self._watch.idle_action(job, self.now_s):
+            case IdleAction.CHECK_LATER:
+                self.set_rest_timer(job)
+            case IdleAction.END_PHASE:
+                self.finish_unused_phase(job)
+            case IdleAction.REST:
+                self.notify_scheduler(JobRests(self.now_s, job.id, job.epoch or 0))
+                if self._scheduler.has_held_jobs:
+                    self.set_rest_timer(job)
+            case IdleAction.EVICT:
+                self._evict(job)
             case None:
                 pass
 
-    def _make_room(self, one: JobPhases) -> None:
+    def _evict(self, job: ManagedJob) -> None:
         """Another job may have its place until it has something to do again."""
-        self.tell(on.JobYields(self.now_s, one.job, one.epoch or 0))
-        state = self.scheduler.find(one.job)
-        if state is not None and state.status is JobStatus.AWAY:
-            one.epoch, one.away = None, True
+        self.notify_scheduler(JobYields(self.now_s, job.id, job.epoch or 0))
+        state = self._scheduler.find(job.id)
+        if state is not None and state.status is JobStatus.SUSPENDED:
+            job.epoch, job.evicted = None, True
 
-    def come_back(self, one: JobPhases) -> None:
-        """It has something to do again, and wants a place as any other job."""
-        state = self.scheduler.find(one.job)
-        one.away = False
-        if state is not None and state.status is JobStatus.AWAY:
-            done = (state.iterations_done, state.crashes)
-            self.tell(on.JobArrived(self.now_s, state.spec, *done))
+    def readmit(self, job: ManagedJob) -> None:
+        """An evicted job has something to do again: it arrives like any other."""
+        state = self._scheduler.find(job.id)
+        job.evicted = False
+        if state is not None and state.status is JobStatus.SUSPENDED:
+            done, crashes = state.iterations_done, state.crashes
+            self.notify_scheduler(JobArrived(self.now_s, state.spec, done, crashes))
 
-    def end_quiet(self, one: JobPhases) -> None:
-        """Its phase was over when the last of its turns or operations was."""
-        assert one.hold is not None
-        self.finish(one, max(one.hold.heard_s - one.hold.since_s, 0.0))
 
-    def lose(self, one: JobPhases, why: str) -> None:
-        """Its permit, if it has one, is gone, and `why` if nobody gave it back; its gates are
-        closed.
-        """
-        one.requested_s, one.cut_s = None, 0.0
-        if one.hold is not None:
-            hold = one.end(self.now_s, 0.0)
-            self._close(one, hold, why)
-            if hold.kept:
-                self.out += self.gates.beside(hold.nodes, self.now_s)
-
-    def crash(self, one: JobPhases, why: str) -> None:
-        """It had its chance: another has the nodes, and it comes again, unless that happened too
-        often.
-        """
-        one.strikes += 1
-        self.lose(one, why)
-        epoch, one.epoch = one.epoch or 0, None
-        self.tell(on.JobCrashReported(self.now_s, one.job, epoch))
-        if one.strikes >= self.limits.strikes:
-            self.out.append(of_job.JobEnded(self.now_s, one.job, "failed", why))
-        else:
-            self.out.append(of_job.JobCrashed(self.now_s, one.job, why))
-
-    def tell(self, event: on.Event) -> None:
-        self.queue.extend(self.scheduler.handle(event))
-
-    def granted(self, command: do.GrantPermit) -> None:
-        one = self._jobs[command.job]
-        held = self.scheduler.permits.find(command.permit)
-        if held is None:
-            return  # it was taken back by what followed from the same event
-        ask, now_s = one.ask, self.now_s
-        expected = command.phase
-        known_as = command.permit
-        if ask is not None and ask.phase is expected and ask.known_as is not None:
-            known_as = ask.known_as
-        hold = Hold(*(command.permit, known_as, expected, command.nodes, now_s, now_s))
-        hold.switch = command.switch
-        if one.asks and one.heard_s is not None:
-            hold.heard_s = one.heard_s  # it may have been killed while it waited
-        wanted = one.wanted(expected) if one.requested_s is not None else expected
-        asked = one.requested_s is not None and ask is not None
-        one.begin(hold)
-        if wanted is not expected:  # a phase that it has nothing to do in
-            one.ask = ask
-            self.finish(one, 0.0)
-            return
-        self.out.append(
-            phase_do.PermitGiven(
-                *(one.job, known_as, hold.phase, one.iteration if ask is None else ask.iteration),
-                *(hold.nodes, hold.switch, asked),
-            )
-        )
-        if hold.phase is Phase.ROLLOUT:
-            self.gate_turns(one)
-        else:
-            self.out.append(OpsGated(now_s, one.job, hold.nodes))
-        self.look(one)
-
-    def shrink(self, one: JobPhases, permit: int) -> None:
-        hold = one.hold
-        if hold is None or hold.permit != permit:
-            return
-        hold.kept = self.gates.kept_for_tail(one.job, hold, self.limits.kept_share)
-        self.gate_turns(one)
-        self.out.append(phase_do.PermitShrunk(one.job, hold.known_as))
-
-    def _close(self, one: JobPhases, hold: Hold, lost: str) -> None:
-        self.out.append(self.gates.after(one, hold, self.now_s))
-        self.out.append(phase_do.PermitEnded(one.job, hold.known_as, lost))
-
-    def gate_turns(self, one: JobPhases) -> None:
-        self.out.append(self.gates.of_turns(one, self.now_s))
+def _client_number(command: GrantPermit, request: PermitAsked | None) -> int:
+    """The number of the permit for the job's own code: one that held a permit before the control
+    plane restarted keeps its number.
+    """
+    if request is None or request.phase is not command.phase or request.known_as is None:
+        return command.permit
+    return request.known_as

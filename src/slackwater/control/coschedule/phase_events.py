@@ -1,4 +1,4 @@
-"""What people's code and operations tell of phases. Plain data, so that a record of it can be
+"""Events of phases, from jobs' own code and from operations. Plain data: a record of them can be
 replayed.
 """
 
@@ -12,8 +12,8 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class PermitAsked:
-    """A job's own code waits to begin a phase. `known_as`: it held this permit before the control
-    plane was started again.
+    """A job's own code waits to begin a phase. `known_as` is the number of the permit that it held
+    before the control plane restarted.
     """
 
     now_s: float
@@ -25,7 +25,7 @@ class PermitAsked:
 
 @dataclass(frozen=True, slots=True)
 class PermitProgress:
-    """The holder lives, and so many of its responses are done."""
+    """The holder is alive, and `finished` of its `total` responses are done."""
 
     now_s: float
     job: JobId
@@ -47,13 +47,13 @@ class PermitReturned:
 
 @dataclass(frozen=True, slots=True)
 class PermitsNumbered:
-    """Permits were given up to this number before the control plane was started again."""
+    """Permits up to this number were granted before the control plane restarted."""
 
     now_s: float
     after: int
 
 
-OfJob = PermitAsked | PermitProgress | PermitReturned | PublishDetached | OpOver
-PhaseEvent = OfJob | PermitsNumbered | OpSubmitted | ModelAdopted
+JobPhaseEvent = PermitAsked | PermitProgress | PermitReturned | PublishDetached | OpOver
+PhaseEvent = JobPhaseEvent | PermitsNumbered | OpSubmitted | ModelAdopted
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in PhaseEvent.__args__}

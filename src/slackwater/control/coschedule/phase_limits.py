@@ -1,6 +1,6 @@
-"""How long a phase may take, and its holder be silent."""
+"""How long a phase may take, and how long its holder may be silent."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.placement import Phase
@@ -8,19 +8,22 @@ from slackwater.model.placement import Phase
 
 @dataclass(frozen=True, slots=True)
 class PhaseLimits:
-    """When a phase is given up, and how a job is profiled.
+    """When a job loses its permit, and how an unprofiled job is measured.
 
-    A holder whose own code asks must be heard every `lease_s`. A phase may take `factor` times what
-    is known of it, and `least_s` in any case; while nothing is known, `unknown_s`. Of a client
-    whose phases are inferred it is the time in which none of its turns and operations ends that is
-    so bounded. One that goes on for `share_after` times what is known of it (`least_s` in any case;
-    while nothing is known, `unknown_s`) lets others in: a rollout if they wait, and training after
-    each step, where they wait without regard to `least_s`. A job that asks for nothing within
-    `rest_s`, after a phase or in the middle of one, keeps nobody waiting for its turn, and one that
-    does not for `yield_s` nobody for a place. After `strikes` phases that were given up the job has
-    failed. A program that says that it lives, and then does not for `lease_s`, keeps nobody from a
-    place either. A job without driver and session has stopped when nothing was heard of it for
-    `gone_s`.
+    - `lease_s`: permit heartbeat timeout of a job whose own code requests permits. A program that
+      has sent heartbeats and stops also loses its place to a job that waits.
+    - `factor`: a phase may take this many times its usual length, and `least_s` in any case; while
+      the usual length is unknown, `unknown_s`. For inferred phases this bounds the time in which no
+      turn or operation of the job ends.
+    - `share_after`: an inferred phase that takes this many times its usual length (`least_s` in any
+      case; `unknown_s` while the usual length is unknown) lets others in: a rollout if they wait,
+      training after each step. Where they wait for training, `least_s` does not apply.
+    - `rest_s`: the group of a job that asks for nothing for so long stops waiting for its turn.
+    - `yield_s`: a job that asks for nothing for so long loses its place to a job that waits.
+    - `gone_s`: a job with neither driver nor session has stopped after so long a silence.
+    - `strikes`: a job fails after so many phases that lost their permits.
+    - `cycles`: an unprofiled job is measured for so many cycles.
+    - `kept_share`: the share of its instances on which a shrunk rollout finishes its last turns.
     """
 
     lease_s: float = 60.0
@@ -36,34 +39,30 @@ class PhaseLimits:
     kept_share: float = 0.25
 
     def __post_init__(self) -> None:
-        for name in (
-            *("lease_s", "factor", "share_after", "rest_s", "yield_s", "gone_s"),
-            *("least_s", "unknown_s", "strikes", "cycles"),
-        ):
-            if getattr(self, name) <= 0:
+        for field in fields(self):
+            name = field.name
+            if name != "kept_share" and getattr(self, name) <= 0:
                 raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")
 
-    def why_given_up(
-        self, phase: Phase, held_s: float, known_s: float | None, silent_s: float
+    def lease_violation(
+        self, phase: Phase, held_s: float, usual_s: float | None, silent_s: float
     ) -> str | None:
-        """Why a phase of a job's own code, held so long and not heard of for so long, loses its
-        permit; None while it may go on.
-        """
+        """Why a job whose own code requested the permit loses it; None while it keeps it."""
         if silent_s > self.lease_s:
-            return f"its {phase} phase was not heard of for {silent_s:.0f} s"
-        limit_s = self._most_s(known_s)
+            return f"its {phase} phase sent no report for {silent_s:.0f} s"
+        limit_s = self._limit_s(usual_s)
         return f"its {phase} phase did not end within {limit_s:.0f} s" if held_s > limit_s else None
 
-    def why_stuck(self, phase: Phase, silent_s: float, known_s: float | None) -> str | None:
-        """The same of an inferred phase in which nothing has ended for so long."""
-        limit_s = self._most_s(known_s)
+    def silence_violation(self, phase: Phase, silent_s: float, usual_s: float | None) -> str | None:
+        """Why a job whose phase is inferred loses its permit; None while it keeps it."""
+        limit_s = self._limit_s(usual_s)
         if silent_s <= limit_s:
             return None
         return f"nothing of its {phase} phase ended within {limit_s:.0f} s"
 
-    def lets_others_in_after_s(self, known_s: float | None) -> float:
-        """How long an inferred phase may go on until it does."""
-        return self.unknown_s if known_s is None else max(self.share_after * known_s, self.least_s)
+    def share_after_s(self, usual_s: float | None) -> float:
+        """How long an inferred phase may take before it lets others in."""
+        return self.unknown_s if usual_s is None else max(self.share_after * usual_s, self.least_s)
 
-    def _most_s(self, known_s: float | None) -> float:
-        return self.unknown_s if known_s is None else max(self.factor * known_s, self.least_s)
+    def _limit_s(self, usual_s: float | None) -> float:
+        return self.unknown_s if usual_s is None else max(self.factor * usual_s, self.least_s)

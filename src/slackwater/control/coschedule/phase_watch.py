@@ -1,85 +1,89 @@
-"""What becomes of a job that does not get on, goes on and on, or does nothing: by how long that is,
-and by who waits.
+"""What to do about a job that makes no progress, runs far beyond its usual length, or does nothing.
+
+The answer depends on how long that has lasted and on whether other jobs wait.
 """
 
 from enum import Enum, auto
 
-from slackwater.control.coschedule.job_phases import JobPhases
+from slackwater.control.coschedule.managed_job import ManagedJob
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.placement import Phase
 
 
-class IdleRule(Enum):
-    """What is done about a job that asks for nothing."""
+class IdleAction(Enum):
+    """What to do about a job that asks for nothing."""
 
-    LOOK_AGAIN = auto()  # it has not been still for long, or nobody minds
-    END_PHASE = auto()  # others wait for nodes that it does nothing with
-    REST = auto()  # nobody should wait for its turn
-    MAKE_ROOM = auto()  # others wait for a place
+    CHECK_LATER = auto()  # it has not been idle for long, or nobody waits for it
+    END_PHASE = auto()  # others wait for nodes that it does not use
+    REST = auto()  # its group stops waiting for its turn
+    EVICT = auto()  # others wait for a place
 
 
 class PhaseWatch:
-    """Decides; the phase keeper carries out."""
+    """Decides; the phase controller executes."""
 
     def __init__(self, scheduler: CoScheduler, limits: PhaseLimits) -> None:
         self._scheduler = scheduler
         self._limits = limits
 
-    def why_lost(self, one: JobPhases, now_s: float) -> str | None:
-        """Why it loses its permit; None while it may go on."""
-        hold = one.hold
-        if hold is None:
+    def violation(self, job: ManagedJob, now_s: float) -> str | None:
+        """Why a job loses its permit; None while it keeps it."""
+        permit = job.permit
+        if permit is None:
             return None
-        known_s, silent_s = self._known_s(one, hold.phase), now_s - hold.heard_s
-        if not one.asks:
-            return self._limits.why_stuck(hold.phase, silent_s, known_s)
-        return self._limits.why_given_up(hold.phase, now_s - hold.since_s, known_s, silent_s)
+        usual_s, silent_s = self._usual_s(job, permit.phase), now_s - permit.active_s
+        if not job.requests_permits:
+            return self._limits.silence_violation(permit.phase, silent_s, usual_s)
+        held_s = now_s - permit.started_s
+        return self._limits.lease_violation(permit.phase, held_s, usual_s, silent_s)
 
-    def goes_on(self, one: JobPhases, phase: Phase, now_s: float) -> bool:
-        """Whether it has been in such a phase, inferred, for much longer than is known of it.
-        Training that another waits for may not take `least_s` where less is known.
+    def is_overlong(self, job: ManagedJob, phase: Phase, now_s: float) -> bool:
+        """Whether an inferred phase of this kind takes much longer than is usual for the job.
+
+        `least_s` is no lower bound for training that another job waits for.
         """
-        if one.hold is None or one.asks or one.hold.phase is not phase:
+        if job.permit is None or job.requests_permits or job.permit.phase is not phase:
             return False
-        known_s = self._known_s(one, phase)
-        most_s = self._limits.lets_others_in_after_s(known_s)
-        if known_s is not None and phase is Phase.TRAIN and self.is_waited_for(one):
-            most_s = self._limits.share_after * known_s
-        return one.cut_s + now_s - one.hold.since_s >= most_s
+        usual_s = self._usual_s(job, phase)
+        most_s = self._limits.share_after_s(usual_s)
+        if usual_s is not None and phase is Phase.TRAIN and self.has_waiters(job):
+            most_s = self._limits.share_after * usual_s
+        return job.preempted_s + now_s - job.permit.started_s >= most_s
 
-    def rolls_on(self, one: JobPhases, now_s: float) -> bool:
-        """Whether its rollout goes on while another waits for the nodes."""
-        return self.goes_on(one, Phase.ROLLOUT, now_s) and self.is_waited_for(one)
+    def must_yield_rollout(self, job: ManagedJob, now_s: float) -> bool:
+        """Whether its rollout is overlong while another job waits for the nodes."""
+        return self.is_overlong(job, Phase.ROLLOUT, now_s) and self.has_waiters(job)
 
-    def is_waited_for(self, one: JobPhases) -> bool:
-        """Whether another waits for the nodes that it holds, or for its turn after this one."""
-        return one.hold is not None and self._scheduler.is_waited_for(one.job, one.hold.nodes)
+    def has_waiters(self, job: ManagedJob) -> bool:
+        """Whether another job waits for the nodes that it holds, or for its turn after this one."""
+        return job.permit is not None and self._scheduler.has_waiters(job.id, job.permit.nodes)
 
-    def trains_on(self, one: JobPhases) -> bool:
-        """Whether a job that only trains would, after this step, wait for the nodes of a rollout
-        that it does not make, while nobody waits for it.
+    def may_continue_training(self, job: ManagedJob) -> bool:
+        """Whether a job that only trains may begin its next step in the same phase: nobody waits
+        for it, and else it would wait for the nodes of a rollout that it does not make.
         """
-        return self._scheduler.is_rollout_held(one.job) and not self.is_waited_for(one)
+        return self._scheduler.is_rollout_blocked(job.id) and not self.has_waiters(job)
 
-    def stillness(self, one: JobPhases, now_s: float) -> IdleRule | None:
-        """None if it has something to do."""
-        if one.is_quiet:
-            assert one.hold is not None
-            still = now_s - one.hold.heard_s >= self._limits.rest_s - 1e-6
-            ends = still and self.is_waited_for(one)
-            return IdleRule.END_PHASE if ends else IdleRule.LOOK_AGAIN
-        if not one.is_idle or not one.epoch:
+    def idle_action(self, job: ManagedJob, now_s: float) -> IdleAction | None:
+        """None if the job has something to do."""
+        if job.is_permit_unused:
+            assert job.permit is not None
+            rested = now_s - job.permit.active_s >= self._limits.rest_s - 1e-6
+            ends = rested and self.has_waiters(job)
+            return IdleAction.END_PHASE if ends else IdleAction.CHECK_LATER
+        if not job.is_idle or not job.epoch:
             return None
-        still_s = now_s - one.idle_since_s
-        silent = one.heard_s is not None and now_s - one.heard_s > self._limits.lease_s
-        if self._scheduler.holds_jobs and (silent or still_s >= self._limits.yield_s):
-            return IdleRule.MAKE_ROOM
-        rests = still_s >= self._limits.rest_s - 1e-6
-        return IdleRule.REST if rests else IdleRule.LOOK_AGAIN
+        idle_s = now_s - job.idle_since_s
+        silent = job.heartbeat_s is not None and now_s - job.heartbeat_s > self._limits.lease_s
+        if self._scheduler.has_held_jobs and (silent or idle_s >= self._limits.yield_s):
+            return IdleAction.EVICT
+        rested = idle_s >= self._limits.rest_s - 1e-6
+        return IdleAction.REST if rested else IdleAction.CHECK_LATER
 
-    def _known_s(self, one: JobPhases, phase: Phase) -> float | None:
-        state = self._scheduler.find(one.job)
+    def _usual_s(self, job: ManagedJob, phase: Phase) -> float | None:
+        """The length of the phase by the job's profile; None while it has none."""
+        state = self._scheduler.find(job.id)
         if state is None or state.placement is None:
             return None
         return state.profile.rollout_s if phase is Phase.ROLLOUT else state.profile.train_s

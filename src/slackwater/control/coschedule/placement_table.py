@@ -1,6 +1,4 @@
-"""Where jobs are placed: what a placement policy answers becomes starts, moves and rent, and freed
-nodes become permits.
-"""
+"""Where jobs are placed: applies placements as starts, moves and rent, and grants freed nodes."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -21,9 +19,7 @@ from slackwater.policy.placement.interface import PlacementPolicy
 
 
 class PlacementTable:
-    """The jobs that have a place, and the nodes that are rented for them; `jobs` are all that are
-    known.
-    """
+    """The placed jobs among all `jobs`, and the nodes that are rented for them."""
 
     def __init__(
         self,
@@ -31,30 +27,26 @@ class PlacementTable:
         jobs: Mapping[JobId, JobState],
         groups: Groups,
         permits: Permits,
-        guests: UnprofiledJobs,
+        unprofiled: UnprofiledJobs,
     ) -> None:
         self._policy = policy
         self._jobs = jobs
         self._groups = groups
         self._permits = permits
-        self._guests = guests
+        self._unprofiled = unprofiled
         self.placed: dict[JobId, JobState] = {}
         self._by_size: dict[tuple[int, int], dict[JobId, JobState]] = {}
         self.rented: set[NodeId] = set()
 
-    def alike(self, state: JobState) -> Collection[JobState]:
-        """The placed jobs that have parts of nodes of the same size: those that it can share
-        with.
-        """
-        return self._of_size(state).values()
+    def jobs_of_same_size(self, state: JobState) -> Collection[JobState]:
+        """The placed jobs with parts of nodes of the same size: it can share only with those."""
+        return self._jobs_of_size(state).values()
 
-    def _of_size(self, state: JobState) -> dict[JobId, JobState]:
+    def _jobs_of_size(self, state: JobState) -> dict[JobId, JobState]:
         return self._by_size.setdefault(state.size, {})
 
     def apply(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
-        """Carry out what a policy answered: new placements, moves, plans, and nodes rented or given
-        back.
-        """
+        """Apply new placements, moves and plans, and rent and return nodes."""
         commands: list[Command] = []
         freed: list[NodeId] = []
         fresh: list[tuple[JobState, Placement]] = []
@@ -66,12 +58,12 @@ class PlacementTable:
                 continue
             if old is not None:
                 commands.append(StopJob(placement.job, state.epoch, True, placement.reason))
-                runs = state.clock_s is not None
+                runs = state.clock_since_s is not None
                 freed.extend(self.withdraw(state, now_s))
-                if runs:  # A move is on the job's own time, and breaks an iteration.
-                    state.clock_s, state.moved_at = now_s, state.iterations_done
+                if runs:  # A move counts on the job's SLO clock, and breaks an iteration.
+                    state.clock_since_s, state.moved_at_iteration = now_s, state.iterations_done
             fresh.append((state, placement))
-        commands.extend(self._settle_rent())
+        commands.extend(self._apply_rent_changes())
         commands.extend(self._start(state, placement) for state, placement in fresh)
         joining = {placement.group for _, placement in fresh}
         for group, plan in {p.group: p.plan for p in placements if p.plan is not None}.items():
@@ -82,26 +74,26 @@ class PlacementTable:
         return commands
 
     def withdraw(self, state: JobState, now_s: float) -> tuple[NodeId, ...]:
-        """Take a placed job off its nodes and out of its group; its clock stands still."""
+        """Take a placed job off its nodes and out of its group; stop its SLO clock."""
         assert state.placement is not None
         nodes = tuple({*state.placement.rollout_nodes, *state.placement.train_nodes})
-        permit = self._permits.held_by(state.spec.job)
+        permit = self._permits.find_by_job(state.spec.job)
         if permit is not None:
-            self._permits.take_back(permit)
+            self._permits.release(permit)
         self._groups.leave(state)
-        del self.placed[state.spec.job], self._of_size(state)[state.spec.job]
+        del self.placed[state.spec.job], self._jobs_of_size(state)[state.spec.job]
         state.placement = None
-        state.spent_s, state.clock_s = state.elapsed_s(now_s), None
-        state.seen_s = state.iteration_seen_s  # the iteration that runs is made again
+        state.spent_s, state.clock_since_s = state.clock_time_s(now_s), None
+        state.observed_s = state.observed_before_s  # the running iteration is repeated
         return tuple(sorted(nodes))
 
     def _start(self, state: JobState, placement: Placement) -> StartJob:
         state.placement = placement
         state.status = JobStatus.PLACED
-        state.reason, state.displaced = placement.reason, ""
+        state.reason, state.displaced_reason = placement.reason, ""
         state.epoch += 1
         state.next_phase = Phase.ROLLOUT
-        self.placed[placement.job] = self._of_size(state)[placement.job] = state
+        self.placed[placement.job] = self._jobs_of_size(state)[placement.job] = state
         self._groups.enter(state)
         return StartJob(
             placement.job,
@@ -114,27 +106,29 @@ class PlacementTable:
             placement.reason,
         )
 
-    def _settle_rent(self) -> list[Command]:
-        gone, come = self._policy.rent_changes()
-        self.rented.difference_update(gone)
-        self.rented.update(come)
+    def _apply_rent_changes(self) -> list[Command]:
+        returned, rented = self._policy.rent_changes()
+        self.rented.difference_update(returned)
+        self.rented.update(rented)
         commands: list[Command] = []
-        if gone:
-            self._permits.forget(n for n in gone if self._permits.holder_of(n) not in self._guests)
-            commands.append(ReturnNodes(tuple(sorted(gone))))
-        if come:
-            commands.append(RentNodes(tuple(sorted(come))))
+        if returned:
+            # Unprofiled jobs run on nodes that no placed job rents.
+            holders = self._permits.find_holder
+            self._permits.forget(n for n in returned if holders(n) not in self._unprofiled)
+            commands.append(ReturnNodes(tuple(sorted(returned))))
+        if rented:
+            commands.append(RentNodes(tuple(sorted(rented))))
         return commands
 
     def grant(self, nodes: tuple[NodeId, ...], now_s: float) -> list[Command]:
-        """Permits for whoever waited for one of the nodes."""
+        """Grant permits to phases that wait for one of the nodes."""
         commands: list[Command] = []
-        for group in self._groups.using(nodes):
+        for group in self._groups.groups_on(nodes):
             self._groups.grant(group, now_s, commands)
         return commands
 
     def current(self, job: JobId, epoch: int) -> JobState | None:
-        """The job, if it is placed and the message is of this placement."""
+        """The job, if its placement has this epoch; else the message came late."""
         state = self.placed.get(job)
         return state if state is not None and state.epoch == epoch else None
 

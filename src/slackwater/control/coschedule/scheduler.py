@@ -1,14 +1,12 @@
-"""The co-scheduler: admits jobs, gives permits for their phases, and keeps every admitted job
+"""The co-scheduler: admits jobs, grants permits for their phases, and keeps every admitted job
 within its SLO.
 
-One event in, commands out. Placement policies say which jobs share which nodes; orderings say whose
-phase is next. Messages that come late or twice (an old epoch, a permit that is back already) change
-nothing.
+Placement policies decide which jobs share which nodes, orderings decide which phase runs next. Late
+and repeated messages (an old epoch, a permit that was released) change nothing.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from slackwater.control.coschedule.admission import Admission
@@ -61,10 +59,12 @@ class CoScheduler:
         self._config = config or CoScheduleConfig()
         self._permits = Permits()
         self._groups = Groups(self._config, fleet, self._permits)
-        self._guests = UnprofiledJobs(fleet, self._permits)
+        self._unprofiled = UnprofiledJobs(fleet, self._permits)
         self._guard = SloGuard(self._config, fleet, self._groups)
         self._jobs: dict[JobId, JobState] = {}
-        self._places = PlacementTable(policy, self._jobs, self._groups, self._permits, self._guests)
+        self._places = PlacementTable(
+            policy, self._jobs, self._groups, self._permits, self._unprofiled
+        )
         self._admission = Admission(policy, fleet, self._config, self._places, self._guard)
         self._handlers: dict[type, Callable[[Any], list[Command]]] = {
             JobArrived: self._on_arrived,
@@ -81,166 +81,163 @@ class CoScheduler:
         }
 
     def handle(self, event: Event) -> Sequence[Command]:
-        """Take one event, return what the body must do about it, in order."""
-        kept = tuple(self._permits.kept)
+        """Take one event; return what the runtime must do about it, in order."""
+        reserved = tuple(self._permits.reserved)
         commands: list[Command] = []
         decides = isinstance(event, JobArrived | TimerFired)
-        if self._admission.is_unsettled(event.now_s if decides else None):
-            commands.extend(self._admission.settle(event.now_s))
+        if self._admission.has_pending_placements(event.now_s if decides else None):
+            commands.extend(self._admission.apply_pending(event.now_s))
         commands.extend(self._handlers[type(event)](event))
-        if self._groups.misfits and not self._admission.is_unsettled():
+        if self._groups.misfits and not self._admission.has_pending_placements():
             commands.extend(self._isolate_misfits(event.now_s))
-        if kept or self._guests:
-            commands.extend(self._serve_guests(kept, event.now_s))
+        if reserved or self._unprofiled:
+            commands.extend(self._serve_unprofiled(reserved, event.now_s))
         return commands
 
-    def _serve_guests(self, kept: tuple[NodeId, ...], now_s: float) -> list[Command]:
-        """Permits for unprofiled jobs, and for members on nodes that are kept for none any more."""
-        bears = partial(self._bears_step, now_s)
+    def _serve_unprofiled(self, reserved: tuple[NodeId, ...], now_s: float) -> list[Command]:
+        """Grant permits to unprofiled jobs, and to members on nodes whose reservation ended."""
+
+        def can_bear_step(node: NodeId, step_s: float | None) -> bool:
+            return self._guard.can_bear_step(self._groups.members_on(node), step_s, now_s)
+
+        def can_bear_phase(node: NodeId, phase: Phase, since_s: float) -> bool:
+            members = self._groups.members_on(node)
+            return self._guard.can_bear_unprofiled_phase(members, phase, now_s - since_s, now_s)
+
         commands: list[Command] = []
-        commands.extend(self._guests.grant(self._groups.is_wanted, bears, now_s))
-        released = tuple(node for node in kept if node not in self._permits.kept)
+        commands.extend(self._unprofiled.grant(self._groups.has_request_on, can_bear_step, now_s))
+        released = tuple(node for node in reserved if node not in self._permits.reserved)
         commands.extend(self._places.grant(released, now_s))
-        self._guests.keep_nodes(partial(self._bears_guest, now_s))
+        self._unprofiled.reserve_nodes(can_bear_phase)
         return commands
-
-    def _bears_guest(self, now_s: float, node: NodeId, phase: Phase, since_s: float) -> bool:
-        """Whether the members of a node keep their bounds if a guest that waits so long has its
-        next phase first.
-        """
-        members = self._groups.members_on(node)
-        return self._guard.bear_guest(members, phase, now_s - since_s, now_s)
-
-    def _bears_step(self, now_s: float, node: NodeId, step_s: float | None) -> bool:
-        """Whether the members of a node keep their bounds if it trains a guest for one step, of
-        unknown length if None.
-        """
-        return self._guard.bear_step(self._groups.members_on(node), step_s, now_s)
 
     def job(self, job: JobId) -> JobState:
-        """What is known of a job; the body must not change it."""
+        """The caller must not change it."""
         return self._jobs[job]
 
     def find(self, job: JobId) -> JobState | None:
-        """What is known of a job, if anything is; the body must not change it."""
+        """The caller must not change it."""
         return self._jobs.get(job)
 
     def next_phase(self, job: JobId) -> Phase | None:
-        """The phase that a placed job or a guest may ask for; None of any other."""
-        if job in self._guests:
-            return self._guests.next_phase(job)
+        """The phase that a placed or an unprofiled job may request; None for any other job."""
+        if job in self._unprofiled:
+            return self._unprofiled.next_phase(job)
         state = self._places.placed.get(job)
         return None if state is None else state.next_phase
 
-    def is_guest(self, job: JobId) -> bool:
-        """Whether it is being profiled."""
-        return job in self._guests
+    def is_unprofiled(self, job: JobId) -> bool:
+        """Whether the job runs without a profile, to be measured."""
+        return job in self._unprofiled
 
     @property
     def nodes(self) -> tuple[NodeId, ...]:
-        """All that jobs can be placed on."""
+        """All nodes that jobs can be placed on."""
         return self._fleet.nodes
 
     @property
     def places(self) -> tuple[NodeId, ...]:
-        """Where deployments are: nodes, or the smallest parts that jobs can have."""
-        pools = (self._fleet.rollout, self._fleet.train)
-        sizes = ((p.role, p.least_devices if p.least_devices > 1 else 0) for p in pools)
-        return tuple(place for role, size in sizes for place in self._fleet.places(role, size))
+        """Where deployments can be: nodes, or the smallest parts of nodes that jobs can have."""
+        return tuple(
+            place
+            for pool in (self._fleet.rollout, self._fleet.train)
+            for place in self._fleet.places(
+                pool.role, pool.least_devices if pool.least_devices > 1 else 0
+            )
+        )
 
     @property
     def permits(self) -> Permits:
-        """To look at."""
+        """The caller must not change them."""
         return self._permits
 
     @property
-    def holds_jobs(self) -> bool:
+    def has_held_jobs(self) -> bool:
         """Whether any job waits for a place."""
         return bool(self._admission.held)
 
-    def is_waited_for(self, job: JobId, nodes: tuple[NodeId, ...]) -> bool:
-        """Whether another job waits for one of the nodes that this one holds, or for its turn to
-        come after this one's.
+    def has_waiters(self, job: JobId, nodes: tuple[NodeId, ...]) -> bool:
+        """Whether another job waits for one of the nodes that this one holds, or for its turn after
+        this one's.
         """
         state = self._places.placed.get(job)
-        if state is not None and self._groups.keeps_waiting(state):
+        if state is not None and self._groups.has_other_waiters(state):
             return True
-        return self._groups.waits_for(nodes, job) or self._guests.wait_for(nodes, job)
+        return self._groups.has_request_for(nodes, job) or self._unprofiled.has_request_for(
+            nodes, job
+        )
 
-    def is_rollout_held(self, job: JobId) -> bool:
-        """Whether another job holds nodes of a placed job's rollouts."""
+    def is_rollout_blocked(self, job: JobId) -> bool:
+        """Whether another job holds nodes of the job's rollouts."""
         state = self._places.placed.get(job)
         placement = None if state is None else state.placement
-        return placement is not None and self._permits.others_hold(placement.rollout_nodes, job)
+        return placement is not None and self._permits.is_held_by_other(
+            placement.rollout_nodes, job
+        )
 
-    def yields(self, job: JobId, *, at_boundary: bool) -> bool:
-        """Whether it is being profiled on nodes that a member of a group waits for: nobody knows
-        how long its phase would go on. Nodes that were kept for it are its own until the next
+    def must_yield(self, job: JobId, *, at_boundary: bool) -> bool:
+        """Whether an unprofiled job has nodes that a member of a group waits for: how long its
+        phase will take is unknown. Nodes that were reserved for it are its own until the next
         boundary, where a step or a turn has ended.
         """
-        if job not in self._guests or not (at_boundary or not self._guests.is_owed(job)):
+        if job not in self._unprofiled or not (
+            at_boundary or not self._unprofiled.uses_reserved_nodes(job)
+        ):
             return False
-        permit = self._permits.held_by(job)
-        return permit is not None and self._groups.waits_for(permit.nodes, job)
+        permit = self._permits.find_by_job(job)
+        return permit is not None and self._groups.has_request_for(permit.nodes, job)
 
     def skip_phase(self, job: JobId) -> None:
-        """An unprofiled job has nothing to do in its next phase."""
-        self._guests.finished(job, self._guests.next_phase(job))
+        """Let an unprofiled job that has nothing to do in its next phase skip it."""
+        self._unprofiled.advance_phase(job, self._unprofiled.next_phase(job))
 
     def waiting(self) -> list[WaitingPhase]:
-        """Phases of placed jobs that wait for their turn."""
+        """The phases of placed jobs that wait for their turn."""
         return self._groups.waiting()
 
     def hourly_cost(self) -> float:
-        """Of the nodes that are rented now."""
+        """The price of the nodes that are rented now."""
         return self._policy.hourly_cost()
 
-    # Jobs that come and go.
+    # ---- jobs that come and go ----
 
     def _on_arrived(self, event: JobArrived) -> list[Command]:
         state = self._jobs.get(event.spec.job)
-        spec = replace(event.spec, profile=self._fleet.counted(event.spec.profile))
+        spec = replace(event.spec, profile=self._fleet.with_node_counts(event.spec.profile))
         if state is None:
             state = self._jobs[event.spec.job] = JobState(spec, self._fleet.parts(spec.profile))
         elif state.status in _OVER and event.spec.arrival_s > state.spec.arrival_s:
             size = self._fleet.parts(spec.profile)
             state = self._jobs[event.spec.job] = JobState(spec, size, crashes=event.crashes)
-        elif state.status is not JobStatus.AWAY or event.crashes != state.crashes:
+        elif state.status is not JobStatus.SUSPENDED or event.crashes != state.crashes:
             return []
-        self._guests.leave(event.spec.job)
+        self._unprofiled.leave(event.spec.job)
         state.iterations_done = event.iterations_done
         state.next_phase = Phase.ROLLOUT
         return self._admission.arrive(state, event.now_s)
 
     def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
-        if event.job in self._guests or event.job in self._places.placed:
+        if event.job in self._unprofiled or event.job in self._places.placed:
             return []
-        demand = self._fleet.counted(
+        demand = self._fleet.with_node_counts(
             JobProfile(
-                *(1.0, 1.0),  # its phases are yet to be seen
+                rollout_s=1.0,  # its phases are yet to be measured
+                train_s=1.0,
                 rollout_nodes=event.rollout_nodes,
                 train_nodes=event.train_nodes,
                 rollout_devices=event.rollout_devices,
                 train_devices=event.train_devices,
             )
         )
-        why = self._guests.why_never(demand)
-        if why is not None:
-            return [RefuseJob(event.job, why)]
-        self._guests.enter(event.job, demand)
+        reason = self._unprofiled.never_reason(demand)
+        if reason is not None:
+            return [RefuseJob(event.job, reason)]
+        self._unprofiled.enter(event.job, demand)
         return []
 
-    def _guest_leaves(self, job: JobId, now_s: float) -> list[Command]:
-        permit = self._permits.held_by(job)
-        self._guests.leave(job)
-        if permit is None:
-            return []
-        self._permits.take_back(permit)
-        return self._places.grant(permit.nodes, now_s)
-
     def _on_finished_job(self, event: JobFinished) -> list[Command]:
-        if event.job in self._guests:
-            return self._guest_told(event)
+        if event.job in self._unprofiled:
+            return self._remove_unprofiled(event)
         held = self._admission.held.get(event.job)
         if held is not None and event.epoch == held.epoch:
             del self._admission.held[event.job]
@@ -252,59 +249,69 @@ class CoScheduler:
         state.status = JobStatus.FINISHED
         return self._admission.depart([state], event.now_s)
 
-    def _guest_told(self, event: JobCrashReported | JobFinished) -> list[Command]:
-        """A guest has no placement, and so no epoch; a message that names one came late."""
-        return [] if event.epoch else self._guest_leaves(event.job, event.now_s)
+    def _remove_unprofiled(self, event: JobCrashReported | JobFinished) -> list[Command]:
+        """Without a placement the job has no epoch: a message that names one came late."""
+        if event.epoch:
+            return []
+        permit = self._permits.find_by_job(event.job)
+        self._unprofiled.leave(event.job)
+        if permit is None:
+            return []
+        self._permits.release(permit)
+        return self._places.grant(permit.nodes, event.now_s)
 
     def _on_crashed(self, event: JobCrashReported) -> list[Command]:
-        if event.job in self._guests:
-            return self._guest_told(event)
+        if event.job in self._unprofiled:
+            return self._remove_unprofiled(event)
         state = self._places.current(event.job, event.epoch)
         if state is None:
             return []
-        self._strike(state)
+        self._suspend(state)
         return self._admission.depart([state], event.now_s)
 
     def _on_node_lost(self, event: NodeLost) -> list[Command]:
-        struck = [
+        affected = [
             state
             for state in self._places.placed.values()
             if state.placement is not None and state.placement.uses(event.node)
         ]
         commands: list[Command] = []
-        for state in struck:
-            self._strike(state)
+        for state in affected:
+            self._suspend(state)
             commands.append(StopJob(state.spec.job, state.epoch, False, f"{event.node} is lost"))
-        if struck:
-            commands.extend(self._admission.depart(struck, event.now_s))
+        if affected:
+            commands.extend(self._admission.depart(affected, event.now_s))
         return commands
 
-    def _strike(self, state: JobState) -> None:
-        """A crash: the broken iteration is done again, and is no one's delay."""
-        state.status = JobStatus.AWAY
+    def _suspend(self, state: JobState) -> None:
+        """Suspend a job that crashed: it repeats the broken iteration, off its SLO clock."""
+        state.status = JobStatus.SUSPENDED
         state.crashes += 1
-        state.spent_s, state.clock_s = state.iteration_began_s, None
-        state.rests = False
+        state.spent_s, state.clock_since_s = state.iteration_began_s, None
+        state.is_resting = False
 
-    # Phases.
+    # ---- phases ----
 
     def _on_requested(self, event: PhaseRequested) -> list[Command]:
-        if event.job in self._guests:
-            if self._permits.held_by(event.job) is None:
-                self._guests.request(event.job, event.phase, event.now_s)
+        if event.job in self._unprofiled:
+            if self._permits.find_by_job(event.job) is None:
+                self._unprofiled.request(event.job, event.phase, event.now_s)
             return []
         state = self._places.current(event.job, event.epoch)
         if state is None or event.phase is not state.next_phase:
             return []
-        if event.iteration != state.iterations_done or self._permits.held_by(event.job) is not None:
+        if (
+            event.iteration != state.iterations_done
+            or self._permits.find_by_job(event.job) is not None
+        ):
             return []
-        if state.iterations_left == 0:  # it makes one more than it said
+        if state.iterations_left == 0:  # it makes more than it declared
             state.spec = replace(state.spec, iterations=state.spec.iterations + 1)
         if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
         assert state.placement is not None
         if state.joined:
-            state.seen_s += event.now_s - state.free_s  # its sync, and its own time: nobody's delay
+            state.observed_s += event.now_s - state.free_s  # its sync and its own time delay nobody
             self._groups.request(state, event.phase, event.now_s)
         else:
             self._groups.join(state, event.now_s)
@@ -316,29 +323,28 @@ class CoScheduler:
         permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job:
             return []
-        if event.job in self._guests:
-            self._permits.take_back(permit)
+        if event.job in self._unprofiled:
+            self._permits.release(permit)
             held_s = event.now_s - permit.started_s
-            self._guests.ran(event.job, permit, event.step_s or held_s)
+            self._unprofiled.record_phase(event.job, permit, event.step_s or held_s)
             if not event.cut:
-                self._guests.finished(event.job, permit.phase)
+                self._unprofiled.advance_phase(event.job, permit.phase)
             return self._places.grant(permit.nodes, event.now_s)
         state = self._places.placed[event.job]
-        self._permits.take_back(permit)
-        if event.work_s > 0:  # one that was skipped tells nothing
+        self._permits.release(permit)
+        if event.work_s > 0:  # not a skipped phase
             state.observe(permit.phase, event.work_s)
         state.free_s = event.now_s
         if permit.phase is Phase.ROLLOUT:
             state.next_phase = Phase.TRAIN
             return self._places.grant(permit.nodes, event.now_s)
         state.end_iteration(event.now_s)
-        return self._after_iteration(state, event.now_s) + self._places.grant(
-            permit.nodes, event.now_s
-        )
+        commands = self._check_slo(state, event.now_s)
+        return commands + self._places.grant(permit.nodes, event.now_s)
 
     def _on_rests(self, event: JobRests) -> list[Command]:
         state = self._places.current(event.job, event.epoch)
-        if state is None or not state.joined or self._permits.held_by(event.job) is not None:
+        if state is None or not state.joined or self._permits.find_by_job(event.job) is not None:
             return []
         if self._groups.is_waiting(state):
             return []
@@ -350,15 +356,19 @@ class CoScheduler:
 
     def _on_yields(self, event: JobYields) -> list[Command]:
         state = self._places.current(event.job, event.epoch)
-        if state is None or not self.holds_jobs or self._permits.held_by(event.job) is not None:
+        if (
+            state is None
+            or not self.has_held_jobs
+            or self._permits.find_by_job(event.job) is not None
+        ):
             return []
         if self._groups.is_waiting(state) or self._groups.is_pending(state):
             return []
-        still_s = event.now_s - state.free_s
-        state.status, state.rests = JobStatus.AWAY, False
+        idle_s = event.now_s - state.free_s
+        state.status, state.is_resting = JobStatus.SUSPENDED, False
         state.reason = (
-            f"it asked for nothing for {still_s:.0f} s, and others wait for a place; with its "
-            "next request it does too"
+            f"it asked for nothing for {idle_s:.0f} s while others waited for a place; it gets one "
+            "again after its next request"
         )
         return [HoldJob(event.job, state.reason), *self._admission.depart([state], event.now_s)]
 
@@ -366,36 +376,37 @@ class CoScheduler:
         permit = self._permits.find(event.permit)
         if permit is None or permit.job != event.job or not self._config.shrink_tails:
             return []
-        wanted = self._groups.waits_for(permit.nodes, event.job, (Phase.ROLLOUT,))
-        if not (wanted and self._permits.can_shrink(permit)):
+        has_waiters = self._groups.has_request_for(permit.nodes, event.job, (Phase.ROLLOUT,))
+        if not (has_waiters and self._permits.can_shrink(permit)):
             return []
         self._permits.shrink(permit)
-        shrink: list[Command] = [ShrinkRollout(permit.number, permit.job)]
-        return shrink + self._places.grant(permit.nodes, event.now_s)
+        shrink = ShrinkRollout(permit.number, permit.job)
+        return [shrink, *self._places.grant(permit.nodes, event.now_s)]
 
-    # Keeping the SLO.
+    # ---- SLOs ----
 
-    def _after_iteration(self, state: JobState, now_s: float) -> list[Command]:
-        """Drift and the SLO guard, once per iteration."""
+    def _check_slo(self, state: JobState, now_s: float) -> list[Command]:
+        """Check drift and the SLO of a job, once per iteration."""
         if state.iterations_left == 0:
             return []
         config = self._config
-        profile = state.drifted(
+        profile = state.profile_after_drift(
             config.drift_tolerance, config.drift_headroom, both_ways=config.slo_basis == "realised"
         )
         commands: list[Command] = []
         if profile is not None:
-            state.planned = profile
-            self._groups.revised(state)
+            state.drift_profile = profile
+            self._groups.record_profile_change(state)
             self._admission.observe(now_s, state)
             commands = self._places.apply(
                 self._policy.revise(state.spec.job, profile, now_s), now_s
             )
-        if self._guard.must_leave(state, now_s):
+        if self._guard.must_isolate(state, now_s):
             commands += self._isolate(state, now_s)
-        intruder = self._guard.intruder(state, now_s) if state.placement is not None else None
-        if intruder is not None:
-            commands += self._displace(intruder, state, now_s)
+        if state.placement is not None:
+            member = self._guard.find_overrunning_member(state, now_s)
+            if member is not None:
+                commands += self._displace(member, state, now_s)
         return commands
 
     def _isolate(self, state: JobState, now_s: float) -> list[Command]:
@@ -403,47 +414,46 @@ class CoScheduler:
         return self._places.apply(self._policy.isolate(state.spec.job, now_s), now_s)
 
     def _isolate_misfits(self, now_s: float) -> list[Command]:
-        """Give nodes of their own to jobs that cannot join without breaking a bounded iteration;
-        as long as none are free they go on waiting for a better moment.
+        """Give nodes of their own to jobs that cannot join without breaking a bounded iteration.
+        While none are free they keep waiting for a better moment.
         """
         misfits = list(self._groups.misfits.values())
         self._groups.misfits.clear()
         waiting = [s for s in misfits if s.placement is not None and self._groups.is_pending(s)]
         return [command for state in waiting for command in self._isolate(state, now_s)]
 
-    def _displace(self, intruder: JobState, sufferer: JobState, now_s: float) -> list[Command]:
-        """A job that takes much longer than was declared of it makes room, and waits for a place
-        that fits it as it is.
+    def _displace(self, member: JobState, affected: JobState, now_s: float) -> list[Command]:
+        """Stop a member that overruns its declared profile, and hold it until a place fits it as it
+        is.
         """
-        times = intruder.outgrown
+        job = member.spec.job
         reason = (
-            f"its phases take {times:.1f} times what was declared, and {sufferer.spec.job} could "
-            "not keep its bound beside them"
+            f"its phases take {member.overrun:.1f} times what was declared, and "
+            f"{affected.spec.job} could not keep its bound beside them"
         )
-        stop = StopJob(intruder.spec.job, intruder.epoch, True, reason)
-        intruder.spec = replace(intruder.spec, profile=intruder.profile)
-        intruder.planned = None
-        intruder.status = JobStatus.HELD
-        intruder.displaced = intruder.reason = reason
-        left = self._admission.depart([intruder], now_s)
-        held = HoldJob(intruder.spec.job, reason)
-        return [stop, *left, held, *self._admission.hold(intruder, now_s)]
+        stop = StopJob(job, member.epoch, moves=True, reason=reason)
+        member.spec = replace(member.spec, profile=member.profile)
+        member.drift_profile = None
+        member.status = JobStatus.HELD
+        member.displaced_reason = member.reason = reason
+        departure = self._admission.depart([member], now_s)
+        return [stop, *departure, HoldJob(job, reason), *self._admission.hold(member, now_s)]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         self._policy.check_integrity()
-        if self._admission.is_unsettled():
+        if self._admission.has_pending_placements():
             return
         self._permits.check_integrity()
         self._groups.check_integrity()
         self._places.check_integrity()
-        self._guests.check_integrity()
-        for permit in self._permits.held():
-            at_home = permit.job in self._places.placed or permit.job in self._guests
-            assert at_home, f"{permit.job} holds a permit but is not placed"
+        self._unprofiled.check_integrity()
+        for permit in self._permits.active():
+            known = permit.job in self._places.placed or permit.job in self._unprofiled
+            assert known, f"{permit.job} holds a permit but is not placed"
         for job, state in self._jobs.items():
             assert (state.status is JobStatus.PLACED) == (job in self._places.placed)
             assert (state.status is JobStatus.HELD) == (job in self._admission.held)
             assert 0 <= state.iterations_done <= state.spec.iterations
             if state.status in (JobStatus.HELD, JobStatus.REFUSED):
-                assert state.reason, f"{job} was not told why it does not run"
+                assert state.reason, f"{job} has no reason why it does not run"

@@ -1,12 +1,12 @@
-"""What an operator can set of the co-scheduler of a service: which jobs share which nodes, in which
-order, within which limits.
+"""Settings of the co-scheduler of a service: which jobs share which nodes, in which order, within
+which limits.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from slackwater.control.coschedule.config import CoScheduleConfig, ordering_for
+from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName, ordering_for
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.errors import ConfigError
@@ -18,11 +18,9 @@ from slackwater.policy.placement.fleet import FleetView, MoveCost
 
 @dataclass(frozen=True, slots=True)
 class CoscheduleSettings:
-    """`ordering` "auto" is the one that belongs to the placement. `host_memory_gb` is what one node
-    may hold of all jobs' states.
-
-    `switching` and `move` are what a change of jobs on a node, and a move of a job, are taken to
-    cost.
+    """`ordering` "auto" is the default of the placement. `host_memory_gb` bounds the states of all
+    jobs on one node. `switching` and `move` are the assumed costs of changing jobs on a node and of
+    moving a job.
     """
 
     placement: str = "interleaving"
@@ -43,18 +41,18 @@ class CoscheduleSettings:
         if self.host_memory_gb <= 0:
             fix = "must be above 0"
             raise ConfigError.of("coschedule: host_memory_gb", self.host_memory_gb, fix)
-        self.new_coscheduler(1, 1)  # wrong options are refused at once
+        self.new_coscheduler(1, 1)  # refuses wrong options now, not at the first job
 
     @property
-    def order(self) -> str:
-        """The name of the order of phases."""
+    def order(self) -> OrderingName:
+        """The name of the ordering of phases."""
         return ordering_for(self.placement) if self.ordering == "auto" else self.ordering
 
     def new_coscheduler(
         self, rollout_nodes: int, train_nodes: int, sizes: tuple[NodeSize, NodeSize] = (ONE, ONE)
     ) -> CoScheduler:
-        """Over nodes of one price, of these sizes: what fits beside another job shares its nodes.
-        Lengths are measured, so the SLO is held against what is seen.
+        """A co-scheduler over nodes of one price and of these sizes. Profiles are measured, so SLOs
+        are held against observed lengths.
         """
 
         def pool(role: Role, nodes: int, size: NodeSize) -> Pool:
@@ -70,7 +68,7 @@ class CoscheduleSettings:
             switching=self.switching,
         )
         config = CoScheduleConfig(
-            ordering=ordering_for(self.placement) if self.ordering == "auto" else self.ordering,
+            ordering=self.order,
             backfill=self.backfill,
             guard=self.guard,
             shrink_tails=self.tails,

@@ -1,6 +1,4 @@
-"""Whether jobs that share nodes stay within their bounds, and who is in the way of one that does
-not.
-"""
+"""Whether jobs that share nodes keep their SLOs, and which member prevents that."""
 
 from collections.abc import Sequence
 
@@ -10,11 +8,11 @@ from slackwater.control.coschedule.job_state import JobState
 from slackwater.model.placement import Phase
 from slackwater.policy.placement.fleet import FleetView
 
-_GUEST_WAITS = 2.0  # iterations of the members, before they wait for it
+_UNPROFILED_WAITS = 2.0  # iterations of the members before they may have to wait for it
 
 
 class SloGuard:
-    """Asked once per iteration of a job."""
+    """Checks a job's SLO once per iteration."""
 
     def __init__(self, config: CoScheduleConfig, fleet: FleetView, groups: Groups) -> None:
         self._config = config
@@ -22,18 +20,18 @@ class SloGuard:
         self._groups = groups
 
     def budget_s(self, state: JobState, now_s: float) -> float:
-        """What its bound leaves for the iterations still to make."""
+        """The time that its SLO leaves for the remaining iterations."""
         return state.budget_s(now_s, realised=self._config.slo_basis == "realised")
 
     def budget_to_share_s(self, state: JobState, now_s: float) -> float:
-        """What others may use of that."""
+        """The part of its budget that others may use."""
         if self._config.slo_basis == "declared":
             return state.budget_to_share_s(now_s)
         return self.budget_s(state, now_s)
 
-    def must_leave(self, state: JobState, now_s: float) -> bool:
-        """Whether one more shared iteration at worst could leave too little to finish alone at
-        worst, on nodes of its own.
+    def must_isolate(self, state: JobState, now_s: float) -> bool:
+        """Whether after one more shared iteration, at worst-case lengths, it could be too late to
+        finish in time on nodes of its own.
         """
         if not self._config.guard or not self._groups.shares(state):
             return False
@@ -47,66 +45,63 @@ class SloGuard:
             return False
         return alone_s + move_s + worst_s > budget_s
 
-    def intruder(self, state: JobState, now_s: float) -> JobState | None:
-        """A member that takes longer than was declared of it, where a job beside it cannot keep its
-        bound for that: the one that outgrew its profile most. None where the job itself has
-        outgrown its own as much, where all is well, and as long as the job would keep its bound if
-        it were alone from the iteration after the next: a member may be slow for a while, as when
-        others start beside it.
+    def find_overrunning_member(self, state: JobState, now_s: float) -> JobState | None:
+        """The member that overruns its declared profile most, if the job loses its SLO beside it.
+
+        None if the job overruns its own profile as much, or if it would keep its SLO alone from the
+        iteration after the next: a member may be slow for a while, as when others start beside it.
         """
         if not self._config.guard or self._config.slo_basis == "declared":
             return None
-        mates = self._groups.mates(state)
-        grown = max(mates, key=lambda mate: mate.outgrown, default=None)
-        if grown is None or grown.outgrown <= max(state.outgrown, 1.0) * (
-            1 + self._config.drift_tolerance
-        ):
+        others = self._groups.mates(state)
+        slowest = max(others, key=lambda member: member.overrun, default=None)
+        most = max(state.overrun, 1.0) * (1 + self._config.drift_tolerance)
+        if slowest is None or slowest.overrun <= most:
             return None
-        budget_s, coming_s = self.budget_s(state, now_s), self._groups.coming_iteration_s(state)
-        if state.iterations_left * coming_s <= budget_s:
+        budget_s, next_s = self.budget_s(state, now_s), self._groups.next_iteration_s(state)
+        if state.iterations_left * next_s <= budget_s:
             return None
         alone_s = state.iterations_left * state.recent_solo_s
-        return grown if alone_s + 2 * coming_s > budget_s else None
+        return slowest if alone_s + 2 * next_s > budget_s else None
 
-    def bear_step(self, members: Sequence[JobState], step_s: float | None, now_s: float) -> bool:
-        """Whether these members keep their bounds if their train node is taken for so long now;
-        for as long as the longest of their own train phases while nobody knows.
+    def can_bear_step(
+        self, members: Sequence[JobState], step_s: float | None, now_s: float
+    ) -> bool:
+        """Whether these members keep their SLOs if an unprofiled job has their train node for
+        `step_s`; if that is None (unknown), for as long as the longest of their own train phases.
 
-        A member that rolls out does not miss the node until it has done; half of what that takes
-        lately is counted, since responses may be shorter.
+        A member that rolls out does not need the node before its rollout ends. Half of the
+        remaining rollout is counted, since responses may be shorter than usual.
         """
         if not members or not self._config.guard:
             return True
         if step_s is None:
             step_s = max(state.phase_s(Phase.TRAIN, self._fleet) for state in members)
         return all(
-            self._slack_s(state, now_s) + self._groups.rolls_out_for_s(state, now_s) / 2 >= step_s
+            self._slack_s(state, now_s) + self._groups.remaining_rollout_s(state, now_s) / 2
+            >= step_s
             for state in members
         )
 
     def _slack_s(self, state: JobState, now_s: float) -> float:
-        """What it may still wait beside the iterations to come, in one of them where its SLO
-        bounds each.
-        """
-        coming_s = self._groups.coming_iteration_s(state)
-        slack_s = self.budget_s(state, now_s) - state.iterations_left * coming_s
-        return max(min(slack_s, state.iteration_bound_s - coming_s), 0.0)
+        """How long it may wait beside its next iterations; within one, if its SLO bounds each."""
+        next_s = self._groups.next_iteration_s(state)
+        slack_s = self.budget_s(state, now_s) - state.iterations_left * next_s
+        return max(min(slack_s, state.iteration_bound_s - next_s), 0.0)
 
-    def bear_guest(
+    def can_bear_unprofiled_phase(
         self, members: Sequence[JobState], phase: Phase, waited_s: float, now_s: float
     ) -> bool:
-        """Whether these members all keep their bounds if a guest that has waited so long has a
-        phase before them. Nobody knows how long that is: as long as the longest of theirs, at a
-        guess.
+        """Whether these members keep their SLOs if an unprofiled job, which has waited so long, has
+        a phase before them. Its length is unknown: assume the longest of theirs.
         """
         if not members:
             return True
-        coming_s = {state.spec.job: self._groups.coming_iteration_s(state) for state in members}
-        if waited_s < _GUEST_WAITS * max(coming_s.values()):
+        next_s = {state.spec.job: self._groups.next_iteration_s(state) for state in members}
+        if waited_s < _UNPROFILED_WAITS * max(next_s.values()):
             return False
         guess_s = max(state.phase_s(phase, self._fleet) for state in members)
         return not self._config.guard or all(
-            self.budget_s(state, now_s) - state.iterations_left * coming_s[state.spec.job]
-            >= guess_s
+            self.budget_s(state, now_s) - state.iterations_left * next_s[state.spec.job] >= guess_s
             for state in members
         )

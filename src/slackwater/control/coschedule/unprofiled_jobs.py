@@ -1,11 +1,11 @@
-"""Guests: jobs whose cycle is not known yet. They run phase by phase on nodes that nobody else
-waits for (PlexRL 4.3, unknown jobs).
+"""Jobs whose cycle is not known yet. They run phase by phase on nodes that no other job waits for
+(PlexRL 4.3, unknown jobs).
 
-A phase has its nodes to itself whoever comes before and after it, so its length, or the sum of its
-pieces where it was cut, is the job's own. A guest is in no group and no plan. Where a member waits
-it yields: a rollout at once, training after the step that runs; and it trains only where members
-can bear to wait for such a step. Where members wait all the time, a guest would for ever: nodes are
-then kept for its next phase, if the members can bear that.
+An unprofiled job is in no group and no plan. It has its nodes to itself in every phase, so the
+length of a phase, or the sum of its pieces if it was preempted, is the job's own. Where a member of
+a group waits, it is preempted: a rollout at once, training after the step that runs. It trains only
+where members can bear to wait for such a step. If members wait all the time, nodes are reserved for
+its next phase, provided that the members can bear that: else it would never run.
 """
 
 from collections.abc import Callable
@@ -22,31 +22,31 @@ from slackwater.policy.placement.fleet import FleetView
 
 
 @dataclass(slots=True)
-class _Guest:
+class _UnprofiledJob:
     nodes: dict[Phase, int]
     places: dict[Phase, list[NodeId]]  # nodes, or parts of them, that it could have
     next_phase: Phase = Phase.ROLLOUT
     waits_since_s: float | None = None
-    owed: bool = False  # it holds nodes that were kept for it
-    step_s: float | None = None  # its longest time of training that could not be cut
-    last: dict[Phase, tuple[NodeId, ...]] = field(default_factory=dict)  # where its state may be
+    uses_reserved_nodes: bool = False
+    step_s: float | None = None  # its longest stretch of training that could not be preempted
+    last_nodes: dict[Phase, tuple[NodeId, ...]] = field(default_factory=dict)  # may have its state
 
 
 class UnprofiledJobs:
-    """Who is profiled, and what they wait for."""
+    """All unprofiled jobs, and the phases that they wait for."""
 
     def __init__(self, fleet: FleetView, permits: Permits) -> None:
         self._fleet = fleet
         self._permits = permits
-        self._guests: dict[JobId, _Guest] = {}
+        self._jobs: dict[JobId, _UnprofiledJob] = {}
 
     def __len__(self) -> int:
-        return len(self._guests)
+        return len(self._jobs)
 
     def __contains__(self, job: JobId | None) -> bool:
-        return job in self._guests
+        return job in self._jobs
 
-    def why_never(self, demand: JobProfile) -> str | None:
+    def never_reason(self, demand: JobProfile) -> str | None:
         """Why a job with this demand can never run here, or None if it can."""
         fleet = self._fleet
         for pool, nodes in (
@@ -59,10 +59,10 @@ class UnprofiledJobs:
         return None
 
     def enter(self, job: JobId, demand: JobProfile) -> None:
-        """It is profiled from now on."""
+        """Add a job with this demand."""
         fleet = self._fleet
         rollout_part, train_part = fleet.parts(demand)
-        self._guests[job] = _Guest(
+        self._jobs[job] = _UnprofiledJob(
             {Phase.ROLLOUT: demand.rollout_nodes, Phase.TRAIN: demand.train_nodes},
             {
                 Phase.ROLLOUT: fleet.places(Role.ROLLOUT, rollout_part),
@@ -71,111 +71,116 @@ class UnprofiledJobs:
         )
 
     def leave(self, job: JobId) -> None:
-        """It is known now, or gone; its permit is back already."""
-        self._guests.pop(job, None)
-        self._permits.keep_no_longer(job)
+        """Remove a job that has a profile now, or is gone; its permit was released before."""
+        self._jobs.pop(job, None)
+        self._permits.drop_reservation(job)
 
     def next_phase(self, job: JobId) -> Phase:
-        return self._guests[job].next_phase
+        return self._jobs[job].next_phase
 
     def request(self, job: JobId, phase: Phase, now_s: float) -> None:
-        """Its next phase waits for nodes."""
-        guest = self._guests[job]
-        if phase is guest.next_phase and guest.waits_since_s is None:
-            guest.waits_since_s = now_s
+        """Queue its next phase."""
+        state = self._jobs[job]
+        if phase is state.next_phase and state.waits_since_s is None:
+            state.waits_since_s = now_s
 
-    def wait_for(self, nodes: tuple[NodeId, ...], but: JobId) -> bool:
-        """Whether another guest waits for one of the nodes."""
+    def has_request_for(self, nodes: tuple[NodeId, ...], other_than: JobId) -> bool:
+        """Whether another unprofiled job waits for one of the nodes."""
         return any(
-            guest.waits_since_s is not None
-            and job != but
-            and any(node.startswith(guest.next_phase) for node in nodes)
-            for job, guest in self._guests.items()
+            state.waits_since_s is not None
+            and job != other_than
+            and any(node.startswith(state.next_phase) for node in nodes)
+            for job, state in self._jobs.items()
         )
 
-    def is_owed(self, job: JobId) -> bool:
-        """Whether it holds nodes that were kept for it."""
-        return self._guests[job].owed
+    def uses_reserved_nodes(self, job: JobId) -> bool:
+        """Whether it runs on nodes that were reserved for it."""
+        return self._jobs[job].uses_reserved_nodes
 
-    def ran(self, job: JobId, permit: Permit, step_s: float) -> None:
-        """It had a permit, and could not be cut for so long."""
-        guest = self._guests[job]
-        guest.owed, guest.last[permit.phase] = False, permit.nodes
+    def record_phase(self, job: JobId, permit: Permit, step_s: float) -> None:
+        """Record a permit that ended; `step_s` is its longest stretch without a boundary."""
+        state = self._jobs[job]
+        state.uses_reserved_nodes, state.last_nodes[permit.phase] = False, permit.nodes
         if permit.phase is Phase.TRAIN:
-            guest.step_s = max(guest.step_s or 0.0, step_s)
+            state.step_s = max(state.step_s or 0.0, step_s)
 
-    def finished(self, job: JobId, phase: Phase) -> None:
-        """A phase of it ended."""
-        self._guests[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
+    def advance_phase(self, job: JobId, phase: Phase) -> None:
+        """The phase is over: the other one is next."""
+        self._jobs[job].next_phase = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
 
     def grant(
         self,
-        wanted: Callable[[NodeId], bool],
-        bears: Callable[[NodeId, float | None], bool],
+        is_wanted: Callable[[NodeId], bool],
+        can_bear: Callable[[NodeId, float | None], bool],
         now_s: float,
     ) -> list[GrantPermit]:
-        """Permits for those whose nodes are free and wanted by no member of a group, and whose
-        members can bear a step of it; who waits longest comes first.
+        """Grant permits, longest wait first, on free nodes that no member of a group wants and
+        whose members can bear a step of such a length.
         """
         granted: list[GrantPermit] = []
+        reserved = self._permits.reserved
         for since_s, job in self._waiting():
-            guest = self._guests[job]
-            nodes = self._free_nodes(job, guest, wanted, bears)
+            state = self._jobs[job]
+            nodes = self._free_nodes(job, state, is_wanted, can_bear)
             if nodes is None:
                 continue
-            guest.waits_since_s = None
-            guest.owed = any(self._permits.kept.get(node) == job for node in nodes)
-            request = WaitingPhase(job, guest.next_phase, nodes, since_s, 0.0, 0.0)
+            state.waits_since_s = None
+            state.uses_reserved_nodes = any(reserved.get(node) == job for node in nodes)
+            request = WaitingPhase(job, state.next_phase, nodes, since_s, 0.0, 0.0)
             granted.append(self._permits.grant(request, 0, now_s))
         return granted
 
-    def keep_nodes(self, bears: Callable[[NodeId, Phase, float], bool]) -> None:
-        """Keep nodes for the guest that waits longest, unless some are kept already; `bears`:
-        whether the members of a node can bear that it has such a phase, having waited since then.
+    def reserve_nodes(self, can_bear: Callable[[NodeId, Phase, float], bool]) -> None:
+        """Reserve nodes for the job that has waited longest, unless some are reserved already.
+
+        `can_bear` says whether the members of a node can bear such a phase of a job that has waited
+        since then.
         """
-        if self._permits.kept:
+        if self._permits.reserved:
             return
         for since_s, job in self._waiting():
-            guest = self._guests[job]
-            phase = guest.next_phase
-            able = [node for node in guest.places[phase] if bears(node, phase, since_s)]
-            if len(able) >= guest.nodes[phase]:
-                self._permits.keep(able[: guest.nodes[phase]], job)
+            state = self._jobs[job]
+            phase = state.next_phase
+            able = [node for node in state.places[phase] if can_bear(node, phase, since_s)]
+            if len(able) >= state.nodes[phase]:
+                self._permits.reserve(able[: state.nodes[phase]], job)
                 return
 
     def _waiting(self) -> list[tuple[float, JobId]]:
-        """Since when, who waits longest first."""
+        """(Since when, job), longest wait first."""
         return sorted(
-            (guest.waits_since_s, job)
-            for job, guest in self._guests.items()
-            if guest.waits_since_s is not None
+            (state.waits_since_s, job)
+            for job, state in self._jobs.items()
+            if state.waits_since_s is not None
         )
 
     def _free_nodes(
         self,
         job: JobId,
-        guest: _Guest,
-        wanted: Callable[[NodeId], bool],
-        bears: Callable[[NodeId, float | None], bool],
+        state: _UnprofiledJob,
+        is_wanted: Callable[[NodeId], bool],
+        can_bear: Callable[[NodeId, float | None], bool],
     ) -> tuple[NodeId, ...] | None:
-        """First where its state is: a load elsewhere would look like a part of its phase."""
-        kept, phase, found = self._permits.kept, guest.next_phase, []
-        before = guest.last.get(phase, ())
-        for node in sorted(guest.places[phase], key=lambda node: node not in before):
+        """Nodes for its next phase, those with its state first: a load elsewhere would be measured
+        as a part of the phase. None if there are too few.
+        """
+        reserved, phase, found = self._permits.reserved, state.next_phase, []
+        before = state.last_nodes.get(phase, ())
+        for node in sorted(state.places[phase], key=lambda node: node not in before):
             if not self._permits.is_idle(node):
                 continue
-            free = not wanted(node) and not any(overlap(node, other) for other in kept)
+            free = not is_wanted(node) and not any(overlap(node, other) for other in reserved)
             if free and phase is Phase.TRAIN:
-                free = bears(node, guest.step_s)
-            if free or kept.get(node) == job:
+                free = can_bear(node, state.step_s)
+            if free or reserved.get(node) == job:
                 found.append(node)
-                if len(found) == guest.nodes[phase]:
+                if len(found) == state.nodes[phase]:
                     return tuple(found)
         return None
 
     def check_integrity(self) -> None:
-        """Nodes are kept only for guests that wait."""
-        for node, job in self._permits.kept.items():
-            guest = self._guests.get(job)
-            assert guest is not None, f"{node} is kept for {job}, which is no guest"
-            assert guest.waits_since_s is not None, f"{node} is kept for {job}, which does not wait"
+        """Check that nodes are reserved only for unprofiled jobs that wait."""
+        for node, job in self._permits.reserved.items():
+            state = self._jobs.get(job)
+            waits = state is not None and state.waits_since_s is not None
+            assert waits, f"{node} is reserved for {job}, which is no unprofiled job that waits"

@@ -4,17 +4,17 @@
 
 One routing table says which components consume a message, by its type. A message that a component
 emits and another consumes stays inside and is handled before `handle` returns; every other message
-is a command for the runtime. The phase keeper also hears some messages as they are emitted, so that
-a job's gates open or close before anything else follows.
+is a command for the runtime. The phase controller also observes some messages as they are emitted,
+so that a job's gates open or close before anything else follows.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slackwater.control.coschedule.phase_controller import PhaseController
 from slackwater.control.coschedule.phase_cycle import COSCHEDULE
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.devices.allocator import DeviceAllocator
@@ -71,11 +71,11 @@ class FleetController:
         self.jobs = JobRegistry(profiles=profiles, idle_after_s=(limits or PhaseLimits()).gone_s)
         self.drivers = DriverRegistry()
         self.lending = lending
-        self.phases: PhaseKeeper | None = None
+        self.phases: PhaseController | None = None
         if coscheduler is not None:
-            self.phases = PhaseKeeper(coscheduler, self._engines_on, limits)
+            self.phases = PhaseController(coscheduler, self._engines_on, limits)
         self._routes = self._table()
-        self._heard_at_once = () if self.phases is None else self.phases.HEARS
+        self._heard_at_once = () if self.phases is None else self.phases.OBSERVES
 
     def _table(self) -> dict[type, tuple[Handler, ...]]:
         """Message type -> the components that consume it, in order."""
@@ -87,7 +87,7 @@ class FleetController:
             (self.devices.handle, device_messages.EVENT_TYPES),
             (self.allocator.handle, device_messages.ALLOCATION_TYPES),
             (self.jobs.handle, job_events.EVENT_TYPES),
-            (phases, PhaseKeeper.CONSUMES),
+            (phases, PhaseController.CONSUMES),
             (self.weights.handle, weight_events.EVENT_TYPES),
             (self.steps.handle, step_events.EVENT_TYPES),
             (self.drivers.handle, driver_events.EVENT_TYPES),
@@ -141,8 +141,8 @@ class FleetController:
         for message in messages:
             kind = type(message)
             if self.phases is not None and kind in self._heard_at_once:
-                self._route(self.phases.hear(message, now_s), now_s, inbox, out)
-                if kind in PhaseKeeper.TAKES:
+                self._route(self.phases.observe(message, now_s), now_s, inbox, out)
+                if kind in PhaseController.CLAIMS:
                     continue
             if kind in self._routes:
                 inbox.append(message)

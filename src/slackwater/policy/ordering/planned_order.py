@@ -106,7 +106,7 @@ class PlannedOrder:
                 return False
         return True
 
-    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+    def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         for node in nodes:
             assert self._cycles[node].is_head(job, phase), f"{job} took another's turn on {node}"
             self._cycles[node].step()

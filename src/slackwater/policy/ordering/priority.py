@@ -80,7 +80,7 @@ class Ordering(Protocol):
     ) -> WaitingPhase | None:
         """The next to run of those whose nodes are all free, or None if all had better wait."""
 
-    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+    def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         """The body was told to run it."""
 
     def jobs(self) -> Container[JobId]:
@@ -115,7 +115,7 @@ class _ByPriority(ABC):
     def leave(self, job: JobId) -> None:
         self._jobs.discard(job)
 
-    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+    def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         del job, phase, nodes
 
     def jobs(self) -> Container[JobId]:

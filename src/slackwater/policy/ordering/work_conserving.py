@@ -97,9 +97,9 @@ class WorkConservingOrder(PlannedOrder):
             self._forecast_of = lengths_s
         return self._forecast
 
-    def started(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
+    def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
         if not self._off_plan:
-            super().started(job, phase, nodes)
+            super().record_start(job, phase, nodes)
 
 
 def _forecast(plan: GroupPlan | None, members: Sequence[LoadedJob]) -> PlanForecast:

@@ -32,7 +32,7 @@ class PlacementBySize:
     def _of(self, parts: Parts) -> GroupedPlacement:
         policy = self._policies.get(parts)
         if policy is None:
-            view = self._fleet if parts == self._whole else self._fleet.in_parts(*parts)
+            view = self._fleet if parts == self._whole else self._fleet.with_parts(*parts)
             policy = self._policies[parts] = self._make(view)
             policy.book.ledger = RentedNodes(view, self._stocks)
             if parts != self._whole:
@@ -95,9 +95,9 @@ class PlacementBySize:
         sizes = self._policies if profile is None else (self._fleet.parts(profile),)
         return [move for parts in sizes for move in self._of(parts).rebalance(now_s, profile)]
 
-    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+    def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance of jobs of this size has anything to look at."""
-        return self._of(self._fleet.parts(profile)).next_look_s(profile, now_s)
+        return self._of(self._fleet.parts(profile)).next_rebalance_s(profile, now_s)
 
     def rented(self) -> Sequence[NodeId]:
         """Nodes and parts of nodes that are paid for now, sorted."""

@@ -73,15 +73,15 @@ class FleetView:
             self.train.part_devices(profile.train_devices),
         )
 
-    def in_parts(self, rollout_devices: int, train_devices: int) -> "FleetView":
+    def with_parts(self, rollout_devices: int, train_devices: int) -> "FleetView":
         """The fleet as jobs see it that have so many devices of each of their nodes."""
         return replace(
             self,
-            rollout=self.rollout.in_parts(rollout_devices),
-            train=self.train.in_parts(train_devices),
+            rollout=self.rollout.with_parts(rollout_devices),
+            train=self.train.with_parts(train_devices),
         )
 
-    def counted(self, profile: JobProfile) -> JobProfile:
+    def with_node_counts(self, profile: JobProfile) -> JobProfile:
         """The profile with the nodes, or parts of them, that its devices are."""
         for field, pool in (("rollout", self.rollout), ("train", self.train)):
             devices = getattr(profile, f"{field}_devices")
@@ -99,10 +99,10 @@ class FleetView:
             rent += kind.device_price_per_h * (kind.devices if devices is None else len(devices))
         return rent
 
-    def alone_per_h(self, profile: JobProfile) -> float:
+    def solo_price_per_h(self, profile: JobProfile) -> float:
         """Of the nodes, or parts of nodes, that a job needs for itself."""
-        profile, parts = self.counted(profile), self.parts(profile)
-        return self.in_parts(*parts).price_per_h(profile.rollout_nodes, profile.train_nodes)
+        profile, parts = self.with_node_counts(profile), self.parts(profile)
+        return self.with_parts(*parts).price_per_h(profile.rollout_nodes, profile.train_nodes)
 
     def price_per_h(self, rollout_nodes: int, train_nodes: int) -> float:
         """Of so many rented nodes."""

@@ -100,7 +100,7 @@ class GroupedPlacement(ABC):
         del now_s, profile
         return ()
 
-    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+    def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance has anything to look at."""
         del profile, now_s
         return None

@@ -85,7 +85,7 @@ class PlacementPolicy(Protocol):
         """
         ...
 
-    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+    def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance of jobs of this size has anything to look at, if ever: then it is asked
         for, again and again, so that no decision takes long.
         """

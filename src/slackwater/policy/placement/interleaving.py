@@ -247,9 +247,9 @@ class Interleaving(GroupedPlacement):
         return [self.book.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
-        """Bring jobs of thin groups together, or lay a group out anew, where that saves more than
-        the restarts cost. A look that takes long goes on in the next call (`next_look_s`), unless
-        groups have changed since.
+        """Merge thin groups, or lay a group out anew, if that saves more than the restarts cost.
+
+        A long search continues in the next call (`next_rebalance_s`), unless groups have changed.
         """
         del profile
         moves = {told.job: told for row in self._loose for told in self._tighten(row)}
@@ -284,7 +284,7 @@ class Interleaving(GroupedPlacement):
                 self._changed.clear()
         return [self.book.placement(job) for job in moves]
 
-    def next_look_s(self, profile: JobProfile, now_s: float) -> float | None:
+    def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance has anything to look at: now, or once a job has rested."""
         del profile
         if self._loose or (self._may_move and (self._changed or self._look)):

@@ -41,8 +41,8 @@ def warm_up_coscheduler(settings: CoscheduleSettings) -> None:
                 now_s += 1.0
                 controller.handle(PermitAsked(now_s, job, phase, iteration))
                 one = None if controller.phases is None else controller.phases.find(job)
-                if one is not None and one.hold is not None:
-                    back = PermitReturned(now_s + 0.5, job, one.hold.known_as, 0.5)
+                if one is not None and one.permit is not None:
+                    back = PermitReturned(now_s + 0.5, job, one.permit.client_number, 0.5)
                     controller.handle(back)
     for job in jobs:
         now_s += 1.0

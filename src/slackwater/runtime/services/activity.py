@@ -110,7 +110,7 @@ class ActivitySampler:
         self._taken = len(spans)
         held = {
             node: (permit.job, permit.phase, permit.started_s - self._start_s)
-            for permit in keeper.scheduler.permits.held()
+            for permit in keeper.scheduler.permits.active()
             for node in permit.nodes
             if not permit.shrunk
         }

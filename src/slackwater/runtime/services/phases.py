@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from slackwater.control.coschedule.job_phases import JobPhases
+from slackwater.control.coschedule.managed_job import ManagedJob
+from slackwater.control.coschedule.phase_controller import PhaseController
 from slackwater.control.coschedule.phase_events import (
     PermitAsked,
     PermitProgress,
     PermitReturned,
     PermitsNumbered,
 )
-from slackwater.control.coschedule.phases import PhaseKeeper
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetEvent
@@ -72,7 +72,7 @@ class PhaseService:
         assert controller.phases is not None
         self._settings = settings
         self._controller = controller
-        self._keeper: PhaseKeeper = controller.phases
+        self._keeper: PhaseController = controller.phases
         self._feed = feed
         self._places = places
         self._syncs = _SYNC_PERMITS
@@ -112,23 +112,23 @@ class PhaseService:
             return _shown(self._syncs, phase, (), False)
         while True:
             one = self._living(entry)
-            if one.hold is not None:
-                if one.hold.phase is not phase:
+            if one.permit is not None:
+                if one.permit.phase is not phase:
                     raise RefusedError(
-                        f"phase: job {name!r} holds permit {one.hold.known_as} for its "
-                        f"{one.hold.phase} phase; give that back first"
+                        f"phase: job {name!r} holds permit {one.permit.client_number} for its "
+                        f"{one.permit.phase} phase; give that back first"
                     )
-                hold = one.hold
+                hold = one.permit
                 if self._saved is not None:  # what is answered survives
                     await asyncio.shield(self._saved)
-                return _shown(hold.known_as, phase, hold.nodes, hold.switch)
+                return _shown(hold.client_number, phase, hold.nodes, hold.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
-            if (one.hold is None and not await self.body.wait(entry.job, until_s)) and (
-                one.hold is None
+            if (one.permit is None and not await self.body.wait(entry.job, until_s)) and (
+                one.permit is None
             ):
                 return None
 
-    def _living(self, entry: RegisteredJob) -> JobPhases:
+    def _living(self, entry: RegisteredJob) -> ManagedJob:
         one = self._keeper.find(entry.job)
         if entry.stage.over or one is None:
             raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
@@ -143,8 +143,12 @@ class PhaseService:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
         one = self._keeper.find(entry.job)
-        if one is not None and one.hold is not None and one.hold.known_as == permit:
-            return {"permit": permit, "state": "held", "shrunk": one.hold.kept is not None}
+        if one is not None and one.permit is not None and one.permit.client_number == permit:
+            return {
+                "permit": permit,
+                "state": "held",
+                "shrunk": one.permit.tail_instances is not None,
+            }
         why = self.body.lost.get(entry.job)
         reason = why[1] if why is not None and why[0] == permit else "it was given back"
         return {"permit": permit, "state": "taken", "reason": reason}
@@ -179,15 +183,15 @@ class PhaseService:
                 continue
             one = self._keeper.find(entry.job)
             hold = None
-            if one is not None and one.hold is not None and one.asks:
-                hold = _KeptHold(one.hold.known_as, one.hold.phase)
+            if one is not None and one.permit is not None and one.requests_permits:
+                hold = _KeptHold(one.permit.client_number, one.permit.phase)
             state = self._keeper.scheduler.find(entry.job)
             profile = entry.profile
             if profile is not None and state is not None:
                 profile = state.profile
             kept = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
             jobs.append(_KeptJob(*kept))
-        return _KeptPhases(jobs, self._keeper.scheduler.permits.given)
+        return _KeptPhases(jobs, self._keeper.scheduler.permits.last_number)
 
     async def adopt(self, store: Store) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
@@ -266,7 +270,7 @@ class PhaseService:
             "tail": None,
             "utilisation": round(self.body.spans.utilisation(node, now_s), 4),
         }
-        for permit in self._keeper.scheduler.permits.held():
+        for permit in self._keeper.scheduler.permits.active():
             if not any(overlap(node, place) for place in permit.nodes):
                 continue
             if permit.shrunk:
@@ -280,7 +284,7 @@ class PhaseService:
         assert entry.terms is not None
         one, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
         placement = None if state is None else state.placement
-        hold = None if one is None else one.hold
+        hold = None if one is None else one.permit
         waits_s = None if one is None or one.requested_s is None else now_s - one.requested_s
         slowdown = self._keeper.slowdown(entry.job, now_s)
         return {
@@ -297,9 +301,9 @@ class PhaseService:
             "slowdown": None if slowdown is None else round(slowdown, 4),
             "iterations_over_bound": 0 if state is None else state.iterations_over,
             "phase": None if hold is None else hold.phase.value,
-            "permit": None if hold is None else hold.known_as,
+            "permit": None if hold is None else hold.client_number,
             "nodes": [] if hold is None else list(hold.nodes),
-            "holds_s": None if hold is None else round(now_s - hold.since_s, 3),
+            "holds_s": None if hold is None else round(now_s - hold.started_s, 3),
             "waits_s": None if waits_s is None else round(waits_s, 3),
             "switches": 0 if one is None else one.switches,
             "profile": None if state is None else msgspec.to_builtins(state.profile),

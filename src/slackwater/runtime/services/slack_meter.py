@@ -59,9 +59,9 @@ class SlackMeter:
                 continue
             nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
             held.update(nodes)
-            more_s = state.seen_s - self._seen_s.get(entry.job, 0.0)
+            more_s = state.observed_s - self._seen_s.get(entry.job, 0.0)
             self._phases_alone_s += max(more_s, 0.0) * len(nodes)
-            living[entry.job] = state.seen_s
+            living[entry.job] = state.observed_s
         self._seen_s = living
         self._phases_used_s += passed_s * len(held)
 

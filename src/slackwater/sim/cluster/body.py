@@ -84,7 +84,7 @@ class SimulatedCluster:
         self._doubled_share = scenario.faults.doubled_message_share
         self._faults = np.random.default_rng([scenario.seed, 2])
         for number, asked in enumerate(specs):
-            spec = replace(asked, profile=self._fleet.counted(asked.profile))
+            spec = replace(asked, profile=self._fleet.with_node_counts(asked.profile))
             shares = draw_shares(
                 spec,
                 number,

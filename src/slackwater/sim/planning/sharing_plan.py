@@ -218,7 +218,7 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
         starts,
         tuple(away.values()),
         fleet.rent_per_h(rented),
-        sum(fleet.alone_per_h(spec.profile) for spec in jobs if spec.job in starts),
+        sum(fleet.solo_price_per_h(spec.profile) for spec in jobs if spec.job in starts),
     )
 
 
@@ -231,8 +231,8 @@ def _why_left_out(profile: JobProfile, fleet: FleetView) -> str | None:
                 f"its {name} is {length_s:g}, and a plan takes {least_s:g} to "
                 f"{_LONGEST_PHASE_S:g} s; check the unit"
             )
-    profile = fleet.counted(profile)
-    why = fleet.in_parts(*fleet.parts(profile)).why_never(profile)
+    profile = fleet.with_node_counts(profile)
+    why = fleet.with_parts(*fleet.parts(profile)).why_never(profile)
     return None if why is None else f"fits nowhere: it {why}"
 
 

@@ -15,7 +15,7 @@ def asks(name: str, phase: Phase = Phase.ROLLOUT, *nodes: str) -> WaitingPhase:
 
 
 def permit_of(desk: Permits, name: str) -> Permit:
-    permit = desk.held_by(JobId(name))
+    permit = desk.find_by_job(JobId(name))
     assert permit is not None
     return permit
 
@@ -32,16 +32,16 @@ def test_a_node_that_runs_a_phase_takes_no_other() -> None:
 def test_a_switch_is_needed_when_the_state_on_the_node_is_anothers() -> None:
     desk = Permits()
     assert not desk.grant(asks("a"), 1, 0.0).switch
-    desk.take_back(permit_of(desk, "a"))
+    desk.release(permit_of(desk, "a"))
     assert not desk.grant(asks("a"), 1, 1.0).switch
-    desk.take_back(permit_of(desk, "a"))
+    desk.release(permit_of(desk, "a"))
     assert desk.grant(asks("b"), 1, 2.0).switch
 
 
 def test_the_same_jobs_other_phase_on_the_same_node_is_a_switch_too() -> None:
     desk = Permits()
     desk.grant(asks("a", Phase.ROLLOUT), 1, 0.0)
-    desk.take_back(permit_of(desk, "a"))
+    desk.release(permit_of(desk, "a"))
     assert desk.grant(asks("a", Phase.TRAIN), 1, 1.0).switch
 
 
@@ -61,7 +61,7 @@ def test_a_second_tail_waits_for_the_first() -> None:
     desk.shrink(permit_of(desk, "a"))
     desk.grant(asks("b"), 1, 1.0)
     assert not desk.can_shrink(permit_of(desk, "b"))
-    desk.take_back(permit_of(desk, "a"))
+    desk.release(permit_of(desk, "a"))
     assert desk.can_shrink(permit_of(desk, "b"))
     desk.check_integrity()
 
@@ -81,16 +81,16 @@ def test_parts_of_a_node_run_side_by_side_and_the_whole_node_waits_for_all_of_th
     assert not desk.is_free(asks("guest", Phase.TRAIN, "n"))
     assert not desk.is_free(asks("c", Phase.TRAIN, "n/2-3"))
     for name in ("a", "b"):
-        desk.take_back(permit_of(desk, name))
+        desk.release(permit_of(desk, name))
     assert desk.grant(asks("guest", Phase.TRAIN, "n"), 1, 1.0)
     assert not desk.is_free(asks("a", Phase.TRAIN, "n/0-3"))
-    desk.take_back(permit_of(desk, "guest"))
+    desk.release(permit_of(desk, "guest"))
     assert desk.grant(asks("a", Phase.TRAIN, "n/0-3"), 1, 2.0).switch, "the guest's state was there"
 
 
 def test_a_node_that_is_kept_for_a_guest_is_kept_in_all_its_parts() -> None:
     desk = Permits()
-    desk.keep([NodeId("n/0-3")], JobId("guest"))
+    desk.reserve([NodeId("n/0-3")], JobId("guest"))
     assert not desk.is_free(asks("a", Phase.TRAIN, "n"))
     assert not desk.is_free(asks("a", Phase.TRAIN, "n/2"))
     assert desk.is_free(asks("a", Phase.TRAIN, "n/4"))

@@ -12,10 +12,10 @@ from phase_stage import PROFILE, TENANT, PhaseStage
 
 from slackwater.control.coschedule.commands import StopJob
 from slackwater.control.coschedule.events import NodeLost, PhaseFinished
+from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress, PermitReturned
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import WATCH
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId
@@ -59,8 +59,12 @@ class Storm:
         """An idle fleet does not keep a job from a place that asks for one, for long."""
         keeper, now_s = self.stage.keeper, self.stage.now_s
         waits = [j for j in self.programs() if self.stage.stage_of(j) is JobStage.HELD]
-        willing = [j for j in waits if (one := keeper.find(j)) is not None and one.ask is not None]
-        busy = any(one.hold is not None for one in keeper.jobs()) or any(self.left().values())
+        willing = [
+            j
+            for j in waits
+            if (one := keeper.find(j)) is not None and one.permit_request is not None
+        ]
+        busy = any(one.permit is not None for one in keeper.jobs()) or any(self.left().values())
         if busy or not willing:
             self.idle_since_s = None
             return
@@ -145,15 +149,15 @@ class Storm:
             if waiting and (
                 one is None
                 or waiting[0][1] is OpKind.PUBLISH
-                or (one.hold and one.hold.phase is Phase.TRAIN)
+                or (one.permit and one.permit.phase is Phase.TRAIN)
             ):
                 request, kind = waiting.pop(0)
                 stage.end_op(job, request, kind)
         self.say_alive()
         for job in self.programs():
             one = stage.keeper.find(job)
-            if one is not None and one.hold is not None and rng.random() < 0.6:
-                known_as = one.hold.known_as
+            if one is not None and one.permit is not None and rng.random() < 0.6:
+                known_as = one.permit.client_number
                 stage.tell(PermitProgress(stage.now_s, job, known_as, 9, 10))
                 stage.tell(PermitReturned(stage.now_s, job, known_as, 1.0))
 
@@ -222,7 +226,7 @@ def test_programs_that_are_killed_keep_nobody_from_an_idle_fleet(seed: int) -> N
     for _ in range(150):
         if one.iteration > 2:
             break
-        if one.hold is None and one.ask is None:
+        if one.permit is None and one.permit_request is None:
             phase = stage.keeper.scheduler.next_phase(late) or Phase.ROLLOUT
             stage.tell(PermitAsked(stage.now_s, late, phase, one.iteration))
         storm.calm_step()
@@ -287,7 +291,7 @@ def test_no_invariant_breaks_and_nothing_is_left_behind(seed: int) -> None:
         storm.step()
     for job in storm.living(storm.clients + storm.askers):
         stage.tell(JobEnded(stage.now_s, job, "finished"))
-    assert not list(stage.keeper.scheduler.permits.held())
+    assert not list(stage.keeper.scheduler.permits.active())
     assert not stage.keeper.jobs()
     assert all(nodes is None for nodes in stage.gates.values())
 

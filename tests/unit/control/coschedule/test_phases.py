@@ -8,6 +8,7 @@ from phase_stage import PROFILE, TENANT, PhaseStage
 from slackwater.control.coschedule.commands import StartJob
 from slackwater.control.coschedule.events import JobCrashReported, JobFinished
 from slackwater.control.coschedule.phase_commands import PermitEnded
+from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import (
     PermitAsked,
@@ -15,7 +16,6 @@ from slackwater.control.coschedule.phase_events import (
     PermitsNumbered,
 )
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import WATCH
 from slackwater.control.jobs.events import IdleJobsSought, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.rollout import commands as do
@@ -177,13 +177,13 @@ def test_a_guest_that_trains_on_and_on_lets_a_member_in_after_its_first_step() -
     stage.end_op(guest, first, OpKind.OPTIM_STEP)
     assert stage.permits() == [("a", "train")]
     one = stage.keeper.find(guest)
-    assert one is not None and one.iteration == 0 and one.cut_s == 11.0
+    assert one is not None and one.iteration == 0 and one.preempted_s == 11.0
     stage.turn(member)
     stage.now_s += 10.0
     stage.end_op(member, trains, OpKind.OPTIM_STEP)
     assert ("g", "train") in stage.permits()  # and it goes on where it was
     stage.end_op(guest, second, OpKind.OPTIM_STEP)
-    assert one.hold is not None  # nobody waits for it now
+    assert one.permit is not None  # nobody waits for it now
 
 
 def test_the_rollout_of_a_guest_is_cut_at_once_where_a_member_waits_and_counts_as_one() -> None:
@@ -201,7 +201,7 @@ def test_the_rollout_of_a_guest_is_cut_at_once_where_a_member_waits_and_counts_a
     one = stage.keeper.find(guest)
     assert one is not None
     stage.op(guest, OpKind.OPTIM_STEP)
-    assert one.seen == {Phase.ROLLOUT: [7.0]}
+    assert one.observed_s == {Phase.ROLLOUT: [7.0]}
 
 
 @pytest.mark.parametrize(("step_s", "let_in"), [(30.0, True), (2000.0, False)])
@@ -408,13 +408,15 @@ def test_own_code_is_given_its_permits_again_after_a_restart() -> None:
     a, b = stage.submit("a"), stage.submit("b")
     stage.tell(PermitAsked(0.0, a, Phase.TRAIN, 4, known_as=2))
     stage.tell(PermitAsked(0.0, b, Phase.ROLLOUT, 4, known_as=3))
-    held = {one.job: one.hold.known_as for one in stage.keeper.jobs() if one.hold is not None}
+    held = {
+        one.id: one.permit.client_number for one in stage.keeper.jobs() if one.permit is not None
+    }
     assert held == {a: 2, b: 3}
     stage.tell(PermitReturned(1.0, a, 2, 0.5))
     stage.tell(PermitReturned(1.0, b, 3, 0.5))
     stage.tell(PermitAsked(1.0, a, Phase.ROLLOUT, 5))
     one = stage.keeper.find(a)
-    assert one is not None and one.hold is not None and one.hold.known_as > 5
+    assert one is not None and one.permit is not None and one.permit.client_number > 5
 
 
 @pytest.mark.parametrize("placement", ["group", "ours", "horizon"])
@@ -442,5 +444,5 @@ def test_a_late_message_of_an_old_placement_does_not_end_a_job_that_is_being_pro
     stage.tell(JobCrashReported(stage.now_s, job, 7))
     stage.tell(JobFinished(stage.now_s, job, 7))
     one = stage.keeper.find(job)
-    assert one is not None and one.hold is not None
+    assert one is not None and one.permit is not None
     assert stage.stage_of(job) is JobStage.PROFILING

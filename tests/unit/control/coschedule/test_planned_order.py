@@ -41,7 +41,7 @@ def test_a_job_does_not_run_twice_before_the_others_had_their_turn() -> None:
     rollouts = [wants(a, Phase.ROLLOUT), wants(b, Phase.ROLLOUT)]
     first = order.pick(rollouts, lambda _: True, 0.0)
     assert first is not None
-    order.started(first.job, first.phase, first.nodes)
+    order.record_start(first.job, first.phase, first.nodes)
     assert order.pick([first], lambda _: True, 0.0) is None
     second = order.pick(rollouts, lambda _: True, 0.0)
     assert second is not None and second.job != first.job
@@ -53,7 +53,7 @@ def test_who_leaves_is_not_waited_for() -> None:
     order.adopt([a, b], None)
     first = order.pick([wants(a, Phase.ROLLOUT), wants(b, Phase.ROLLOUT)], lambda _: True, 0.0)
     assert first is not None
-    order.started(first.job, first.phase, first.nodes)
+    order.record_start(first.job, first.phase, first.nodes)
     order.leave(b.job if first.job == a.job else a.job)
     assert order.pick([first], lambda _: True, 0.0) is not None
 
@@ -94,7 +94,7 @@ def run_order(order: PlannedOrder, members: list[LoadedJob], rounds: int) -> dic
         requests = [wants(by_job[j], phase[j]) for j in phase]
         picked = order.pick(requests, lambda _: True, 0.0)
         assert picked is not None, f"nobody may run: {phase}"
-        order.started(picked.job, picked.phase, picked.nodes)
+        order.record_start(picked.job, picked.phase, picked.nodes)
         if picked.phase is Phase.TRAIN:
             made[picked.job] += 1
             phase[picked.job] = Phase.ROLLOUT

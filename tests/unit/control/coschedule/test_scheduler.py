@@ -124,7 +124,7 @@ def test_a_recovered_job_is_a_new_arrival_and_resumes_at_its_checkpoint() -> Non
     stage.tell(JobArrived(now + 2000, spec, iterations_done=2, crashes=1))
     assert stage.starts["a"].epoch == 2 and stage.starts["a"].iterations_done == 2
     stage.iteration("a", now + 2100, 2)
-    assert stage.scheduler.job(JobId("a")).elapsed_s(now + 2300) == 400 + 200
+    assert stage.scheduler.job(JobId("a")).clock_time_s(now + 2300) == 400 + 200
 
 
 def test_a_lost_node_stops_just_the_jobs_that_are_pinned_to_it() -> None:
@@ -231,13 +231,13 @@ def test_a_jobs_clock_starts_with_its_first_permit_and_a_wait_counts() -> None:
     stage.arrive(job("b"))
     stage.request("a", 10)
     stage.request("b", 20)
-    assert stage.scheduler.job(JobId("b")).elapsed_s(60) == 0
+    assert stage.scheduler.job(JobId("b")).clock_time_s(60) == 0
     stage.finish("a", 110)
-    assert stage.scheduler.job(JobId("b")).elapsed_s(160) == 50
+    assert stage.scheduler.job(JobId("b")).clock_time_s(160) == 50
     stage.request("a", 110, Phase.TRAIN)
     stage.finish("a", 210)
     stage.request("a", 210, Phase.ROLLOUT, iteration=1)
-    assert stage.scheduler.job(JobId("a")).elapsed_s(300) == 290
+    assert stage.scheduler.job(JobId("a")).clock_time_s(300) == 290
 
 
 def late_iteration(elapsed_s: float) -> list[JobId]:

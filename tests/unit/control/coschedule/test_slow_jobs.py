@@ -77,7 +77,7 @@ class SharedNodes:
         if state.epoch != self._epoch[name]:
             return  # that phase was its last one here for now
         if state.iterations_left == 0:
-            self.slowdown[name] = state.elapsed_s(now_s) / state.seen_s
+            self.slowdown[name] = state.clock_time_s(now_s) / state.observed_s
             self._later(JobFinished(now_s, name, state.epoch), state.epoch)
         else:
             asked = (state.next_phase, state.iterations_done)

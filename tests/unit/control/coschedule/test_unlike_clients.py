@@ -7,10 +7,10 @@ from dataclasses import replace
 from phase_stage import PROFILE, PhaseStage
 
 from slackwater.control.coschedule.phase_commands import PermitEnded
+from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import PermitAsked
 from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phases import WATCH
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
@@ -62,7 +62,7 @@ def test_nodes_with_which_a_client_does_nothing_are_anothers_when_it_waits() -> 
     stage.op(a, OpKind.FORWARD_BACKWARD)  # it had computed its rewards meanwhile
     assert ("a", "train") in stage.permits()
     state = stage.keeper.scheduler.find(a)
-    assert state is not None and state.seen_s == 16.0  # until the last of its turns
+    assert state is not None and state.observed_s == 16.0  # until the last of its turns
 
 
 def test_a_client_that_only_trains_is_kept_and_others_have_their_turn_between_its_steps() -> None:
