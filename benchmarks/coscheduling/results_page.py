@@ -42,16 +42,16 @@ class MuxResult:
 def results_page(benches: Mapping[str, Measured], muxes: list[MuxResult]) -> str:
     """The whole page. A bench that was not run is said to be missing."""
     parts = [
-        "# Co-scheduling: what the papers report, and what comes out here\n",
-        "Written by `slackwater sim results`. Inputs (phase lengths, prices, memory, arrivals, "
-        "SLOs) are those that the papers publish; where "
-        "they publish none, ours are marked so where they stand (`sim/cluster/generate.py`, the "
-        "comments of `scenarios/*.toml`). No scenario was "
-        "tuned towards a result. A bar is what this project asked of itself before measuring. "
-        "The papers measured on other machines and "
-        "traces, so the rows that compare two policies in the same scenario say most. Where "
-        "several seeds were run a figure is their mean, with the "
-        "least and the most in brackets, and a bar is met if every seed meets it.\n",
+        "# Results: co-scheduling beside the papers' figures\n",
+        "What does co-scheduling cost and save against the policies of WEAVE and PlexRL, beside the "
+        "figures that these papers report? Written by `slackwater sim results`. `ours` is the "
+        "policy `interleaving`.\n",
+        "Inputs (phase lengths, prices, memory, arrivals, SLOs) are those that the papers publish. "
+        "Where they publish none, ours are marked in `sim/cluster/generate.py` and in the comments "
+        "of `scenarios/*.toml`. No scenario was tuned towards a result. A bar is what this project "
+        "asked of itself before it measured. The papers measured on other machines and traces, so "
+        "compare policies within one scenario. A figure of several seeds is their mean, with the "
+        "least and the most in brackets; its bar is met if every seed meets it.\n",
     ]
     parts += [_section(section, benches.get(section.bench)) for section in SECTIONS]
     if muxes:

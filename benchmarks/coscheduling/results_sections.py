@@ -83,29 +83,23 @@ CLUSTER = Section(
         Row("ours.train_bubble_share", "ours: train node time idle"),
     ),
     note=(
-        "SLO kept here is a bound on a job's life: its whole time against its declared worst "
-        "case alone, which is what admission under ours "
-        "guarantees. WEAVE's own SLO (4.2) bounds each iteration, and group keeps that too; the "
-        "rows of iterations within the bound say how far each policy does. "
-        "The rows against the lengths drawn are stricter than any policy promises, since real "
-        "responses are much shorter than the token limit; ours lets a job "
-        "keep the time that its short responses win.\n\n"
-        "Group placement does not reach the paper's 1.84 and 1.38 here. The paper's trace is not "
-        "public; what it publishes fixes sizes, token limits, "
-        "durations and SLOs, but not how many jobs are multi-turn or run at once. Half of the "
-        "jobs here are multi-turn, whose "
-        "worst-case rollouts nearly fill their own rollout nodes, so fewer are packed and more "
-        "add nodes or open groups than in the paper (see the "
-        "shares); and since admission reckons with worst cases, the bubbles that long-tailed "
-        "lengths leave on train nodes stay.\n\n"
-        "`group` is static grouping: a placed job is never moved. Ours moves jobs, so hourly "
-        "regrouping is the fairer peer. An outside audit over "
-        "other seeds, made before consolidation had a least gain and a least gap, found ours at "
-        "0.95 to 0.99 of hourly regrouping's cost on two-week traces, "
-        "at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
-        "`horizon` fits declared worst cases here, where PlexRL fits profiled, commensurate "
-        "periods. Patched to do that, the same audit found "
-        "ours at 0.88 to 0.90 of its cost."
+        "SLO kept bounds a job's life: its whole time against its declared worst case alone. "
+        "Admission under ours guarantees that. WEAVE's own SLO (4.2) bounds each iteration, and "
+        "group keeps that too; see the rows of iterations within the bound. The rows against "
+        "the lengths drawn are stricter than any policy promises, since real responses are much "
+        "shorter than the token limit.\n\n"
+        "Group placement does not reach the paper's 1.84 and 1.38 here. The paper's trace is "
+        "not public: it publishes sizes, token limits, durations and SLOs, but not how many "
+        "jobs are multi-turn or run at once. Half of the jobs here are multi-turn. Their "
+        "worst-case rollouts nearly fill their own rollout nodes, so fewer jobs are packed and "
+        "more add nodes or open groups than in the paper. Admission assumes worst cases, so the "
+        "bubbles that long-tailed lengths leave on train nodes stay.\n\n"
+        "`group` is static: a placed job never moves. Ours moves jobs, so hourly regrouping is "
+        "the fairer peer. An outside audit over other seeds, made before consolidation had a "
+        "least gain and a least gap, found ours at 0.95 to 0.99 of hourly regrouping's cost on "
+        "two-week traces, at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
+        "`horizon` fits declared worst cases, where PlexRL fits profiled, commensurate periods. "
+        "Patched to do that, the same audit found ours at 0.88 to 0.90 of its cost."
     ),
 )
 
@@ -171,11 +165,10 @@ OPTIMUM = Section(
         Row("lifetimes.group.slo_attainment", "jobs of 4 to 12 h, group: SLO kept"),
     ),
     note=(
-        "Two sets of instances: all jobs of one length, which is the placement problem itself, "
-        "and jobs of 4 to 12 h, which leave at different times. Random and "
-        "most-idle placement go over capacity, so they look cheap and keep few SLOs; cost per "
-        "job that kept its SLO is the fair figure for them. "
-        "The optimum is over static groupings: it may not move jobs and ours may, so ours can be "
+        "Two sets of instances: jobs of one length, which is the placement problem itself, and "
+        "jobs of 4 to 12 h, which leave at different times. Random and most-idle placement "
+        "exceed capacity, so they look cheap and keep few SLOs; compare their cost per job that "
+        "kept its SLO. The optimum is over static groupings. Ours may move jobs, so it can be "
         "below 1."
     ),
 )
@@ -218,20 +211,17 @@ DRAIN = Section(
         Row("long.ours_over_spread_backfill_max", "long backlogs: ours over it, worst backlog"),
     ),
     note=(
-        "The paper does not say how long its backlog was. Here a backlog is 120 jobs that come "
-        "in a day to 16 train nodes; it ends with its longest job. A long "
-        "one is 400 jobs in 80 h, decided more by the amount of work. Figures are sums over "
-        "several backlogs (seeds 0, 1, 2, ...), since one alone hangs on a few long jobs. "
-        "Both pools are `owned`: what counts there is time, not rent (see "
-        "docs/concepts/placement.md). Before ours had rules for that it missed the bar (0.581 "
-        "against 0.499 over "
-        "seeds 0 to 3); the rules were built on seeds 100 to 111 (long ones: 100 to 103), and "
-        "these backlogs were run once they stood. Ours can still end later than spread and "
-        "backfill: "
-        "a shared pace is a percent or two behind running alone, and the longest job may come "
-        "when no nodes are free. "
-        "The bars are about when all is done; the mean completion time of a job under ours is "
-        "1.20x that of spread and backfill (an outside audit)."
+        "The paper does not say how long its backlog was. Here a backlog is 120 jobs that "
+        "arrive in a day at 16 train nodes; it ends with its longest job. A long one is 400 "
+        "jobs in 80 h, decided more by the amount of work. Figures are sums over several "
+        "backlogs (seeds 0, 1, 2, ...), since one alone depends on a few long jobs. Both pools "
+        "are `owned`: time counts, not rent (docs/concepts/placement.md). Before ours had rules "
+        "for that it missed the bar (0.581 against 0.499 over seeds 0 to 3). The rules were "
+        "built on seeds 100 to 111 (long ones: 100 to 103); these backlogs were run afterwards. "
+        "Ours can still end later than spread and backfill: a shared pace is a percent or two "
+        "behind running alone, and the longest job may arrive when no nodes are free. The bars "
+        "are about when all is done; the mean completion time of a job under ours is 1.20x that "
+        "of spread and backfill (an outside audit)."
     ),
 )
 
@@ -262,11 +252,11 @@ DRIFT = Section(
     "`drift`: the two-week trace with lengths that grow, shrink or both over a job's life",
     _drift_rows(),
     note=(
-        "The paper's regrouping searches all groupings by brute force; with some twenty jobs at "
-        "once that cannot be run, so the baseline here takes the "
-        "best of many orders of admission every hour, is charged its restarts and not its "
-        "search. Declared lengths are those at a job's start; the SLO "
-        "is measured against what its own drifted phases take alone."
+        "The paper's regrouping searches all groupings by brute force, which is not feasible "
+        "with some twenty jobs at once. The baseline here takes the best of many orders of "
+        "admission every hour, and pays for its restarts but not for its search. Declared "
+        "lengths are those at a job's start; the SLO is measured against what the job's own "
+        "drifted phases take alone."
     ),
 )
 
