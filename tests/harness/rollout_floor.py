@@ -98,7 +98,7 @@ class RolloutFloor:
         self.rollout.engine_joined(WorkerId(hello.worker), hello.engine)
         self._joined.set()
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             self.rollout.engine_said(worker, frame)
 
@@ -118,16 +118,16 @@ class _Answer:
     def __init__(self) -> None:
         self.future: asyncio.Future[CompleteTurn] = asyncio.get_running_loop().create_future()
 
-    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def stream(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Nothing here streams."""
 
-    def appended(self, more: AppendTokens) -> None:
+    def append(self, more: AppendTokens) -> None:
         """Only the whole counts here."""
 
-    def completed(self, result: CompleteTurn) -> None:
+    def complete(self, result: CompleteTurn) -> None:
         if not self.future.done():
             self.future.set_result(result)
 
-    def failed(self, error: str) -> None:
+    def fail(self, error: str) -> None:
         if not self.future.done():
             self.future.set_exception(UnavailableError(error))

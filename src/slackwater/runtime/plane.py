@@ -46,9 +46,9 @@ from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
 from slackwater.runtime.services.phases import (
     PhaseService,
-    coscheduled_places,
-    deployment_place,
-    places_of,
+    fleet_nodes_of,
+    locate_deployment,
+    name_coscheduled_nodes,
 )
 from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.rentals import RentalHooks, RentalService
@@ -101,12 +101,12 @@ class ControlPlane:
         self.store = Store(settings.database_url or state.database_url, self.failed.set)
         self.traces = WorkloadTraces(state.root / "traces")
         self.meters = Meters()
-        self.board = FutureBoard(self.meters.settled)
+        self.board = FutureBoard(self.meters.record_request)
         self.background = Background(lambda error: self.failed.set())
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = Recording(settings.record)
         self._served = settings.serving
-        self._places = coscheduled_places(*settings.coscheduled_nodes)
+        self._places = name_coscheduled_nodes(*settings.coscheduled_nodes)
         sizes = settings.coscheduled_sizes
         self._sizes = dict(zip(("rollout", "train"), sizes, strict=True))
         self.controller = new_fleet_controller(settings)
@@ -114,7 +114,7 @@ class ControlPlane:
         self.runtime = live_driver(
             self.controller,
             around=None if settings.coschedule is None else clock,
-            record=self._recording.of("fleet"),
+            record=self._recording.writer("fleet"),
             died=self.failed.set,
         )
         self._open_fleet()
@@ -131,7 +131,7 @@ class ControlPlane:
             self.training,
             self._action_body,
             self.instances,
-            self.rentals.joined,
+            self.rentals.record_join,
             self._node_lost,
         )
         self._breakdowns = Breakdowns(
@@ -176,12 +176,10 @@ class ControlPlane:
     def _open_engines(self) -> None:
         served, lending, promise = self._served, None, None
         if served is not None:
-            promise = SloTracker(served.model, served.slo, loop_time(), self.traces.served)
-            lending = ServingExecutor(
-                self.runtime, self.hub.send, self._offers(), promise.keeps_promise
-            )
+            promise = SloTracker(served.model, served.slo, loop_time(), self.traces.record_served)
+            lending = ServingExecutor(self.runtime, self.hub.send, self._offers(), promise.is_met)
         hooks = EngineHooks(
-            self._release, self._drop_version, partial(self._coscheduled_node, "rollout")
+            self._release, self._drop_version, partial(self._find_coscheduled_node, "rollout")
         )
         self.rollout = EngineExecutor(
             self.runtime,
@@ -224,7 +222,7 @@ class ControlPlane:
         )
         self.phases: PhaseService | None = None
         if shared is not None:
-            places = places_of(self._places)
+            places = fleet_nodes_of(self._places)
             callbacks = PhaseCallbacks(self._end_refused, self._phases_changed, self._prefetch)
             spans = PermitSpans(tuple(places), loop_time(), self._share)
             permits = PermitExecutor(self.runtime, spans, callbacks, clock)
@@ -261,10 +259,10 @@ class ControlPlane:
             background=self.background,
             moves=self._state_moves,
             job_of=self.sessions.job_of,
-            node_of=partial(self._coscheduled_node, "train"),
+            node_of=partial(self._find_coscheduled_node, "train"),
             stock=lambda: self.controller.weights.routes.lead_elsewhere,
             finisher=RequestFinisher(state, shelf),
-            finished=self._finished,
+            finished=self._record_finished_operation,
             max_payload_bytes=settings.max_waiting_bytes // len(self.tenants.names()),
         )
         self.housekeeping = Housekeeping(
@@ -284,8 +282,10 @@ class ControlPlane:
             self.rollout, self.sampling, self.sessions, self.background, self.housekeeping
         )
 
-    def _finished(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
-        self._publications.finished(model, operation, payload)
+    def _record_finished_operation(
+        self, model: TrainedModel, operation: Operation, payload: bytes
+    ) -> None:
+        self._publications.record_operation(model, operation, payload)
 
     def _open_actions(self) -> None:
         settings, names = self.settings, self.tenants.names()
@@ -296,7 +296,7 @@ class ControlPlane:
         self._action_body = ActionExecutor(
             self.hub,
             ahead,
-            live_driver(broker, record=self._recording.of("actions"), died=self.failed.set),
+            live_driver(broker, record=self._recording.writer("actions"), died=self.failed.set),
             needs_isolation=len(names) > 1 and not settings.trust_tenants,
         )
         self.actions = ActionService(
@@ -326,7 +326,7 @@ class ControlPlane:
                 others,
             ),
             self.runtime,
-            places_of(self._places),
+            fleet_nodes_of(self._places),
         )
 
     def _key_of_job(self, job: JobId) -> str:
@@ -335,7 +335,7 @@ class ControlPlane:
 
     async def _end_sessions(self, job: JobId, why: str) -> None:
         """What a driver that is gone had open."""
-        for session in self.sessions.living(job):
+        for session in self.sessions.live_sessions(job):
             status = {"type": "cancelled", "detail": why}
             await self.end_session(session, status, f"session {session} ended: {why}")
 
@@ -376,7 +376,9 @@ class ControlPlane:
         listed = self.settings.instances
         self.rollout.returned = self.fleet.returning.engine_settled
         self.background.spawn(self._resume())
-        self.instances.keep({InstanceId(entry.name): entry.wish(models) for entry in listed})
+        self.instances.keep_running(
+            {InstanceId(entry.name): entry.request(models) for entry in listed}
+        )
         if self.drivers.url is not None:
             await self.submissions.adopt_drivers()
 
@@ -406,15 +408,15 @@ class ControlPlane:
         whole = self._sizes[place.partition("-")[0]].devices
         return 1.0 if devices is None else len(devices) / whole
 
-    def _coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
+    def _find_coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
         """The co-scheduler's name of the node that a worker is on, as one of a pool."""
         node = self.fleet.nodes.node_of(worker)
         place = None if node is None else self._places.get((pool, node))
-        return None if place is None else deployment_place(place, worker, self._sizes[pool])
+        return None if place is None else locate_deployment(place, worker, self._sizes[pool])
 
     def _node_lost(self, node: NodeId) -> None:
         """Its agent is gone: the co-scheduler has one place less in each pool that it was in."""
-        self.rentals.lost(node)
+        self.rentals.record_loss(node)
         if self.phases is None:
             return
         for pool in ("rollout", "train"):
@@ -423,7 +425,7 @@ class ControlPlane:
 
     def _end_refused(self, job: JobId, reason: str) -> None:
         """A job that can never run is told so, whatever it has waiting."""
-        for session in self.sessions.living(job):
+        for session in self.sessions.live_sessions(job):
             status = {"reason": {"type": "errored"}}
             self.background.spawn(self.end_session(session, status, f"refused: {reason}"))
 
@@ -433,14 +435,14 @@ class ControlPlane:
         self.sampling.finished.close()
         self.actions.close()
         if self.phases is not None:
-            self.phases.body.close()
+            self.phases.executor.close()
 
     async def stop(self) -> None:
         """Leave everything durable; what was under way goes on after the next start."""
         await self.drivers.close()
         self.runtime.close()
         if self.phases is not None:
-            self.phases.body.close()
+            self.phases.executor.close()
         self.workers.stopping = True
         self.actions.close()
         self._action_body.close()
@@ -472,9 +474,9 @@ class ControlPlane:
         """How a request ended; what waits for a model that no engine serves and none will ends
         with the reason.
         """
-        outcome = await self.outcomes.of(tenant, request, hold_s)
+        outcome = await self.outcomes.find(tenant, request, hold_s)
         if outcome is None and self.fail_unserved(self.sampling.session_of(request)):
-            outcome = await self.outcomes.of(tenant, request, hold_s)
+            outcome = await self.outcomes.find(tenant, request, hold_s)
         return outcome
 
     def fail_unserved(self, session: SamplingSession | None) -> bool:
@@ -486,23 +488,23 @@ class ControlPlane:
             self.sampling.fail_all(session, why)
         return why is not None
 
-    def why_paused(self, request: RequestId) -> str | None:
+    def pause_reason(self, request: RequestId) -> str | None:
         """Why nothing is done about a request for now; None where something is."""
         job = self.sampling.job_of(request) or self.training.job_of(request)
-        return None if self.phases is None or job is None else self.phases.why_paused(job)
+        return None if self.phases is None or job is None else self.phases.pause_reason(job)
 
     def broken_engine(self, model: str, tenant: TenantId) -> str | None:
         """Why nothing can be sampled from a base model, as far as the tenant may know."""
-        return self._breakdowns.of_engines(model, fully=self.is_operator(tenant))
+        return self._breakdowns.engine_failure(model, fully=self.is_operator(tenant))
 
     def broken_trainer(self, tenant: TenantId) -> str | None:
         """Why nothing can be trained, as far as the tenant may know."""
-        return self._breakdowns.of_trainers(fully=self.is_operator(tenant))
+        return self._breakdowns.trainer_failure(fully=self.is_operator(tenant))
 
     async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """Its models stop training; what they saved stays."""
         await self.sessions.end(session, status)
-        self.jobs.session_ended(session, status, reason)
+        self.jobs.record_session_end(session, status, reason)
         for model in self.training.models():
             if model.session == session:
                 await self.training.close_model(model.model, reason)

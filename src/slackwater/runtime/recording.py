@@ -12,7 +12,7 @@ class Recording:
         self._path = path
         self._files: list[BinaryIO] = []
 
-    def of(self, name: str) -> Callable[[bytes], Any] | None:
+    def writer(self, name: str) -> Callable[[bytes], Any] | None:
         """Where the lines of a controller go."""
         if self._path is None:
             return None

@@ -16,7 +16,7 @@ from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
-from slackwater.runtime.launch.fleet_file import FleetFile, one_node
+from slackwater.runtime.launch.fleet_file import FleetFile, single_node_fleet
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
 SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
@@ -222,7 +222,7 @@ class ServiceSettings:
             ):
                 if count:
                     sizes.add(NodeSize(count * ranks, ranks) if devices > 1 else NodeSize())
-        return _one_size(found[0], self.models), _one_size(found[1])
+        return _common_size(found[0], self.models), _common_size(found[1])
 
     def _check_sandboxes(self) -> None:
         if self.sandboxes < 0:
@@ -261,7 +261,7 @@ class ServiceSettings:
     @property
     def whole_fleet(self) -> FleetFile:
         """The fleet as given, or the one node that is meant without one."""
-        return self.fleet or one_node(
+        return self.fleet or single_node_fleet(
             self.engines,
             self.local_engines,
             self.trainers,
@@ -284,7 +284,7 @@ class ServiceSettings:
         return self.train_dtype or ("bfloat16" if self.device.startswith("cuda") else "float32")
 
 
-def _one_size(sizes: set[NodeSize], models: Sized = ("",)) -> NodeSize:
+def _common_size(sizes: set[NodeSize], models: Sized = ("",)) -> NodeSize:
     """Of all nodes, where they are alike and any part of one will do for every job."""
     if len(sizes) == len(models) == 1:
         return next(iter(sizes))

@@ -99,8 +99,8 @@ def test_a_threads_time_is_its_tenants_and_the_next_work_waits_until_it_is_paid(
 
     async def scenario() -> None:
         now_s = 0.0
-        shares = LoopShares(2, about_s=1e9, clock=lambda: now_s)
-        shares.seen(QUIET)
+        shares = LoopShares(2, active_s=1e9, clock=lambda: now_s)
+        shares.record_request(QUIET)
         work = FairWork(shares, threads=2)
         async with asyncio.timeout(60):
             await work.run(LOUD, spin)

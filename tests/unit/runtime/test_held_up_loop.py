@@ -28,7 +28,7 @@ class Heard:
     def worker_joined(self, hello: messages.Hello) -> None:
         """Nothing to keep."""
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         self.frames += len(frames)
         self.spoke.set()
 

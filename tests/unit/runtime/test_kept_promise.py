@@ -20,10 +20,10 @@ def attainment(promise: SloTracker, now_s: float) -> tuple[float, float]:
 
 
 def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: SloTracker) -> None:
-    promise.arrived(ONE, 100.0)
-    promise.passed_on(ONE, 100.4)
-    promise.passed_on(ONE, 100.45)
-    promise.answered(ONE, 100.9, tokens=11)
+    promise.record_arrival(ONE, 100.0)
+    promise.record_first_token(ONE, 100.4)
+    promise.record_first_token(ONE, 100.45)
+    promise.record_answer(ONE, 100.9, tokens=11)
     assert attainment(promise, 101.0) == (1, 1.0)
     gauges = promise.gauges(101.0)
     assert gauges["serving_ttft_p99_last_minute_s"] == pytest.approx(0.4)
@@ -36,15 +36,15 @@ def test_time_to_the_first_token_is_counted_from_the_requests_arrival(promise: S
 def test_a_late_first_token_or_a_slow_pace_breaks_the_promise(
     promise: SloTracker, first_s: float, end_s: float
 ) -> None:
-    promise.arrived(ONE, 100.0)
-    promise.passed_on(ONE, first_s)
-    promise.answered(ONE, end_s, tokens=11)
+    promise.record_arrival(ONE, 100.0)
+    promise.record_first_token(ONE, first_s)
+    promise.record_answer(ONE, end_s, tokens=11)
     assert attainment(promise, 103.0) == (1, 0.0)
 
 
 def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: SloTracker) -> None:
-    promise.arrived(ONE, 100.0)
-    promise.failed(ONE, 100.1)
+    promise.record_arrival(ONE, 100.0)
+    promise.record_failure(ONE, 100.1)
     assert attainment(promise, 101.0) == (1, 0.0)
     assert promise.gauges(101.0)["serving_ttft_p99_last_minute_s"] == 0.0
 
@@ -52,26 +52,26 @@ def test_a_failed_request_breaks_the_promise_and_has_no_times(promise: SloTracke
 def test_a_request_that_its_user_gives_up_counts_if_it_was_late_by_then(
     promise: SloTracker,
 ) -> None:
-    promise.arrived(ONE, 100.0)
-    promise.given_up(ONE, 100.2)
+    promise.record_arrival(ONE, 100.0)
+    promise.record_cancel(ONE, 100.2)
     assert attainment(promise, 101.0) == (0, 1.0)
-    promise.arrived(TWO, 101.0)
-    promise.given_up(TWO, 101.8)
+    promise.record_arrival(TWO, 101.0)
+    promise.record_cancel(TWO, 101.8)
     assert attainment(promise, 102.0) == (1, 0.0)
 
 
 def test_turns_of_nobody_who_waits_are_not_counted(promise: SloTracker) -> None:
-    promise.passed_on(ONE, 100.0)
-    promise.answered(ONE, 100.0, tokens=3)
-    promise.failed(TWO, 100.0)
+    promise.record_first_token(ONE, 100.0)
+    promise.record_answer(ONE, 100.0, tokens=3)
+    promise.record_failure(TWO, 100.0)
     assert attainment(promise, 101.0) == (0, 1.0)
     assert promise.minutes() == []
 
 
 def test_the_last_minute_forgets_and_the_minutes_remember(promise: SloTracker) -> None:
     for at_s, took_s in ((100.0, 0.1), (130.0, 0.9), (170.0, 0.2)):
-        promise.arrived(ONE, at_s)
-        promise.answered(ONE, at_s + took_s, tokens=1)
+        promise.record_arrival(ONE, at_s)
+        promise.record_answer(ONE, at_s + took_s, tokens=1)
     assert attainment(promise, 195.0) == (1, 1.0)
     first, second = promise.minutes()
     assert (first["minute"], first["requests"], first["attainment"]) == (0, 2, 0.5)
@@ -82,11 +82,11 @@ def test_requests_that_still_wait_count_for_whether_the_promise_is_kept(
     promise: SloTracker,
 ) -> None:
     for turn in (ONE, TWO):
-        promise.arrived(turn, 100.0)
-    assert promise.keeps_promise(100.4)
-    assert not promise.keeps_promise(100.6), "two wait for longer than promised"
+        promise.record_arrival(turn, 100.0)
+    assert promise.is_met(100.4)
+    assert not promise.is_met(100.6), "two wait for longer than promised"
     for turn in (ONE, TWO):
-        promise.passed_on(turn, 100.7)
-        promise.answered(turn, 100.9, tokens=3)
-    assert not promise.keeps_promise(101.0), "both were late"
-    assert promise.keeps_promise(140.0)
+        promise.record_first_token(turn, 100.7)
+        promise.record_answer(turn, 100.9, tokens=3)
+    assert not promise.is_met(101.0), "both were late"
+    assert promise.is_met(140.0)

@@ -54,7 +54,7 @@ class Heard:
         self.joined.append(hello.worker)
         self.changed.set()
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         """Nothing to keep."""
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:

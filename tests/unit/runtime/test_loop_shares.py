@@ -24,13 +24,13 @@ class Clock:
 def shared(clock: Clock) -> LoopShares:
     """Where another tenant is about, too, however long this takes."""
     shares = LoopShares(2, 1e9, clock, clock)
-    shares.seen(QUIET)
+    shares.record_request(QUIET)
     return shares
 
 
 async def waits(shares: LoopShares, tenant: TenantId) -> bool:
     """For longer than a round of the loop."""
-    turn = asyncio.create_task(shares.turn(tenant))
+    turn = asyncio.create_task(shares.wait_turn(tenant))
     for _ in range(5):
         await asyncio.sleep(0)
     return not turn.done() and turn.cancel()
@@ -48,7 +48,7 @@ def test_every_step_of_a_request_is_counted_and_who_had_too_much_waits() -> None
         clock = Clock()
         shares = shared(clock)
         assert not await waits(shares, LOUD)
-        assert await shares.metered(LOUD, work_of(clock, 0.004, 5)) == "done"
+        assert await shares.meter(LOUD, work_of(clock, 0.004, 5)) == "done"
         assert await waits(shares, LOUD), "20 ms of work, of which 8 are its share"
         assert not await waits(shares, QUIET)
         clock.now_s += 0.1
@@ -60,10 +60,10 @@ def test_every_step_of_a_request_is_counted_and_who_had_too_much_waits() -> None
 def test_a_tenant_without_others_about_never_waits() -> None:
     async def scenario() -> None:
         clock = Clock()
-        shares = LoopShares(2, clock=clock, used=clock)
-        await shares.metered(LOUD, work_of(clock, 1.0, 3))
+        shares = LoopShares(2, clock=clock, cpu_clock=clock)
+        await shares.meter(LOUD, work_of(clock, 1.0, 3))
         assert not await waits(shares, LOUD)
-        shares.seen(QUIET)
+        shares.record_request(QUIET)
         assert await waits(shares, LOUD)
         clock.now_s += 10
         assert not await waits(shares, LOUD)
@@ -77,9 +77,9 @@ def test_a_step_that_garbage_was_collected_in_is_charged_as_a_long_one() -> None
     async def scenario() -> None:
         clock = Clock()
         shares = shared(clock)
-        await shares.metered(LOUD, work_of(clock, 1.0, 1))
+        await shares.meter(LOUD, work_of(clock, 1.0, 1))
         assert shares.totals[LOUD] < 0.01
-        assert 0 < shares.rest_s(LOUD) < 0.025
+        assert 0 < shares.delay_s(LOUD) < 0.025
 
     asyncio.run(scenario())
 
@@ -91,14 +91,14 @@ def test_requests_that_wait_go_on_one_at_a_time() -> None:
 
     async def scenario() -> list[int]:
         extra, order = [0.0], list[int]()
-        shares = LoopShares(2, about_s=1e9, clock=lambda: time.perf_counter() + extra[0])
-        shares.seen(QUIET)
+        shares = LoopShares(2, active_s=1e9, clock=lambda: time.perf_counter() + extra[0])
+        shares.record_request(QUIET)
 
         async def request(number: int) -> None:
-            await shares.turn(LOUD)
+            await shares.wait_turn(LOUD)
             order.append(number)
             extra[0] += 0.01
-            shares.spent(LOUD, 0.01)
+            shares.charge(LOUD, 0.01)
 
         loud = [asyncio.create_task(request(number)) for number in range(5)]
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_what_is_metered_ends_and_is_cancelled_as_it_would_be_alone() -> None:
             raise ValueError("two")
 
         with pytest.raises(ValueError, match="two"):
-            await shares.metered(LOUD, fails())
+            await shares.meter(LOUD, fails())
         cleaned: list[str] = []
 
         async def waits() -> None:
@@ -128,7 +128,7 @@ def test_what_is_metered_ends_and_is_cancelled_as_it_would_be_alone() -> None:
             finally:
                 cleaned.append("up")
 
-        task = asyncio.create_task(shares.metered(LOUD, waits()))
+        task = asyncio.create_task(shares.meter(LOUD, waits()))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -146,13 +146,13 @@ def test_a_burst_of_requests_of_a_tenant_that_is_alone_leaves_the_loop_to_others
     async def scenario() -> None:
         nonlocal most
         clock = Clock()
-        shares = LoopShares(2, clock=clock, used=clock)
+        shares = LoopShares(2, clock=clock, cpu_clock=clock)
 
         async def request() -> None:
             nonlocal begun
-            await shares.turn(LOUD)
+            await shares.wait_turn(LOUD)
             begun += 1
-            shares.spent(LOUD, 0.001)
+            shares.charge(LOUD, 0.001)
 
         asked = [asyncio.create_task(request()) for _ in range(64)]
         async with asyncio.timeout(60):

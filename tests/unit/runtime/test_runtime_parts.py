@@ -246,7 +246,7 @@ class Heard:
         self.joined.append(hello.worker)
         self.join.set()
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         self.said += frames
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
@@ -353,9 +353,9 @@ def test_keys_stay_the_same_and_are_for_the_owner_only(tmp_path: Path) -> None:
     key = Tenants.open(state, ["a"]).key_of("a")
     again = Tenants.open(state, ["a", "b"])
     assert key.startswith("tml-")
-    assert again.of_key(key) == "a"
+    assert again.find_by_key(key) == "a"
     assert again.key_of("b") != key
-    assert again.of_key("tml-guess") is None
+    assert again.find_by_key("tml-guess") is None
     assert state.keys_file.stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="--tenant"):
         Tenants.open(state, ["no spaces"])

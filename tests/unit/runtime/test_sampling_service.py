@@ -57,7 +57,7 @@ class Nobody:
     """No worker ever comes, so what is submitted waits."""
 
     def worker_joined(self, hello: object) -> None: ...
-    def worker_said(self, worker: str, frames: object) -> None: ...
+    def handle_frames(self, worker: str, frames: object) -> None: ...
     def worker_lost(self, worker: str, reason: str) -> None: ...
 
 
@@ -132,7 +132,7 @@ async def submit(
         else:
             taken.set_result(request)
 
-    desk.take(session, seq, encode(sample), told)
+    desk.accept(session, seq, encode(sample), told)
     async with asyncio.timeout(60):
         request = await taken
         await asyncio.sleep(0)  # its turns are submitted by now

@@ -35,7 +35,7 @@ class Nobody:
     def worker_joined(self, hello: messages.Hello) -> None:
         self.joined.append(hello.worker)
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         """Nothing to keep."""
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:

@@ -99,7 +99,7 @@ def test_a_queue_beyond_its_tenants_share_waits_while_others_are_active() -> Non
         await until(done, 1)
         queues.each(LOUD, range(2), lambda number: done.append(f"loud {number}"))
         await until(done, 2)
-        shares.spent(LOUD, 0.02)
+        shares.charge(LOUD, 0.02)
         queues.each(LOUD, range(2, 4), lambda number: done.append(f"loud {number}"))
         for _ in range(100):
             await asyncio.sleep(0)

@@ -77,14 +77,14 @@ class Floor:
         )
         self.rollout.submit(spec, self)
 
-    def appended(self, more: Any) -> None: ...
+    def append(self, more: Any) -> None: ...
 
-    def streamed(self, tokens: Any, logprobs: Any) -> None: ...
+    def stream(self, tokens: Any, logprobs: Any) -> None: ...
 
-    def completed(self, result: TurnResult) -> None:
+    def complete(self, result: TurnResult) -> None:
         self.ended += 1
 
-    def failed(self, error: str) -> None:
+    def fail(self, error: str) -> None:
         raise AssertionError(error)
 
     async def train(self, name: str, *, ends_step: bool, job: JobId = JOBS[0]) -> None:

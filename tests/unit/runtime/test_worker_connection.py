@@ -28,7 +28,7 @@ class Listener:
     def worker_joined(self, hello: messages.Hello) -> None:
         """Nothing to keep."""
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         assert not self.lost.done(), "it spoke after its end"
         self.pieces.append(len(frames))
         self._then()

@@ -19,11 +19,11 @@ def test_what_was_served_and_which_spot_engines_were_here_outlives_the_service(
     tmp_path: Path,
 ) -> None:
     traces = WorkloadTraces(tmp_path / "traces")
-    traces.served(2.0, 10, 3)
-    traces.saw_spot(["a", "b"])
+    traces.record_served(2.0, 10, 3)
+    traces.record_spot(["a", "b"])
     asyncio.run(traces.save())
-    traces.served(0.5, 20, 4)
-    traces.saw_spot(["b"])
+    traces.record_served(0.5, 20, 4)
+    traces.record_spot(["b"])
     assert len(rows(traces, "served")) == 3  # one is not saved yet
     asyncio.run(traces.save())
     again = WorkloadTraces(tmp_path / "traces")
@@ -45,7 +45,7 @@ def test_half_a_row_is_left_out_and_a_full_disk_loses_rows_alone(
     in_the_way = tmp_path / "no-folder"
     in_the_way.write_text("")
     blocked = WorkloadTraces(in_the_way)
-    blocked.served(1.0, 1, 1)
+    blocked.record_served(1.0, 1, 1)
     asyncio.run(blocked.save())
     assert "traces for the planner are not kept" in caplog.text
 

@@ -68,7 +68,7 @@ class PaperWorker:
 
     def _say(self, message: Any) -> None:
         for frame in FrameDecoder().feed(messages.encode(message)):
-            self.body.worker_said(WORKER, frame)
+            self.body.handle_frame(WORKER, frame)
 
 
 class Caller:

@@ -112,7 +112,7 @@ def test_a_silent_session_ends_and_takes_its_models_with_it(tmp_path: Path) -> N
         session, model, request = await open_model(client)
         await asyncio.sleep(0.02)
         running = asyncio.create_task(plane.housekeeping.run())
-        outcome = await plane.outcomes.of(TenantId("mine"), request, 240.0)  # type: ignore[arg-type]
+        outcome = await plane.outcomes.find(TenantId("mine"), request, 240.0)  # type: ignore[arg-type]
         plane.housekeeping.stop()
         await running
         assert outcome is not None
@@ -320,7 +320,7 @@ def test_the_memory_of_each_worker_is_told_to_the_operator_alone(tmp_path: Path)
         worker = WorkerId("t0.trainer-0.1")
         plane.workers.worker_joined(messages.Hello(worker, "trainer"))
         beat = messages.encode(messages.Heartbeat({MEMORY_GAUGE: 512e6}))
-        plane.workers.worker_said(worker, FrameDecoder().feed(beat))
+        plane.workers.handle_frames(worker, FrameDecoder().feed(beat))
         mine = (await client.get("http://test/metrics")).text
         family = "slackwater_worker_memory_bytes"
         assert f'{family}{{worker="{worker}"}} 5.12e+08' in mine
@@ -337,7 +337,7 @@ def test_the_memory_of_each_worker_is_told_to_the_operator_alone(tmp_path: Path)
 def test_what_users_asked_for_last_week_is_told_to_the_operator_alone(tmp_path: Path) -> None:
     async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
         where = "http://test/slackwater/traces"
-        plane.traces.served(1.0, 7, 3)
+        plane.traces.record_served(1.0, 7, 3)
         assert (await client.get(f"{where}/served")).text.splitlines()[1:] == ["0.000,7,3"]
         for key in (
             plane.tenants.key_of("other"),

@@ -126,7 +126,7 @@ def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:
         def clock() -> float:
             return time.perf_counter() + extra[0]
 
-        shares = LoopShares(2, about_s=1e9, clock=clock, used=clock)
+        shares = LoopShares(2, active_s=1e9, clock=clock, cpu_clock=clock)
         limits = BodyLimits(
             parse,
             max_bytes=1 << 20,

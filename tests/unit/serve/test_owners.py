@@ -116,7 +116,7 @@ def test_environments_and_snapshots_are_their_tenants_own(tmp_path: Path) -> Non
         began = [one.snapshot for one in worker.told if getattr(one, "snapshot", None)]
         assert began == [snapshot_id(ML, "s")]
         again = await ml.post(f"environments/{place}/snapshot", snapshot="s")
-        assert again.status_code == 400 and "'s' is there already" in again.text
+        assert again.status_code == 400 and "'s' exists already" in again.text
 
     with_two(tmp_path, work)
 
@@ -199,9 +199,9 @@ def test_jobs_of_keys_are_read_back_exactly(tmp_path: Path) -> None:
     tenants = Tenants.open(StateDirectory(tmp_path), ["team", "team.ml"])
     for tenant in (TEAM, ML):
         key = tenants.job_key(tenant, "run")
-        assert (tenants.of_key(key), tenants.job_of_key(key)) == (tenant, "run")
+        assert (tenants.find_by_key(key), tenants.job_of_key(key)) == (tenant, "run")
     forged = tenants.job_key(TEAM, "run").replace("tml-job:team:", "tml-job:team.ml:")
-    assert tenants.of_key(forged) is None
+    assert tenants.find_by_key(forged) is None
     with pytest.raises(ConfigError, match="colon"):
         tenants.job_key(TEAM, "a:b")
 

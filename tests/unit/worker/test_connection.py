@@ -30,7 +30,7 @@ class Plane:
     def worker_joined(self, hello: messages.Hello) -> None:
         self.joined.set()
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             message = messages.decode_from_worker(frame.body)
             if isinstance(message, messages.VersionReady):

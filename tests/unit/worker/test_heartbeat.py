@@ -21,7 +21,7 @@ class Heard:
     def worker_joined(self, hello: messages.Hello) -> None:
         """Nothing to keep."""
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             match messages.decode_from_worker(frame.body):
                 case messages.Heartbeat(gauges) if not self.gauges.done():

@@ -41,15 +41,15 @@ _KINDS = {
 class ActionOwner(Protocol):
     """Who is asked what an action is, and told what became of it."""
 
-    def request(self, action: ActionId) -> log.ActionRequest: ...
-    def place(self, environment: EnvironmentId) -> log.EnvironmentRequest: ...
+    def action_request(self, action: ActionId) -> log.ActionRequest: ...
+    def environment_request(self, environment: EnvironmentId) -> log.EnvironmentRequest: ...
     def snapshot_of(self, environment: EnvironmentId) -> str | None: ...
-    def granted(self, action: ActionId, attempt: int) -> None: ...
-    def printed(self, action: ActionId, stream: sandbox.Stream, data: bytes) -> None: ...
-    def ended(self, action: ActionId, result: log.ActionResult) -> None: ...
+    def record_grant(self, action: ActionId, attempt: int) -> None: ...
+    def append_output(self, action: ActionId, stream: sandbox.Stream, data: bytes) -> None: ...
+    def record_result(self, action: ActionId, result: log.ActionResult) -> None: ...
     def environment_ready(self, environment: EnvironmentId) -> None: ...
     def environment_ended(self, environment: EnvironmentId, reason: str) -> None: ...
-    def service_declared(self, service: GpuService) -> None: ...
+    def save_service(self, service: GpuService) -> None: ...
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class ActionExecutor:
             logger.warning("reward model failed worker=%s service=%s: %s", worker, name, reason)
         for service in facts.services:
             self.declare(service)
-            self._mine.service_declared(service)
+            self._mine.save_service(service)
         capacity = WorkerCapacity(gpus=len(facts.devices), gpu_mib=facts.device_mib)
         self.feed(on.WorkerJoined(loop_time(), node, capacity))
 
@@ -152,7 +152,7 @@ class ActionExecutor:
             del self._workers[node]
             self.feed(on.WorkerLost(loop_time(), node, reason))
 
-    def worker_said(self, worker: WorkerId, frame: Frame) -> None:
+    def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
         if frame.kind is not FrameKind.CONTROL:
             logger.warning("not from a sandbox frame=%s", frame.kind.name)
             return
@@ -160,9 +160,9 @@ class ActionExecutor:
             case messages.Heartbeat(gauges):
                 self.gauges[worker] = gauges
             case sandbox.ActionPrinted(attempt, stream, data):
-                self._printed(attempt, stream, data)
+                self._append_output(attempt, stream, data)
             case sandbox.ActionOver() as over:
-                self._over(over)
+                self._end_attempt(over)
             case sandbox.EnvironmentReady(environment):
                 self.feed(on.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
                 self._mine.environment_ready(EnvironmentId(environment))
@@ -180,21 +180,21 @@ class ActionExecutor:
         assert self._owner is not None
         return self._owner
 
-    def _printed(self, attempt: int, stream: sandbox.Stream, data: bytes) -> None:
+    def _append_output(self, attempt: int, stream: sandbox.Stream, data: bytes) -> None:
         record = self._attempts.get(attempt)
         if record is not None:
             record.output[stream] += data
-            self._mine.printed(record.action, stream, data)
+            self._mine.append_output(record.action, stream, data)
 
-    def _over(self, over: sandbox.ActionOver) -> None:
+    def _end_attempt(self, over: sandbox.ActionOver) -> None:
         record = self._attempts.get(over.attempt)
         if record is None:
             return
         record.over = over
         kind = _KINDS.get(over.end, OutcomeKind.FAILED)
-        self.finished(record.action, over.attempt, kind, over.run_s, over.reason)
+        self.finish_attempt(record.action, over.attempt, kind, over.run_s, over.reason)
 
-    def finished(
+    def finish_attempt(
         self, action: ActionId, attempt: int, kind: OutcomeKind, ran_s: float, reason: str = ""
     ) -> None:
         """What an attempt started is over."""
@@ -209,7 +209,7 @@ class ActionExecutor:
             case do.StopAction(node, _, attempt, reason) if node is not None:
                 self._post(node, sandbox.StopAction(attempt, reason))
             case do.StopAction(_, action, attempt, reason):
-                self.finished(action, attempt, OutcomeKind.FAILED, 0.0, reason)
+                self.finish_attempt(action, attempt, OutcomeKind.FAILED, 0.0, reason)
             case do.EndAction():
                 self._end(command)
             case do.OpenEnvironment(node, spec):
@@ -225,10 +225,10 @@ class ActionExecutor:
 
     def _start(self, command: do.StartAction) -> None:
         action, grant = command.spec.action, command.grant
-        request = self._mine.request(action)
+        request = self._mine.action_request(action)
         self._attempts[command.attempt] = _Attempt(action)
         self._latest[action] = command.attempt
-        self._mine.granted(action, command.attempt)
+        self._mine.record_grant(action, command.attempt)
         if grant.node is None:
             return  # a permit: its owner says when it is over
         service = command.spec.service
@@ -249,7 +249,7 @@ class ActionExecutor:
         self._post(grant.node, message, starts=action)
 
     def _open(self, node: NodeId, spec: EnvironmentSpec) -> None:
-        asked = self._mine.place(spec.environment)
+        asked = self._mine.environment_request(spec.environment)
         message = sandbox.OpenEnvironment(
             environment=spec.environment,
             job=spec.job,
@@ -281,7 +281,7 @@ class ActionExecutor:
             cpu_s=0.0 if over is None else over.cpu_s,
             max_rss_bytes=0 if over is None else over.max_rss_bytes,
         )
-        self._mine.ended(command.action, result)
+        self._mine.record_result(command.action, result)
 
     def mark_started(self, action: ActionId, marked: bool = True) -> None:
         """It is in the log as started already."""

@@ -175,7 +175,7 @@ class EngineExecutor:
         promise, waits = self.promise, arrived_s is not None
         if promise is not None and waits and spec.base_model == promise.model:
             spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
-            promise.arrived(spec.turn, since_s, len(spec.prompt))
+            promise.record_arrival(spec.turn, since_s, len(spec.prompt))
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s
@@ -199,13 +199,13 @@ class EngineExecutor:
         if self._listeners.pop(turn, None) is not None:
             self._measure(self._specs.pop(turn), 0, "cancelled")
             if self.promise is not None:
-                self.promise.given_up(turn, loop_time())
+                self.promise.record_cancel(turn, loop_time())
             self.feed(on.TurnCancelled(loop_time(), turn))
 
     def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
         self._streaming.discard(spec.turn)
         took_s = loop_time() - self._since_s.pop(spec.turn)
-        self._meters.turn_ended(spec, took_s, tokens, outcome)
+        self._meters.record_turn(spec, took_s, tokens, outcome)
 
     def name_owners(self, tenants: Sequence[str]) -> None:
         """Whose turns may come."""
@@ -378,7 +378,7 @@ class EngineExecutor:
         for turn, count in zip(command.turns, command.counts or repeat(1), strict=False):
             end = start + count
             if (listener := listeners.get(turn)) is not None:
-                listener.streamed(tokens[start:end], logprobs[start:end])
+                listener.stream(tokens[start:end], logprobs[start:end])
             start = end
 
     def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
@@ -387,10 +387,10 @@ class EngineExecutor:
                 if command.turn not in self._streaming:
                     self._streaming.add(command.turn)
                     waited_s = loop_time() - self._since_s[command.turn]
-                    self._meters.first_token(self._specs[command.turn], waited_s)
+                    self._meters.record_first_token(self._specs[command.turn], waited_s)
                     if self.promise is not None:
-                        self.promise.passed_on(command.turn, loop_time())
-                listener.appended(command)
+                        self.promise.record_first_token(command.turn, loop_time())
+                listener.append(command)
             return
         listener = self._listeners.pop(command.turn, None)
         if listener is None:
@@ -401,16 +401,16 @@ class EngineExecutor:
         since_s = self._since_s[spec.turn]
         self._measure(spec, len(tokens), "completed" if completed else "failed")
         if self.promise is not None and completed:
-            self.promise.answered(spec.turn, loop_time(), len(tokens))
+            self.promise.record_answer(spec.turn, loop_time(), len(tokens))
         elif self.promise is not None:
-            self.promise.failed(spec.turn, loop_time())
+            self.promise.record_failure(spec.turn, loop_time())
         if isinstance(command, do.CompleteTurn):
             now_s = loop_time()
             self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory, now_s)
             self.recent.ended(spec, command, since_s, now_s)
-            listener.completed(command)
+            listener.complete(command)
         else:
-            listener.failed(command.error)
+            listener.fail(command.error)
 
 
 def _log(

@@ -195,7 +195,7 @@ def _named_once(field: str, names: Sequence[str]) -> None:
         raise ConfigError.of(f"{field}: names", repeated, "must be named once each")
 
 
-def one_node(
+def single_node_fleet(
     engines: int | None,
     local_engines: int,
     trainers: int,

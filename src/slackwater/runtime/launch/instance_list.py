@@ -109,7 +109,7 @@ class ListedInstance:
             fix = "must begin with http:// or https://"
             raise ConfigError.of(f"instances: {self.name}: url", self.url, fix)
 
-    def wish(self, models: Sequence[str]) -> InstanceRequest:
+    def request(self, models: Sequence[str]) -> InstanceRequest:
         """What to start for it in a service that has these models."""
         model = self.model or (models[0] if len(models) == 1 else None)
         if model is None or model not in models:

@@ -44,7 +44,7 @@ class WorkerListener(Protocol):
     """Who is told about workers."""
 
     def worker_joined(self, hello: messages.Hello) -> None: ...
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None: ...
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None: ...
     def worker_lost(self, worker: WorkerId, reason: str) -> None: ...
 
 
@@ -225,7 +225,7 @@ class WorkerHub:
             self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
-        said, silent_after_s = partial(listener.worker_said, worker), self._silent_after_s
+        said, silent_after_s = partial(listener.handle_frames, worker), self._silent_after_s
         connection = WorkerConnection(decoder, said, silent_after_s=silent_after_s)
         try:
             connection.take_over(cast("asyncio.Transport", writer.transport), reader, rest)

@@ -45,21 +45,21 @@ _LIMIT, _SERVICE = "limit/", "service/"  # facts of these names
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenAction:
     """An action without an outcome: who waits for it, and who listens to what it prints."""
 
     tenant: TenantId
     request: log.ActionRequest
     since_s: float
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
     attempt: int | None = None
-    printed: list[tuple[Stream, bytes]] = field(default_factory=list)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    output: list[tuple[Stream, bytes]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
-class _Place:
+class _OpenEnvironment:
     """An environment that has not ended."""
 
     tenant: TenantId
@@ -85,13 +85,13 @@ class ActionService:
         self._store = store
         self._ahead = ahead
         self._background = background
-        self._body = body
+        self._executor = body
         self._broker = broker
-        self._kept_s = kept_s
-        self._live: dict[ActionId, _Live] = {}
-        self._places: dict[EnvironmentId, _Place] = {}
+        self._results_kept_s = kept_s
+        self._live: dict[ActionId, _OpenAction] = {}
+        self._environments: dict[EnvironmentId, _OpenEnvironment] = {}
         self._recent = RecentResults()
-        self._last: deque[dict[str, Any]] = deque(maxlen=200)  # without what they printed
+        self._recent_rows: deque[dict[str, Any]] = deque(maxlen=200)  # without what they printed
         self._is_shared = len(tenants) > 1
         self._snapshots = SnapshotRegistry(tenants)
         self._arriving = Counter[TenantId]()  # that are being written to the log
@@ -102,22 +102,22 @@ class ActionService:
     async def adopt(self) -> None:
         """Take over environments and actions from the durable log."""
         for limit in await self._store.call(partial(facts_under, prefix=_LIMIT, kind=Limit)):
-            self._body.feed(on.LimitDeclared(loop_time(), limit))
+            self._executor.feed(on.LimitDeclared(loop_time(), limit))
         read = partial(facts_under, prefix=_SERVICE, kind=GpuService)
         for service in await self._store.call(read):
-            self._body.declare(service)
+            self._executor.declare(service)
         for snapshot in await self._store.call(all_snapshots):
             self._snapshots.add(snapshot)
         places = await self._store.call(log.open_environments)
         waiting = await self._store.call(log.open_actions)
         for tenant, place in places:
-            self._places[place.spec.environment] = _Place(tenant, place)
-            self._body.feed(on.EnvironmentAdopted(loop_time(), place.spec))
+            self._environments[place.spec.environment] = _OpenEnvironment(tenant, place)
+            self._executor.feed(on.EnvironmentAdopted(loop_time(), place.spec))
         for tenant, asked, created_s, started in waiting:
             request = log.bounded(asked, self.limits_of(tenant))
             since_s = loop_time() - max(time.time() - created_s, 0.0)
-            self._live[request.spec.action] = _Live(tenant, request, since_s)
-            self._body.feed(on.ActionAdopted(loop_time(), request.spec, since_s, started))
+            self._live[request.spec.action] = _OpenAction(tenant, request, since_s)
+            self._executor.feed(on.ActionAdopted(loop_time(), request.spec, since_s, started))
         self._background.spawn(self._forget())
 
     def close(self) -> None:
@@ -125,14 +125,14 @@ class ActionService:
         self._closed = True
         self._stopping.set()
         for live in self._live.values():
-            for event in (live.over, live.begun, live.news):
+            for event in (live.ended, live.started, live.changed):
                 event.set()
-        for place in self._places.values():
+        for place in self._environments.values():
             place.ready.set()
 
     async def _forget(self) -> None:
         while not self._stopping.is_set():
-            before_s = time.time() - self._kept_s
+            before_s = time.time() - self._results_kept_s
             await self._store.call(partial(log.drop_ended, before_s=before_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_FORGET_EVERY_S):
@@ -147,7 +147,7 @@ class ActionService:
         return self._broker.state.tenant(tenant).pause_s() if self._is_shared else 0.0
 
     @contextlib.asynccontextmanager
-    async def _refused_slowly(self, tenant: TenantId) -> AsyncIterator[None]:
+    async def _delay_refusal(self, tenant: TenantId) -> AsyncIterator[None]:
         """Whoever hears at once that there is no room asks again at once."""
         try:
             yield
@@ -161,7 +161,7 @@ class ActionService:
     def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
         """The MiB that an environment of the tenant's holds, which its actions have to
         themselves; `submit` refuses an environment that is not one."""
-        place = None if environment is None else self._places.get(EnvironmentId(environment))
+        place = None if environment is None else self._environments.get(EnvironmentId(environment))
         if place is None or place.tenant != tenant:
             return None
         return place.request.spec.memory_mib
@@ -171,15 +171,15 @@ class ActionService:
         """Take an action; the same one again is the same. A full queue: UnavailableError."""
         name = request.spec.action
         if name not in self._live:
-            async with self._refused_slowly(tenant):
+            async with self._delay_refusal(tenant):
                 self._check_room(tenant)
         environment = request.spec.environment
         if environment is not None:
-            self._place(tenant, environment)
+            self._find_environment(tenant, environment)
         service = request.spec.service
-        if service is not None and (reason := self._body.failure_of(service)) is not None:
+        if service is not None and (reason := self._executor.failure_of(service)) is not None:
             raise RefusedError(failure(service, reason))
-        if service is not None and service not in self._body.services:
+        if service is not None and service not in self._executor.services:
             raise UnavailableError(f"service {service} is not staged yet; try again")
         started = bool(request.command) and not self._arriving[tenant]
         started = started and self._broker.could_start(request.spec)
@@ -197,12 +197,12 @@ class ActionService:
     async def _begin(self, tenant: TenantId, request: log.ActionRequest, *, started: bool) -> None:
         """Logged as started, if likely, to save a second write; corrected if it does not."""
         name = request.spec.action
-        live = self._live[name] = _Live(tenant, request, loop_time())
+        live = self._live[name] = _OpenAction(tenant, request, loop_time())
         if started:
-            self._body.mark_started(name)
-        self._body.feed(on.ActionSubmitted(loop_time(), request.spec))
+            self._executor.mark_started(name)
+        self._executor.feed(on.ActionSubmitted(loop_time(), request.spec))
         if started and live.attempt is None:
-            self._body.mark_started(name, False)
+            self._executor.mark_started(name, False)
             await self._store.call_small(partial(log.mark_waiting, name=name))
 
     def _check_room(self, tenant: TenantId) -> None:
@@ -222,24 +222,24 @@ class ActionService:
         live = self._live.get(name)
         if live is not None:
             if live.tenant != tenant:
-                raise _not_yours(name)
+                raise _unknown_action(name)
             if not self._closed:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(hold_s):
-                        await live.over.wait()
+                        await live.ended.wait()
             if name in self._live:
                 return None
-        return await self._ended(tenant, name)
+        return await self._find_result(tenant, name)
 
-    async def _ended(self, tenant: TenantId, name: ActionId) -> log.ActionResult:
+    async def _find_result(self, tenant: TenantId, name: ActionId) -> log.ActionResult:
         owner, result = self._recent.find(name)
         if result is None:
             row = await self._store.call(lambda c: log.find_action(c, name))
             if row is None or row.result is None:
-                raise _not_yours(name)
+                raise _unknown_action(name)
             owner, result = row.tenant, log.decode_result(row.result)
         if owner != tenant:
-            raise _not_yours(name)
+            raise _unknown_action(name)
         return result
 
     def state(self, name: ActionId) -> str:
@@ -252,57 +252,57 @@ class ActionService:
         live = self._live.get(name)
         if live is not None:
             if live.tenant != tenant:
-                raise _not_yours(name)
-            self._body.feed(on.ActionCancelled(loop_time(), name))
+                raise _unknown_action(name)
+            self._executor.feed(on.ActionCancelled(loop_time(), name))
 
-    async def begun(self, tenant: TenantId, name: ActionId, hold_s: float) -> bool:
+    async def wait_until_started(self, tenant: TenantId, name: ActionId, hold_s: float) -> bool:
         """Whether a permit is held now."""
-        live = self._mine(tenant, name)
+        live = self._find_open(tenant, name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(hold_s):
-                await live.begun.wait()
+                await live.started.wait()
         return live.attempt is not None
 
-    def done(self, tenant: TenantId, name: ActionId, ran_s: float) -> None:
+    def finish_permit(self, tenant: TenantId, name: ActionId, ran_s: float) -> None:
         """The owner of a permit says that its use is over."""
-        live = self._mine(tenant, name)
+        live = self._find_open(tenant, name)
         if not live.request.is_permit or live.attempt is None:
             raise RefusedError(f"action: {name!r} is no permit that is held")
-        self._body.finished(name, live.attempt, OutcomeKind.DONE, ran_s)
+        self._executor.finish_attempt(name, live.attempt, OutcomeKind.DONE, ran_s)
 
     async def output(self, tenant: TenantId, name: ActionId) -> AsyncIterator[tuple[Stream, bytes]]:
         """What it prints, from its beginning, as it comes; ends when it does."""
         live = self._live.get(name)
         if live is None:
-            result = await self._ended(tenant, name)
+            result = await self._find_result(tenant, name)
             if result.stdout:
                 yield "stdout", result.stdout
             if result.stderr:
                 yield "stderr", result.stderr
             return
-        live = self._mine(tenant, name)
+        live = self._find_open(tenant, name)
         place = 0
         while True:
-            for piece in live.printed[place:]:
+            for piece in live.output[place:]:
                 yield piece
-            place = len(live.printed)
-            if live.over.is_set():
+            place = len(live.output)
+            if live.ended.is_set():
                 return
-            live.news.clear()
-            await live.news.wait()
+            live.changed.clear()
+            await live.changed.wait()
 
-    def _mine(self, tenant: TenantId, name: ActionId) -> _Live:
+    def _find_open(self, tenant: TenantId, name: ActionId) -> _OpenAction:
         live = self._live.get(name)
         if live is None or live.tenant != tenant:
-            raise _not_yours(name)
+            raise _unknown_action(name)
         return live
 
     # ---- environments ----
     async def open(self, tenant: TenantId, request: log.EnvironmentRequest) -> EnvironmentId:
         """Ask for an environment; actions in it may be submitted at once."""
         name = request.spec.environment
-        if name not in self._places:
-            async with self._refused_slowly(tenant):
+        if name not in self._environments:
+            async with self._delay_refusal(tenant):
                 self._broker.check_environment(request.spec)
         if request.snapshot is not None:
             self._snapshots.find_stored_name(tenant, request.snapshot)
@@ -310,13 +310,13 @@ class ActionService:
             lambda c: log.add_environment(c, tenant, request, time.time())
         )
         if added:
-            self._places[name] = _Place(tenant, request)
-            self._body.feed(on.EnvironmentAsked(loop_time(), request.spec))
+            self._environments[name] = _OpenEnvironment(tenant, request)
+            self._executor.feed(on.EnvironmentAsked(loop_time(), request.spec))
         return name
 
-    async def opened(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
+    async def wait_until_open(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
         """Whether it is open; NotFoundError says why it never will be."""
-        place = self._place(tenant, name)
+        place = self._find_environment(tenant, name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(hold_s):
                 await place.ready.wait()
@@ -326,14 +326,14 @@ class ActionService:
 
     async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
         """Its owner is done with it: its actions are cancelled."""
-        self._place(tenant, name)
-        self._body.feed(on.EnvironmentClosed(loop_time(), name))
+        self._find_environment(tenant, name)
+        self._executor.feed(on.EnvironmentClosed(loop_time(), name))
         self.environment_ended(name, "it was closed")
 
     async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
         """Keep its content under a name that other environments on its node can start from."""
         owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
-        place = self._place(tenant, name)
+        place = self._find_environment(tenant, name)
         live = self._broker.state.environments.get(name)
         if live is None or live.node is None or not place.ready.is_set():
             raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
@@ -343,7 +343,7 @@ class ActionService:
         most_bytes = self._snapshots.room_bytes(snapshot, self.limits_of(tenant))
         is_new = self._snapshots.add(snapshot)
         await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
-        kept = await self._body.keep_snapshot(live.node, name, snapshot.stored_name, most_bytes)
+        kept = await self._executor.keep_snapshot(live.node, name, snapshot.stored_name, most_bytes)
         if kept.error is None:
             snapshot = self._snapshots.set_size(snapshot, kept.size_bytes)
             await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
@@ -354,10 +354,10 @@ class ActionService:
         raise RefusedError(kept.error.replace(snapshot.stored_name, given))
 
     def environments(self, tenant: TenantId) -> list[EnvironmentId]:
-        return sorted(name for name, place in self._places.items() if place.tenant == tenant)
+        return sorted(name for name, place in self._environments.items() if place.tenant == tenant)
 
-    def _place(self, tenant: TenantId, name: EnvironmentId) -> _Place:
-        place = self._places.get(name)
+    def _find_environment(self, tenant: TenantId, name: EnvironmentId) -> _OpenEnvironment:
+        place = self._environments.get(name)
         if place is None or place.tenant != tenant:
             raise NotFoundError(f"environment: {name!r} is not one of yours, or has ended")
         return place
@@ -366,23 +366,23 @@ class ActionService:
     async def declare(self, limit: Limit) -> None:
         """There is so much of a resource that no worker brings; remembered over a restart."""
         await self._store.call(partial(put_fact, name=_LIMIT + limit.resource, value=limit))
-        self._body.feed(on.LimitDeclared(loop_time(), limit))
+        self._executor.feed(on.LimitDeclared(loop_time(), limit))
 
-    def service_declared(self, service: GpuService) -> None:
+    def save_service(self, service: GpuService) -> None:
         """Remembered over a restart, so that what waits for it then goes on waiting."""
         write = partial(put_fact, name=_SERVICE + service.service, value=service)
         self._background.spawn(self._store.call(write))
 
     # ---- for the body ----
-    def request(self, action: ActionId) -> log.ActionRequest:
+    def action_request(self, action: ActionId) -> log.ActionRequest:
         return self._live[action].request
 
-    def place(self, environment: EnvironmentId) -> log.EnvironmentRequest:
-        return self._places[environment].request
+    def environment_request(self, environment: EnvironmentId) -> log.EnvironmentRequest:
+        return self._environments[environment].request
 
     def snapshot_of(self, environment: EnvironmentId) -> str | None:
         """What the snapshot that it begins from is called on its node."""
-        place = self._places[environment]
+        place = self._environments[environment]
         name = place.request.snapshot
         if name is None:
             return None
@@ -391,19 +391,19 @@ class ActionService:
         except NotFoundError:  # asked for under an older version; its worker will not find this one
             return snapshot_id(place.tenant, name)
 
-    def granted(self, action: ActionId, attempt: int) -> None:
+    def record_grant(self, action: ActionId, attempt: int) -> None:
         live = self._live[action]
         live.attempt = attempt
-        live.printed.clear()
-        live.begun.set()
+        live.output.clear()
+        live.started.set()
 
-    def printed(self, action: ActionId, stream: Stream, data: bytes) -> None:
+    def append_output(self, action: ActionId, stream: Stream, data: bytes) -> None:
         live = self._live.get(action)
         if live is not None and live.request.stream:
-            live.printed.append((stream, data))
-            live.news.set()
+            live.output.append((stream, data))
+            live.changed.set()
 
-    def ended(self, action: ActionId, result: log.ActionResult) -> None:
+    def record_result(self, action: ActionId, result: log.ActionResult) -> None:
         """Its one outcome: written first, told then."""
         write = partial(log.end_actions, results=[(action, result)], now_s=time.time())
         self._ahead.then(partial(self._settle, action, result), write)
@@ -411,17 +411,17 @@ class ActionService:
     def _settle(self, action: ActionId, result: log.ActionResult) -> None:
         live = self._live.pop(action)
         self._recent.add(action, live.tenant, result)
-        self._last.append(_ended_row(action, live.request, result))
-        for event in (live.over, live.begun, live.news):
+        self._recent_rows.append(_result_row(action, live.request, result))
+        for event in (live.ended, live.started, live.changed):
             event.set()
 
     def environment_ready(self, environment: EnvironmentId) -> None:
-        place = self._places.get(environment)
+        place = self._environments.get(environment)
         if place is not None:
             place.ready.set()
 
     def environment_ended(self, environment: EnvironmentId, reason: str) -> None:
-        place = self._places.pop(environment, None)
+        place = self._environments.pop(environment, None)
         if place is None:
             return
         if place.request.snapshot is not None:
@@ -436,7 +436,7 @@ class ActionService:
     def gauges(self) -> dict[str, float]:
         state = self._broker.state
         return {
-            "sandboxes": len(self._body.facts),
+            "sandboxes": len(self._executor.facts),
             "actions_waiting": state.waiting,
             "actions_running": len(state.attempts),
             "environments": len(state.environments),
@@ -461,19 +461,19 @@ class ActionService:
             "nodes": [
                 {"worker": worker, "node": facts.node, "backend": facts.backend, "said": facts.said,
                  "cores": sum(len(numa) for numa in facts.cores), "memory_mib": facts.memory_mib}
-                for worker, facts in sorted(self._body.facts.items())
+                for worker, facts in sorted(self._executor.facts.items())
             ],
             "rewards": [
                 {"worker": worker, "node": facts.node, "devices": facts.devices,
                  "services": [service.service for service in facts.services],
                  "failed": facts.failed}
-                for worker, facts in sorted(self._body.reward_facts.items())
+                for worker, facts in sorted(self._executor.reward_facts.items())
             ],
-            "live": [self._shown(name, item, now) for name, item in live[:most]],
-            "ended": list(self._last)[-most:],
+            "live": [self._action_row(name, item, now) for name, item in live[:most]],
+            "ended": list(self._recent_rows)[-most:],
         }  # fmt: skip
 
-    def _shown(self, name: ActionId, live: _Live, now: float) -> dict[str, Any]:
+    def _action_row(self, name: ActionId, live: _OpenAction, now: float) -> dict[str, Any]:
         known = self._broker.state.actions.get(name)
         attempt = known.attempt if known is not None else None
         return {
@@ -486,7 +486,7 @@ class ActionService:
         }
 
 
-def _ended_row(
+def _result_row(
     action: ActionId, request: log.ActionRequest, result: log.ActionResult
 ) -> dict[str, Any]:
     return {
@@ -504,7 +504,7 @@ def _short(command: Sequence[str]) -> str:
     return " ".join(command)[:80] or "(no command)"
 
 
-def _not_yours(name: ActionId) -> NotFoundError:
+def _unknown_action(name: ActionId) -> NotFoundError:
     return NotFoundError(f"action: {name!r} is not one of yours, or has expired")
 
 

@@ -51,7 +51,7 @@ class ActivitySampler:
         self._alive: dict[str, int] = {}  # worker -> faults so far
         self._spent_s: dict[str, dict[str, float]] = {}
         self._last_s: float | None = None
-        permits = None if plane.phases is None else plane.phases.body.spans
+        permits = None if plane.phases is None else plane.phases.executor.spans
         now_s = loop_time()
         whole = None if permits is None else permits.timeline("", "", now_s)
         self._start_s = now_s if whole is None else now_s - whole.end_s
@@ -87,8 +87,8 @@ class ActivitySampler:
         for record in self._plane.controller.rollout.books.instances:
             present.add(record.spec.instance)
             self._sample_engine(record, now_s, doing)
-            self.slack.saw(record.spec.kind, passed_s, busy=bool(record.attempts))
-        self._plane.traces.saw_spot(
+            self.slack.record_worker(record.spec.kind, passed_s, busy=bool(record.attempts))
+        self._plane.traces.record_spot(
             record.spec.instance
             for record in self._plane.controller.rollout.books.instances
             if record.spec.kind is InstanceKind.SPOT
@@ -96,13 +96,13 @@ class ActivitySampler:
         self._sample_trainers(now_s, passed_s, present, doing)
         self._note_losses(present, now_s)
         self._account(doing, passed_s)
-        self.slack.look(passed_s)
+        self.slack.sample(passed_s)
 
     def _take_permits(self, now_s: float) -> None:
         keeper = self._plane.controller.phases
         if self._plane.phases is None or keeper is None:
             return
-        spans = self._plane.phases.body.spans.spans
+        spans = self._plane.phases.executor.spans.spans
         for span in spans[self._taken :]:
             lane = self.timeline.lane(span.node, "nodes")
             kind = TAIL if span.kind == "tail" else KINDS.index(span.phase.value)
@@ -142,10 +142,10 @@ class ActivitySampler:
         self, now_s: float, passed_s: float, present: set[str], doing: dict[str, set[str]]
     ) -> None:
         busy = self._plane.controller.operations.at_work()
-        for worker in self._plane.workers.by_role()["trainer"]:
+        for worker in self._plane.workers.names_by_role()["trainer"]:
             present.add(worker)
             lane, flight = self._join(worker, "trainers", 0, now_s), busy.get(WorkerId(worker))
-            self.slack.saw("trainer", passed_s, busy=flight is not None)
+            self.slack.record_worker("trainer", passed_s, busy=flight is not None)
             if flight is None:
                 self.timeline.end(lane, now_s)
                 continue
@@ -169,12 +169,12 @@ class ActivitySampler:
             del self._alive[name]
             lane = self.timeline.lane(name, "")
             self.timeline.end(lane, now_s)
-            if not self._left_in_order(name, present):
+            if not self._is_expected_loss(name, present):
                 self.timeline.add(lane, "lost", FAULT, now_s, now_s)
             lane.rented_s[-1] = (lane.rented_s[-1][0], now_s)
         self.timeline.forget_gone(_MAX_LANES)
 
-    def _left_in_order(self, name: str, present: set[str]) -> bool:
+    def _is_expected_loss(self, name: str, present: set[str]) -> bool:
         """It was drained, rests until the trainers' devices are free again, or was a loan of a
         serving worker that lives on.
         """

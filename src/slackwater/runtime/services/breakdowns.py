@@ -20,30 +20,30 @@ class Breakdowns:
     instances: InstanceService
     workers: Workers
 
-    def of_engines(self, model: str, *, fully: bool) -> str | None:
+    def engine_failure(self, model: str, *, fully: bool) -> str | None:
         """Why a base model cannot be sampled: each of its engines was drained or fails to start."""
         if any(record.spec.runs(model) for record in self.manager.books.instances):
             return None
-        if self.instances.starting(model):
+        if self.instances.is_starting(model):
             return None
         place = [base.name for base in self.bases].index(model)
         kinds = (f"engine-{place}-", f"local-{place}-", f"serving-{place}-")
         begun = [name for name in self.fleet.supervisor.names() if any(k in name for k in kinds)]
         names = [name for name in begun if not self.fleet.supervisor.is_retired(name)]
         planned = any(pool.has_engines or pool.local_engines for pool in self.fleet.file.pools)
-        if not names and (begun or (not planned and self.instances.had(model))):
+        if not names and (begun or (not planned and self.instances.has_request_for(model))):
             add = f"`slackwater instance add --model {model}`" if fully else "the operator"
             return f"model {model}: no engine serves it, the last one was drained; {add} adds one"
-        return self._said(names, f"model {model}: no engine starts", fully)
+        return self._describe(names, f"model {model}: no engine starts", fully)
 
-    def of_trainers(self, *, fully: bool) -> str | None:
+    def trainer_failure(self, *, fully: bool) -> str | None:
         """Why nothing can be trained, if no trainer runs and every one fails to start."""
-        if self.workers.by_role()["trainer"]:
+        if self.workers.names_by_role()["trainer"]:
             return None
         names = [name for name in self.fleet.supervisor.names() if "trainer-" in name]
-        return self._said(names, "no trainer starts", fully)
+        return self._describe(names, "no trainer starts", fully)
 
-    def _said(self, names: Sequence[str], what: str, fully: bool) -> str | None:
+    def _describe(self, names: Sequence[str], what: str, fully: bool) -> str | None:
         failed = self.fleet.supervisor.failed()
         if not names or any(name not in failed or not failed[name].persists for name in names):
             return None

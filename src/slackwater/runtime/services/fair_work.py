@@ -26,7 +26,7 @@ class FairWork:
     def __init__(self, shares: LoopShares, threads: int | None = None) -> None:
         self._shares = shares
         threads = threads or min(max(os.cpu_count() or 1, 2), 4)
-        most_each = max(threads - 1, 1) if shares.several else threads
+        most_each = max(threads - 1, 1) if shares.is_shared else threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fair-work")
         self._slots = defaultdict[TenantId, asyncio.Semaphore](lambda: asyncio.Semaphore(most_each))
 
@@ -34,7 +34,7 @@ class FairWork:
         """The work's result, in the tenant's turn; work whose waiter has left is not begun."""
         loop, slots, used_s = asyncio.get_running_loop(), self._slots[tenant], 0.0
 
-        def timed() -> T:
+        def measure() -> T:
             nonlocal used_s
             began_s = time.thread_time()
             try:
@@ -44,7 +44,7 @@ class FairWork:
 
         def free() -> None:
             slots.release()
-            self._shares.spent(tenant, used_s)
+            self._shares.charge(tenant, used_s)
 
         def release(_: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -52,11 +52,11 @@ class FairWork:
 
         await slots.acquire()
         try:
-            await self._shares.turn(tenant)
+            await self._shares.wait_turn(tenant)
         except BaseException:
             slots.release()
             raise
-        running = self._pool.submit(timed)
+        running = self._pool.submit(measure)
         running.add_done_callback(release)  # not before, though its waiter may leave
         return await asyncio.wrap_future(running)
 

@@ -77,10 +77,10 @@ class RequestFinisher:
             case OpKind.LOAD:
                 return _json(path=decode_load(payload).path, type="load_weights")
             case OpKind.PUBLISH:
-                return self._published(connection, model, operation, decode_publish(payload))
+                return self._finish_publish(connection, model, operation, decode_publish(payload))
         return b""
 
-    def _published(
+    def _finish_publish(
         self,
         connection: Connection,
         model: TrainedModel,

@@ -63,7 +63,7 @@ class Housekeeping:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopping.is_set():
-            for session in self.sessions.silent(loop.time()):
+            for session in self.sessions.reap_silent(loop.time()):
                 reason = f"session {session} ended: no heartbeat came for too long"
                 logger.info("session reaped session=%s", session)
                 await self.end_session(

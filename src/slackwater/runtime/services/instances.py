@@ -58,20 +58,20 @@ class InstanceService:
         self._fleet = controller.rollout.books.instances
         self._rollout = rollout
         self._supervisor = supervisor
-        self._wishes: dict[InstanceId, InstanceRequest] = {}
-        self._children = Children(self._spawn, self._heard)
+        self._requests: dict[InstanceId, InstanceRequest] = {}
+        self._children = Children(self._spawn, self._handle_process_event)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
         self.drained: set[InstanceId] = set()  # on request: their end is no fault
         self._listed: set[InstanceId] = set()
-        self._again: set[asyncio.TimerHandle] = set()
+        self._restart_timers: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
 
-    def keep(self, listed: Mapping[InstanceId, InstanceRequest]) -> None:
+    def keep_running(self, listed: Mapping[InstanceId, InstanceRequest]) -> None:
         """Start the instances of a list, and start them again when they are gone."""
-        for wish in listed.values():
-            self._check(wish)
-        self._wishes |= listed
+        for request in listed.values():
+            self._check(request)
+        self._requests |= listed
         self._listed = set(listed)
         self._start_listed()
 
@@ -80,21 +80,21 @@ class InstanceService:
             self._children.start(name)
 
     # ---- what an operator says ----
-    def add(self, wish: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
+    def add(self, request: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
         """Start up to `count` more; returns those begun, fewer if there are too many already."""
-        self._check(wish)
+        self._check(request)
         room = MOST_INSTANCES - len(self._children.names())
         names: list[InstanceId] = []
         for _ in range(min(count, room)):
             self._added += 1
             names.append(InstanceId(f"added-{self._added}"))
-            self._wishes[names[-1]] = wish
+            self._requests[names[-1]] = request
             self._children.start(names[-1])
         return tuple(names)
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """No more turns; gone for good when those it has are done, or now if they are to move."""
-        self._known(instance)
+        self._check_exists(instance)
         self.drained.add(instance)
         self._supervisor.retire(WorkerId(instance))
         self._listed.discard(instance)
@@ -105,44 +105,44 @@ class InstanceService:
 
     def kill(self, instance: InstanceId) -> None:
         """End its process at once, as a crash would."""
-        self._known(instance)
+        self._check_exists(instance)
         self._children.kill(instance)
         self._supervisor.kill(WorkerId(instance))
 
     def replay(
-        self, wish: InstanceRequest, events: Sequence[SpotEvent], speed: float, notice_s: float
+        self, request: InstanceRequest, events: Sequence[SpotEvent], speed: float, notice_s: float
     ) -> None:
         """Let a spot trace give and take instances from now on."""
-        self._check(wish)
+        self._check(request)
         for event in events:
-            self._wishes[InstanceId(event.instance_id)] = wish
+            self._requests[InstanceId(event.instance_id)] = request
         played = SpotReplay(events, self._children, speed=speed, notice_s=notice_s)
         task = asyncio.get_running_loop().create_task(played.run())
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)
 
-    def starting(self, model: str) -> bool:
+    def is_starting(self, model: str) -> bool:
         """Whether an added or listed instance of a model may still come up."""
-        named = self._wishes if self._replays else self._children.names()
-        coming = {*named, *(name for name in self._wishes if name in self._listed)}
-        return any(self._wishes[name].model == model for name in coming)
+        named = self._requests if self._replays else self._children.names()
+        coming = {*named, *(name for name in self._requests if name in self._listed)}
+        return any(self._requests[name].model == model for name in coming)
 
-    def had(self, model: str) -> bool:
+    def has_request_for(self, model: str) -> bool:
         """Whether an instance of a model was ever added or listed."""
-        return any(wish.model == model for wish in self._wishes.values())
+        return any(request.model == model for request in self._requests.values())
 
-    def listed(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Every instance by name; one that has not joined is `starting`, or `failed` and why."""
         now_s = loop_time()
-        shown = [self._shown(record, now_s) for record in self._fleet]
+        shown = [self._row(record, now_s) for record in self._fleet]
         for spec in self._controller.steps.resting():
             row = {"instance": spec.instance, "model": spec.base_model, "kind": spec.kind.value}
             pid = self._supervisor.pids().get(WorkerId(spec.instance))
             shown.append({**row, "state": "resting", "pid": pid})
         for name in self._children.names():
             if name not in self._fleet.records:
-                wish = self._wishes[name]
-                row = {"instance": name, "model": wish.model, "kind": wish.kind.value}
+                request = self._requests[name]
+                row = {"instance": name, "model": request.model, "kind": request.kind.value}
                 shown.append({**row, "state": "starting", "pid": self._children.pid(name)})
         for failed in self._supervisor.failed().values():
             if not failed.name.startswith("trainer"):
@@ -162,12 +162,12 @@ class InstanceService:
         else:
             self._supervisor.kill(worker)
 
-    def lost(self, worker: WorkerId) -> None:
+    def kill_child(self, worker: WorkerId) -> None:
         """Its connection ended: so must its process, which may hang."""
         self._children.kill(InstanceId(worker))
 
     async def close(self) -> None:
-        for timer in self._again:
+        for timer in self._restart_timers:
             timer.cancel()
         self._listed.clear()
         for task in self._replays:
@@ -177,11 +177,11 @@ class InstanceService:
 
     # ---- processes ----
     async def _spawn(self, instance: InstanceId) -> WorkerProcess:
-        wish = self._wishes[instance]
-        plan = wish.plan(instance, self._engine_arguments(wish.model))
+        request = self._requests[instance]
+        plan = request.plan(instance, self._engine_arguments(request.model))
         return await self._spawn_worker(plan, WorkerId(instance))
 
-    def _heard(self, event: ProviderEvent) -> None:
+    def _handle_process_event(self, event: ProviderEvent) -> None:
         if isinstance(event, InstanceNoticed):
             self._rollout.notice(event.instance, event.leaves_in_s)
         elif isinstance(event, StartFailed):
@@ -192,18 +192,18 @@ class InstanceService:
 
     def _start_again(self) -> None:
         def start() -> None:
-            self._again.discard(timer)
+            self._restart_timers.discard(timer)
             self._start_listed()
 
         timer = asyncio.get_running_loop().call_later(_LISTED_AGAIN_S, start)
-        self._again.add(timer)
+        self._restart_timers.add(timer)
 
-    def _check(self, wish: InstanceRequest) -> None:
+    def _check(self, request: InstanceRequest) -> None:
         """Refuse what cannot be started, before anything is begun."""
-        self._engine_arguments(wish.model)
-        wish.worker()
+        self._engine_arguments(request.model)
+        request.worker()
 
-    def _known(self, instance: InstanceId) -> None:
+    def _check_exists(self, instance: InstanceId) -> None:
         kept = WorkerId(instance) in self._supervisor.pids()
         if instance not in self._fleet.records and instance not in self._children and not kept:
             raise NotFoundError(
@@ -215,7 +215,7 @@ class InstanceService:
         pulls = joining and bool(self._controller.weights.pulling(record.spec.instance))
         return InstanceState.PULLING.value if pulls else record.state.value
 
-    def _shown(self, record: InstanceRecord, now_s: float) -> dict[str, Any]:
+    def _row(self, record: InstanceRecord, now_s: float) -> dict[str, Any]:
         spec, load = record.spec, record.load
         pid = self._children.pid(spec.instance)
         return {

@@ -23,7 +23,7 @@ class Jobs:
 
     store: Store
     sessions: Sessions
-    book: JobRegistry
+    registry: JobRegistry
     feed: Callable[[FleetEvent], None]
     operator: str
 
@@ -41,24 +41,24 @@ class Jobs:
         for event in adopted.values():
             self.feed(event)
         for job, tenant in self.sessions.jobs().items():
-            self.seen(job, tenant)
+            self.record_activity(job, tenant)
 
     async def save(self) -> None:
         """What every job has used so far, durably."""
-        entries = self.book.entries()
+        entries = self.registry.entries()
         if entries:
             await self.store.call(lambda c: save_accounts(c, entries))
 
-    def seen(self, job: JobId, tenant: TenantId) -> None:
+    def record_activity(self, job: JobId, tenant: TenantId) -> None:
         """Something of a job came: it is submitted, if it is not known or was over."""
-        entry = self.book.find(job)
+        entry = self.registry.find(job)
         if entry is None or entry.stage.over:
             self.feed(JobSubmitted(loop_time(), job, tenant))
 
-    def session_ended(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
+    def record_session_end(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
         """The job ends with the last of its sessions, unless it has a driver: then with that."""
         job = self.sessions.job_of(session)
-        entry = self.book.find(job)
+        entry = self.registry.find(job)
         if entry is not None and entry.driven:
             return
         if job not in self.sessions.jobs():
@@ -68,9 +68,9 @@ class Jobs:
         """Jobs of keys end when nothing has come of them for long."""
         self.feed(IdleJobsSought(loop_time(), frozenset(self.sessions.jobs())))
 
-    def listed(self, tenant: TenantId) -> list[dict[str, Any]]:
+    def rows(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The tenant's jobs, oldest first."""
-        now_s, entries = loop_time(), self.book.entries()
+        now_s, entries = loop_time(), self.registry.entries()
         everybody = tenant == self.operator
         return [shown(entry, now_s) for entry in entries if everybody or entry.tenant == tenant]
 

@@ -17,7 +17,7 @@ from slackwater.model.ids import TenantId
 
 T = TypeVar("T")
 
-ABOUT_S = 2.0  # a tenant is about for so long after its last request came
+ACTIVE_S = 2.0  # a tenant is about for so long after its last request came
 _SHARE = 0.4
 _ALLOWED_S = 0.001  # that may be owed
 _MOST_OWED_S = 0.05
@@ -30,71 +30,75 @@ class LoopShares:
     def __init__(
         self,
         tenants: int,
-        about_s: float = ABOUT_S,
+        active_s: float = ACTIVE_S,
         clock: Callable[[], float] = time.perf_counter,
-        used: Callable[[], float] = time.thread_time,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`used` is the loop's processor time: who was kept waiting is not charged for it."""
-        self.several = tenants > 1
-        self._about_s = about_s
-        self._clock, self._used = clock, used
-        self._seen_s: dict[TenantId, float] = {}
-        self._owed: dict[TenantId, tuple[float, float]] = {}
+        self.is_shared = tenants > 1
+        self._active_s = active_s
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._last_request_s: dict[TenantId, float] = {}
+        self._debts: dict[TenantId, tuple[float, float]] = {}
         self.totals: defaultdict[TenantId, float] = defaultdict(float)  # seconds, ever
-        self._turns: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._locks: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def seen(self, tenant: TenantId) -> None:
+    def record_request(self, tenant: TenantId) -> None:
         """A request of the tenant's came."""
-        self._seen_s[tenant] = self._clock()
+        self._last_request_s[tenant] = self._clock()
 
-    def shared(self, tenant: TenantId) -> bool:
+    def is_contended(self, tenant: TenantId) -> bool:
         """Whether others are about, too."""
-        if not self.several:
+        if not self.is_shared:
             return False
-        since_s = self._clock() - self._about_s
-        return any(name != tenant and seen_s > since_s for name, seen_s in self._seen_s.items())
+        since_s = self._clock() - self._active_s
+        return any(
+            name != tenant and seen_s > since_s for name, seen_s in self._last_request_s.items()
+        )
 
-    def spent(self, tenant: TenantId, seconds: float) -> None:
+    def charge(self, tenant: TenantId, seconds: float) -> None:
         """So much time went to the tenant, which is thus about."""
-        if not self.several:
+        if not self.is_shared:
             return
         self.totals[tenant] += seconds
-        now_s = self._seen_s[tenant] = self._clock()
-        self._owed[tenant] = (min(self._owed_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
+        now_s = self._last_request_s[tenant] = self._clock()
+        self._debts[tenant] = (min(self._balance_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
 
-    def worked(self, tenant: TenantId, seconds: float, times: float = 1.0) -> None:
+    def charge_step(self, tenant: TenantId, seconds: float, times: float = 1.0) -> None:
         """One step of the tenant's took so long."""
-        self.spent(tenant, times * min(seconds, _LONGEST_STEP_S))
+        self.charge(tenant, times * min(seconds, _LONGEST_STEP_S))
 
-    async def turn(self, tenant: TenantId) -> None:
+    async def wait_turn(self, tenant: TenantId) -> None:
         """When the tenant may go on: a busy one alone is let on once in a round of the loop."""
-        if self.several and (self._turns[tenant].locked() or self._debt_s(tenant) > 0):
-            async with self._turns[tenant]:
+        if self.is_shared and (self._locks[tenant].locked() or self._debt_s(tenant) > 0):
+            async with self._locks[tenant]:
                 await asyncio.sleep(0)
-                rest_s = self.rest_s(tenant)
+                rest_s = self.delay_s(tenant)
                 while rest_s > 0:
                     await asyncio.sleep(rest_s)
-                    rest_s = self.rest_s(tenant)  # streams spend without waiting for a turn
+                    rest_s = self.delay_s(tenant)  # streams spend without waiting for a turn
 
-    async def metered(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
+    async def meter(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; the time of its steps is counted as the tenant's."""
-        if not self.several:
+        if not self.is_shared:
             return await work
-        return await _Metered(work, self._used, lambda took_s: self.worked(tenant, took_s))
+        return await _MeteredCoroutine(
+            work, self._cpu_clock, lambda took_s: self.charge_step(tenant, took_s)
+        )
 
-    def rest_s(self, tenant: TenantId) -> float:
+    def delay_s(self, tenant: TenantId) -> float:
         """Until the tenant's debt is small enough; 0 where nobody else is about."""
-        return self._debt_s(tenant) / _SHARE if self.shared(tenant) else 0.0
+        return self._debt_s(tenant) / _SHARE if self.is_contended(tenant) else 0.0
 
-    def _owed_s(self, tenant: TenantId, now_s: float) -> float:
-        owed_s, at_s = self._owed.get(tenant, (0.0, now_s))
+    def _balance_s(self, tenant: TenantId, now_s: float) -> float:
+        owed_s, at_s = self._debts.get(tenant, (0.0, now_s))
         return max(owed_s - _SHARE * (now_s - at_s), 0.0)
 
     def _debt_s(self, tenant: TenantId) -> float:
-        return max(self._owed_s(tenant, self._clock()) - _ALLOWED_S, 0.0)
+        return max(self._balance_s(tenant, self._clock()) - _ALLOWED_S, 0.0)
 
 
-class _Metered(Generic[T]):
+class _MeteredCoroutine(Generic[T]):
     """Runs a coroutine as `await` does, and tells how long each of its steps took."""
 
     def __init__(

@@ -23,43 +23,43 @@ class Meters:
         counters = partial(Counter, namespace="slackwater", registry=self.registry)
         histograms = partial(Histogram, namespace="slackwater", registry=self.registry)
         labels = ["tenant", "model"]
-        self._turns = _by_labels(counters("turns", "Turns that ended.", [*labels, "outcome"]))
-        self._prompt_tokens = _by_labels(counters("prompt_tokens", "Tokens of prompts.", labels))
-        self._tokens = _by_labels(counters("generated_tokens", "Tokens made.", labels))
+        self._turns = _series_of(counters("turns", "Turns that ended.", [*labels, "outcome"]))
+        self._prompt_tokens = _series_of(counters("prompt_tokens", "Tokens of prompts.", labels))
+        self._tokens = _series_of(counters("generated_tokens", "Tokens made.", labels))
         about = "From a request's arrival to a turn's end."
-        self._turn_s = _by_labels(histograms("turn_seconds", about, labels, buckets=_REQUEST_S))
+        self._turn_s = _series_of(histograms("turn_seconds", about, labels, buckets=_REQUEST_S))
         about = "From a request's arrival to a streamed turn's first tokens."
-        self._first_s = _by_labels(
+        self._first_s = _series_of(
             histograms("first_token_seconds", about, labels, buckets=_REQUEST_S)
         )
         about = "Time per token of a turn, waits included."
-        self._token_s = _by_labels(histograms("token_seconds", about, labels, buckets=_TOKEN_S))
+        self._token_s = _series_of(histograms("token_seconds", about, labels, buckets=_TOKEN_S))
         about, labels = "From acceptance of a request to its durable outcome.", ["tenant", "kind"]
         labels.append("outcome")
-        self._requests_s = _by_labels(
+        self._requests_s = _series_of(
             histograms("request_seconds", about, labels, buckets=_REQUEST_S)
         )
 
-    def first_token(self, spec: TurnSpec, seconds: float) -> None:
+    def record_first_token(self, spec: TurnSpec, seconds: float) -> None:
         """The first tokens of a streamed turn were passed on."""
         self._first_s(spec.owner, spec.base_model).observe(seconds)
 
-    def turn_ended(self, spec: TurnSpec, seconds: float, tokens: int, outcome: str) -> None:
+    def record_turn(self, spec: TurnSpec, seconds: float, tokens: int, outcome: str) -> None:
         """A turn is over: completed, failed or cancelled."""
-        whose = (spec.owner, spec.base_model)
-        self._turns(*whose, outcome).inc()
-        self._prompt_tokens(*whose).inc(len(spec.prompt))
-        self._turn_s(*whose).observe(seconds)
+        labels = (spec.owner, spec.base_model)
+        self._turns(*labels, outcome).inc()
+        self._prompt_tokens(*labels).inc(len(spec.prompt))
+        self._turn_s(*labels).observe(seconds)
         if tokens:
-            self._tokens(*whose).inc(tokens)
-            self._token_s(*whose).observe(seconds / tokens)
+            self._tokens(*labels).inc(tokens)
+            self._token_s(*labels).observe(seconds / tokens)
 
-    def settled(self, tenant: TenantId, kind: str, seconds: float, failed: bool) -> None:
+    def record_request(self, tenant: TenantId, kind: str, seconds: float, failed: bool) -> None:
         """A sample request or a training operation has its outcome."""
         outcome = "failed" if failed else "done"
         self._requests_s(tenant, kind, outcome).observe(seconds)
 
 
-def _by_labels(metric: M) -> Callable[..., M]:
+def _series_of(metric: M) -> Callable[..., M]:
     """The metric's series by the values of its labels, which there are few of."""
     return cache(metric.labels)

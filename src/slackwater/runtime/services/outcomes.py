@@ -18,21 +18,21 @@ class RequestOutcomes:
         self._store = store
         self._board = board
 
-    async def of(
+    async def find(
         self, tenant: TenantId, request: RequestId, hold_s: float
     ) -> RequestOutcome | None:
         """How a request ended; None if not within `hold_s`. Not the tenant's: NotFoundError."""
         board = self._board
         holder = board.tenant_of(request)
         if holder is None:
-            return await self._stored(tenant, request)
+            return await self._read(tenant, request)
         if holder != tenant:
-            raise _not_yours(request)
+            raise _unknown_request(request)
         if not await board.wait(request, hold_s):
             return None
-        return board.recent(request) or await self._stored(tenant, request)
+        return board.recent(request) or await self._read(tenant, request)
 
-    async def _stored(self, tenant: TenantId, request: RequestId) -> RequestOutcome:
+    async def _read(self, tenant: TenantId, request: RequestId) -> RequestOutcome:
         """Of a request that is not on the board: it ended a while ago, or before the last start."""
         table = samples if request.startswith("sm-") else operations
         kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
@@ -42,10 +42,10 @@ class RequestOutcomes:
         ).where(columns.request == request)
         row = await self._store.call(lambda c: c.execute(query).first())
         if row is None or row.tenant != tenant:
-            raise _not_yours(request)
+            raise _unknown_request(request)
         owner = None if row.owner is None else FaultOwner(row.owner)
         return RequestOutcome(row.kind, row.result, row.error, owner)
 
 
-def _not_yours(request: RequestId) -> NotFoundError:
+def _unknown_request(request: RequestId) -> NotFoundError:
     return NotFoundError(f"request_id: {request!r} is not a request of yours, or has expired")

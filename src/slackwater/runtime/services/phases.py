@@ -33,16 +33,16 @@ from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.job_accounts import find_fact, put_fact
 from slackwater.timeline.perfetto import trace_json
 
-_KEPT = "coscheduled_jobs"
+_FACT = "coscheduled_jobs"
 _SYNC_PERMITS = 1 << 40  # a sync holds no nodes: its permits are numbered apart
 
 
-class _KeptHold(msgspec.Struct, frozen=True):
+class _StoredHold(msgspec.Struct, frozen=True):
     permit: int
     phase: Phase
 
 
-class _KeptJob(msgspec.Struct, frozen=True):
+class _StoredJob(msgspec.Struct, frozen=True):
     """What a new control plane must know of a job that its own code drives."""
 
     job: JobId
@@ -50,11 +50,11 @@ class _KeptJob(msgspec.Struct, frozen=True):
     terms: JobTerms
     profile: JobProfile | None
     iterations_done: int
-    hold: _KeptHold | None
+    hold: _StoredHold | None
 
 
-class _KeptPhases(msgspec.Struct, frozen=True):
-    jobs: list[_KeptJob]
+class _StoredPhases(msgspec.Struct, frozen=True):
+    jobs: list[_StoredJob]
     given: int
 
 
@@ -66,17 +66,17 @@ class PhaseService:
         settings: CoscheduleSettings,
         controller: FleetController,
         feed: Callable[[FleetEvent], None],
-        places: dict[NodeId, str],
-        body: PermitExecutor,
+        fleet_nodes: dict[NodeId, str],
+        executor: PermitExecutor,
     ) -> None:
         assert controller.phases is not None
         self._settings = settings
         self._controller = controller
         self._keeper: PhaseController = controller.phases
         self._feed = feed
-        self._places = places
+        self._fleet_nodes = fleet_nodes
         self._syncs = _SYNC_PERMITS
-        self.body = body
+        self.executor = executor
         self._saving = False
         self._saved: asyncio.Future[None] | None = None
 
@@ -93,7 +93,7 @@ class PhaseService:
             raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
         return entry
 
-    def alive(self, tenant: TenantId, name: str) -> RegisteredJob:
+    def record_heartbeat(self, tenant: TenantId, name: str) -> RegisteredJob:
         """Its program lives, between two phases."""
         entry = self._entry(tenant, name)
         self._feed(JobHeard(loop_time(), entry.job))
@@ -104,14 +104,14 @@ class PhaseService:
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
         """The permit; None if not granted within `hold_s`: ask again, it is the same request."""
-        entry = self.alive(tenant, name)
+        entry = self.record_heartbeat(tenant, name)
         until_s = loop_time() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
             self._syncs += 1
-            self._living(entry)
-            return _shown(self._syncs, phase, (), False)
+            self._find_live(entry)
+            return _permit_reply(self._syncs, phase, (), False)
         while True:
-            one = self._living(entry)
+            one = self._find_live(entry)
             if one.permit is not None:
                 if one.permit.phase is not phase:
                     raise RefusedError(
@@ -121,14 +121,14 @@ class PhaseService:
                 hold = one.permit
                 if self._saved is not None:  # what is answered survives
                     await asyncio.shield(self._saved)
-                return _shown(hold.client_number, phase, hold.nodes, hold.switch)
+                return _permit_reply(hold.client_number, phase, hold.nodes, hold.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
-            if (one.permit is None and not await self.body.wait(entry.job, until_s)) and (
+            if (one.permit is None and not await self.executor.wait(entry.job, until_s)) and (
                 one.permit is None
             ):
                 return None
 
-    def _living(self, entry: RegisteredJob) -> ManagedJob:
+    def _find_live(self, entry: RegisteredJob) -> ManagedJob:
         one = self._keeper.find(entry.job)
         if entry.stage.over or one is None:
             raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
@@ -138,7 +138,7 @@ class PhaseService:
         self, tenant: TenantId, name: str, permit: int, finished: int, total: int, tokens: int
     ) -> dict[str, Any]:
         """The holder lives; `state` says whether its permit does."""
-        entry = self.alive(tenant, name)
+        entry = self.record_heartbeat(tenant, name)
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
@@ -149,7 +149,7 @@ class PhaseService:
                 "state": "held",
                 "shrunk": one.permit.tail_instances is not None,
             }
-        why = self.body.lost.get(entry.job)
+        why = self.executor.lost.get(entry.job)
         reason = why[1] if why is not None and why[0] == permit else "it was given back"
         return {"permit": permit, "state": "taken", "reason": reason}
 
@@ -172,11 +172,11 @@ class PhaseService:
     async def _save(self, store: Store, saved: asyncio.Future[None]) -> None:
         self._saving = False
         try:
-            await store.call(partial(put_fact, name=_KEPT, value=self._kept()))
+            await store.call(partial(put_fact, name=_FACT, value=self._state_to_save()))
         finally:
             saved.set_result(None)
 
-    def _kept(self) -> "_KeptPhases":
+    def _state_to_save(self) -> "_StoredPhases":
         jobs = []
         for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
@@ -184,18 +184,18 @@ class PhaseService:
             one = self._keeper.find(entry.job)
             hold = None
             if one is not None and one.permit is not None and one.requests_permits:
-                hold = _KeptHold(one.permit.client_number, one.permit.phase)
+                hold = _StoredHold(one.permit.client_number, one.permit.phase)
             state = self._keeper.scheduler.find(entry.job)
             profile = entry.profile
             if profile is not None and state is not None:
                 profile = state.profile
             kept = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
-            jobs.append(_KeptJob(*kept))
-        return _KeptPhases(jobs, self._keeper.scheduler.permits.last_number)
+            jobs.append(_StoredJob(*kept))
+        return _StoredPhases(jobs, self._keeper.scheduler.permits.last_number)
 
     async def adopt(self, store: Store) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
-        kept = await store.call(partial(find_fact, name=_KEPT, kind=_KeptPhases))
+        kept = await store.call(partial(find_fact, name=_FACT, kind=_StoredPhases))
         if kept is None:
             return
         self._feed(PermitsNumbered(loop_time(), kept.given))
@@ -208,7 +208,7 @@ class PhaseService:
                 self._feed(PermitAsked(loop_time(), row.job, *asked))
 
     # ---- for people ----
-    def why_paused(self, job: JobId) -> str | None:
+    def pause_reason(self, job: JobId) -> str | None:
         """Why a job's work waits; None if it does not, or not for the co-scheduler."""
         entry, one = self._controller.jobs.find(job), self._keeper.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
@@ -222,16 +222,20 @@ class PhaseService:
 
     def timeline(self) -> bytes:
         """Who had which node when, for Perfetto."""
-        drawn = self.body.spans.timeline("live", "this service", loop_time())
+        drawn = self.executor.spans.timeline("live", "this service", loop_time())
         return b"".join(trace_json(drawn))
 
     def state(self) -> dict[str, Any]:
         """Pools, nodes, permits, waiting jobs, slowdowns against bounds, switches, utilisation."""
-        now_s, spans = loop_time(), self.body.spans
-        nodes = [self._node(node, now_s) for node in self._places]
+        now_s, spans = loop_time(), self.executor.spans
+        nodes = [self._node(node, now_s) for node in self._fleet_nodes]
         pools = {}
         for pool in ("rollout", "train"):
-            use = [spans.utilisation(node, now_s) for node in self._places if node.startswith(pool)]
+            use = [
+                spans.utilisation(node, now_s)
+                for node in self._fleet_nodes
+                if node.startswith(pool)
+            ]
             busy = sum(row["job"] is not None for row in nodes if row["pool"] == pool)
             pools[pool] = {
                 "nodes": len(use),
@@ -249,12 +253,12 @@ class PhaseService:
                 if entry.terms is not None
             ],
             "permits": {
-                "given": self.body.given,
-                "switches": self.body.switches,
-                "tail_migrations": self.body.tails,
-                "p50_ms": round(self.body.grant_ms(0.5), 3),
-                "p99_ms": round(self.body.grant_ms(0.99), 3),
-                "own_p99_ms": round(self.body.grant_own_ms(0.99), 3),
+                "given": self.executor.given,
+                "switches": self.executor.switches,
+                "tail_migrations": self.executor.tails,
+                "p50_ms": round(self.executor.grant_ms(0.5), 3),
+                "p99_ms": round(self.executor.grant_ms(0.99), 3),
+                "own_p99_ms": round(self.executor.grant_own_ms(0.99), 3),
             },
         }
 
@@ -262,13 +266,13 @@ class PhaseService:
         row: dict[str, Any] = {
             "node": node,
             "pool": node.rpartition("-")[0],
-            "host": self._places[node],
+            "host": self._fleet_nodes[node],
             "job": None,
             "phase": None,
             "permit": None,
             "since_s": None,
             "tail": None,
-            "utilisation": round(self.body.spans.utilisation(node, now_s), 4),
+            "utilisation": round(self.executor.spans.utilisation(node, now_s), 4),
         }
         for permit in self._keeper.scheduler.permits.active():
             if not any(overlap(node, place) for place in permit.nodes):
@@ -310,11 +314,13 @@ class PhaseService:
         }
 
 
-def _shown(permit: int, phase: Phase, nodes: tuple[NodeId, ...], switch: bool) -> dict[str, Any]:
+def _permit_reply(
+    permit: int, phase: Phase, nodes: tuple[NodeId, ...], switch: bool
+) -> dict[str, Any]:
     return {"permit": permit, "phase": phase.value, "nodes": list(nodes), "switch": switch}
 
 
-def coscheduled_places(
+def name_coscheduled_nodes(
     rollout: Sequence[str], train: Sequence[str]
 ) -> dict[tuple[str, NodeId], NodeId]:
     """The co-scheduler's names (`rollout-0`, `train-0`) of the fleet's nodes, by pool and node."""
@@ -326,7 +332,7 @@ def coscheduled_places(
     }
 
 
-def deployment_place(node: NodeId, worker: WorkerId, size: NodeSize) -> NodeId:
+def locate_deployment(node: NodeId, worker: WorkerId, size: NodeSize) -> NodeId:
     """Where on a co-scheduled node the deployment of a worker (`n0.engine-0-2.1`) is: its number
     says which part it has; one beyond the node's size is of use to jobs with the whole node.
     """
@@ -337,12 +343,12 @@ def deployment_place(node: NodeId, worker: WorkerId, size: NodeSize) -> NodeId:
     return place_on(node, first, size.of_deployment)
 
 
-def places_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:
+def fleet_nodes_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:
     """The fleet's node behind each of the co-scheduler's."""
     return {name: str(node) for (_, node), name in places.items()}
 
 
-def answered(entry: RegisteredJob, name: str) -> dict[str, Any]:
+def stage_reply(entry: RegisteredJob, name: str) -> dict[str, Any]:
     """A job's stage, for its owner."""
     refused = entry.stage is JobStage.REFUSED
     return {

@@ -27,7 +27,7 @@ class Publications:
     background: Background
     housekeeping: Housekeeping
 
-    def finished(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
+    def record_operation(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
         """Weights that were published can be sampled from; old ones may go."""
         if operation.kind is OpKind.SAVE:
             self.background.spawn(self.housekeeping.drop_unlisted_states(model))

@@ -33,20 +33,20 @@ from slackwater.runtime.store.state_directory import write_whole
 
 logger = logging.getLogger(__name__)
 
-_AGAIN_S = 60.0  # until a node is offered again that could not be had
+_RETRY_S = 60.0  # until a node is offered again that could not be had
 _JOINS_WITHIN_S = 900.0
 _REJOINS_WITHIN_S = 60.0
 _LEAVES_WITHIN_S = 30.0
 
 
-class _KeptRental(msgspec.Struct):
+class _StoredRental(msgspec.Struct):
     node: str
     machine: str
     since_unix_s: float
 
 
-class _KeptRentals(msgspec.Struct):
-    rentals: list[_KeptRental] = []
+class _StoredRentals(msgspec.Struct):
+    rentals: list[_StoredRental] = []
     spent: dict[str, float] = {}
 
 
@@ -56,9 +56,9 @@ class RentalHooks:
     ends its agent, `others` counts remote engines on nodes that are not these.
     """
 
-    token_of: Callable[[NodeId, str], str]
+    join_token: Callable[[NodeId, str], str]
     leave: Callable[[NodeId, float], None]
-    others: Callable[[tuple[NodeId, ...]], int]
+    count_other_engines: Callable[[tuple[NodeId, ...]], int]
 
 
 @dataclass(slots=True)
@@ -66,9 +66,9 @@ class _Rental:
     provider: RentalProvider
     since_unix_s: float
     machine: str | None = None
-    here: bool = False
+    is_here: bool = False
     returned: bool = False
-    again_s: float = 0.0
+    retry_s: float = 0.0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -81,13 +81,13 @@ class RentalService:
         folder: Path,
         hooks: RentalHooks,
         fleet: FleetDriver,
-        places: Mapping[NodeId, str],
+        fleet_nodes: Mapping[NodeId, str],
     ) -> None:
         """`places` are the fleet's nodes behind those of the co-scheduler."""
         self._providers = {provider.pool: provider for provider in file.providers}
-        self._folder, self._hooks, self._places = folder, hooks, places
-        kept = self._read()
-        self._kept = {NodeId(each.node): each for each in kept.rentals}
+        self._folder, self._hooks, self._fleet_nodes = folder, hooks, fleet_nodes
+        stored = self._read()
+        self._stored = {NodeId(each.node): each for each in stored.rentals}
         terms = {
             name: RentalTerms(
                 file.pool(name).price_per_h,
@@ -100,7 +100,7 @@ class RentalService:
         self._listed = [
             (NodeId(node.name), node.pool) for node in file.nodes if node.pool in self._providers
         ]
-        self._controller = RentalController(terms, kept.spent)
+        self._controller = RentalController(terms, stored.spent)
         self._driver = live_driver(self._controller)
         self._driver.register(self._execute, (RentNodes, ReturnNodes))
         self._rentals: dict[NodeId, _Rental] = {}
@@ -108,8 +108,8 @@ class RentalService:
         self._needed: set[NodeId] = set()
         self._closed = False
         if self._providers:
-            fleet.register(self._limited, (LimitInstances,))
-            fleet.register(self._placed, (RentNodes, ReturnNodes))
+            fleet.register(self._report_limit, (LimitInstances,))
+            fleet.register(self._report_placement, (RentNodes, ReturnNodes))
 
     def start(self) -> None:
         """Offer every node, and take over what was rented before."""
@@ -118,10 +118,10 @@ class RentalService:
             offered += [(node, pool) for node in provider.node_names]
         for node, pool in offered:
             self._driver.feed(NodeOffered(loop_time(), node, pool))
-            if (kept := self._kept.pop(node, None)) is not None:
-                rental = _Rental(self._providers[pool], kept.since_unix_s, kept.machine)
+            if (stored := self._stored.pop(node, None)) is not None:
+                rental = _Rental(self._providers[pool], stored.since_unix_s, stored.machine)
                 self._rentals[node] = rental
-                since_s = loop_time() - (time.time() - kept.since_unix_s)
+                since_s = loop_time() - (time.time() - stored.since_unix_s)
                 self._driver.feed(RentalAdopted(loop_time(), node, since_s))
                 self._watch(node, rental, _JOINS_WITHIN_S)
 
@@ -134,14 +134,14 @@ class RentalService:
         return {"rented_nodes": len(self._controller.rented), "rental_cost": cost}
 
     # ---- what happens ----
-    def joined(self, node: NodeId) -> None:
+    def record_join(self, node: NodeId) -> None:
         if (rental := self._rentals.get(node)) is not None:
-            rental.here = True
+            rental.is_here = True
 
-    def lost(self, node: NodeId) -> None:
+    def record_loss(self, node: NodeId) -> None:
         """Its agent has gone; one that comes back soon was never away."""
         if (rental := self._rentals.get(node)) is not None:
-            rental.here = False
+            rental.is_here = False
             rental.gone.set()
             self._watch(node, rental, _REJOINS_WITHIN_S)
 
@@ -149,17 +149,17 @@ class RentalService:
         asyncio.get_running_loop().call_later(within_s, self._give_up, node, rental)
 
     def _give_up(self, node: NodeId, rental: _Rental) -> None:
-        if self._rentals.get(node) is rental and not rental.here and not rental.returned:
+        if self._rentals.get(node) is rental and not rental.is_here and not rental.returned:
             logger.warning("rented node is not here node=%s machine=%s", node, rental.machine)
-            self._begin_release(node, _AGAIN_S)
+            self._begin_release(node, _RETRY_S)
 
-    def _limited(self, command: LimitInstances) -> None:
-        others = self._hooks.others(self._controller.rented)
+    def _report_limit(self, command: LimitInstances) -> None:
+        others = self._hooks.count_other_engines(self._controller.rented)
         self._driver.feed(InstancesLimited(loop_time(), command.job, command.most, others))
 
-    def _placed(self, command: RentNodes | ReturnNodes) -> None:
+    def _report_placement(self, command: RentNodes | ReturnNodes) -> None:
         """The co-scheduler places jobs on nodes, or no longer."""
-        nodes = {NodeId(self._places.get(place, place)) for place in command.nodes}
+        nodes = {NodeId(self._fleet_nodes.get(place, place)) for place in command.nodes}
         if isinstance(command, RentNodes):
             self._needed |= nodes
         else:
@@ -187,12 +187,12 @@ class RentalService:
         token_file = self._folder / f"{node}.token"
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(token_file, self._hooks.token_of(node, provider.pool) + "\n")
+            write_whole(token_file, self._hooks.join_token(node, provider.pool) + "\n")
             rental.machine = await provider.rent_node(node, token_file)
         except (SlackwaterError, OSError) as error:
             logger.warning("node not rented node=%s error=%s", node, error)
             self._driver.feed(NodeWithdrawn(loop_time(), node))
-            self._forget(node, rental, _AGAIN_S)
+            self._forget(node, rental, _RETRY_S)
             return
         logger.info("node rented node=%s machine=%s", node, rental.machine)
         self._save()
@@ -200,11 +200,11 @@ class RentalService:
         if rental.returned:  # while the command ran
             self._spawn(self._release(node, rental))
 
-    def _begin_release(self, node: NodeId, again_s: float = 0.0) -> None:
+    def _begin_release(self, node: NodeId, retry_s: float = 0.0) -> None:
         """Release a node, which can be rented again `again_s` after its machine has ended."""
         if (rental := self._rentals.get(node)) is None or rental.returned:
             return
-        rental.returned, rental.again_s = True, again_s
+        rental.returned, rental.retry_s = True, retry_s
         self._driver.feed(NodeWithdrawn(loop_time(), node))
         if rental.machine is not None:
             self._spawn(self._release(node, rental))
@@ -212,7 +212,7 @@ class RentalService:
     async def _release(self, node: NodeId, rental: _Rental) -> None:
         """Move its turns away, end its agent, end the machine."""
         assert rental.machine is not None
-        if rental.here:
+        if rental.is_here:
             rental.gone.clear()
             self._hooks.leave(node, _LEAVES_WITHIN_S)
             try:
@@ -232,17 +232,17 @@ class RentalService:
         except SlackwaterError as error:
             # It may cost on: an operator must look.
             logger.error("node not released node=%s machine=%s error=%s", node, machine, error)
-        self._forget(node, rental, rental.again_s)
+        self._forget(node, rental, rental.retry_s)
         self._save()
 
-    def _forget(self, node: NodeId, rental: _Rental, again_s: float) -> None:
+    def _forget(self, node: NodeId, rental: _Rental, retry_s: float) -> None:
         del self._rentals[node]
 
         def offer() -> None:
             if not self._closed:
                 self._driver.feed(NodeOffered(loop_time(), node, rental.provider.pool))
 
-        asyncio.get_running_loop().call_later(again_s, offer)
+        asyncio.get_running_loop().call_later(retry_s, offer)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -265,23 +265,23 @@ class RentalService:
         if not self._providers:
             return
         rentals = [
-            _KeptRental(str(node), rental.machine, rental.since_unix_s)
+            _StoredRental(str(node), rental.machine, rental.since_unix_s)
             for node, rental in self._rentals.items()
             if rental.machine is not None
         ]
-        kept = _KeptRentals(rentals, self._controller.ended_cost)
+        stored = _StoredRentals(rentals, self._controller.ended_cost)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(self._file, msgspec.json.encode(kept).decode())
+        write_whole(self._file, msgspec.json.encode(stored).decode())
 
     @property
     def _file(self) -> Path:
         return self._folder / "rentals.json"
 
-    def _read(self) -> _KeptRentals:
+    def _read(self) -> _StoredRentals:
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=_KeptRentals)
+            return msgspec.json.decode(self._file.read_bytes(), type=_StoredRentals)
         except FileNotFoundError:
-            return _KeptRentals()
+            return _StoredRentals()
         except (OSError, msgspec.DecodeError) as error:
             fix = f"cannot be read ({error}); release its machines, then remove it"
             raise ConfigError.of("rentals", str(self._file), fix) from None

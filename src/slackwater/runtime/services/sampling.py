@@ -52,8 +52,8 @@ from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.messages import HeldTurn
 
 KIND = "sample"
-Taken: TypeAlias = Callable[[RequestId | SlackwaterError, bool], None]
-Over: TypeAlias = Callable[[RequestId, RequestOutcome], None]
+AcceptCallback: TypeAlias = Callable[[RequestId | SlackwaterError, bool], None]
+FinishCallback: TypeAlias = Callable[[RequestId, RequestOutcome], None]
 
 _AT_ONCE = 4  # more turns are begun or stopped in slices
 _LONG_ANSWER_TOKENS = 2000
@@ -128,7 +128,7 @@ class SamplingService:
             if run.session.sampling_session in gone:
                 run.cancel()
                 ended = "its sampling session has ended"
-                self.over(request, RequestOutcome(KIND, None, ended, FaultOwner.USER))
+                self.end(request, RequestOutcome(KIND, None, ended, FaultOwner.USER))
 
     def session(self, tenant: TenantId, name: str) -> SamplingSession:
         """One of the tenant's sampling sessions."""
@@ -140,18 +140,18 @@ class SamplingService:
     def sessions(self) -> tuple[SamplingSession, ...]:
         return tuple(self._sessions.values())
 
-    def take(
+    def accept(
         self,
         session: SamplingSession,
         seq: int,
         payload: bytes,
-        told: Taken,
-        over: Over = lambda request, outcome: None,
+        on_accept: AcceptCallback,
+        on_finish: FinishCallback = lambda request, outcome: None,
     ) -> None:
         """Take a request: `told` its name when it is durable, and `over` how it ended. The same
         number again is the same request, which is not new. Full up: UnavailableError.
         """
-        sample = _decoded(payload)
+        sample = _decode(payload)
         share, tenant = sample.share, session.tenant
         what = "num_samples" if share == len(sample.seeds) else "samples x tokens x alternatives"
         self._shares.check(tenant, share, what)
@@ -165,16 +165,16 @@ class SamplingService:
             if known[0] is None:
                 connection.execute(sa.text(row.sql), row.values)
 
-        def written() -> None:
+        def begin() -> None:
             found = known[0]
             if found is None:
-                told(request, True)
-                self._open(request, session, sample, over).start({})
+                on_accept(request, True)
+                self._open(request, session, sample, on_finish).start({})
             else:
                 self._shares.give_back(tenant, share)
-                told(found, False)
+                on_accept(found, False)
 
-        self._ahead.then(written, replace(row, if_known=write))
+        self._ahead.then(begin, replace(row, if_known=write))
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has these results: they need not be kept."""
@@ -195,7 +195,7 @@ class SamplingService:
         run = self._under_way.get(request)
         if run is not None and run.session.tenant == tenant:
             run.cancel()
-            self.over(
+            self.end(
                 request, RequestOutcome(KIND, None, "cancelled by the client", FaultOwner.USER)
             )
 
@@ -207,22 +207,22 @@ class SamplingService:
     def fail_all(self, session: SamplingSession, why: str) -> None:
         """End every request of a session that is under way: nothing will generate for it."""
         for run in [run for run in self._under_way.values() if run.session is session]:
-            run.failed(why)
+            run.fail(why)
 
     def _open(
         self,
         request: RequestId,
         session: SamplingSession,
         sample: SamplePayload,
-        over: Over = lambda request, outcome: None,
+        on_finish: FinishCallback = lambda request, outcome: None,
     ) -> "_SampleRun":
         self._board.expect(request, session.tenant)
         job = self._job_of(session.session)
-        run = _SampleRun(request, session, sample, self, job, self._rollout, over)
+        run = _SampleRun(request, session, sample, self, job, self._rollout, on_finish)
         self._under_way[request] = run
         return run
 
-    def in_slices(
+    def run_in_slices(
         self, tenant: TenantId, items: Sequence[int], work: Callable[[int], object]
     ) -> None:
         """A few at once; more with others between."""
@@ -232,7 +232,7 @@ class SamplingService:
         else:
             self._queues.each(tenant, items, work)
 
-    def whole(self, request: RequestId, answer: Callable[[], SampleResult]) -> None:
+    def answer(self, request: RequestId, answer: Callable[[], SampleResult]) -> None:
         """Every turn of a request was generated; writing a long answer takes time."""
         run = self._close(request)
         if run.is_long():
@@ -246,7 +246,7 @@ class SamplingService:
         written = await self._fair_work.run(run.session.tenant, lambda: encode(answer()))
         self._finish(request, run, RequestOutcome(KIND, written))
 
-    def over(self, request: RequestId, outcome: RequestOutcome) -> None:
+    def end(self, request: RequestId, outcome: RequestOutcome) -> None:
         """A request has ended without an answer."""
         self._finish(request, self._close(request), outcome)
 
@@ -263,7 +263,7 @@ class SamplingService:
             self._board.settle(request, outcome)
             session = run.session.sampling_session
             self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
-            run.over(request, outcome)
+            run.on_finish(request, outcome)
 
         self._ahead.then(settle, log.finished_sample(request, outcome, finished_s))
 
@@ -279,18 +279,18 @@ class _SampleRun:
         service: SamplingService,
         job: JobId,
         rollout: EngineExecutor,
-        over: Over,
+        on_finish: FinishCallback,
     ) -> None:
         self.session = session
         self.job = job
-        self.over = over
+        self.on_finish = on_finish
         self._request = request
         self._sample = sample
         self.turns, self.share = len(sample.seeds), sample.share
         self._service = service
         self._rollout = rollout
         self._results: dict[int, CompleteTurn] = {}
-        self._over = False
+        self._is_over = False
 
     def turn_name(self, index: int) -> TurnId:
         return TurnId(f"{self._request}/{index}")
@@ -300,17 +300,17 @@ class _SampleRun:
         prompt = array("I", self._sample.prompt)  # as engines are sent it
 
         def submit(index: int) -> None:
-            if self._over:
+            if self._is_over:
                 return
             try:
                 spec = self._spec(index, prompt)
             except SlackwaterError as error:
-                self.failed(str(error))
+                self.fail(str(error))
             else:
                 listener = _SampleTurn(self, index)
                 self._rollout.submit(spec, listener, held=held.get(spec.turn))
 
-        self._service.in_slices(self.session.tenant, range(self.turns), submit)
+        self._service.run_in_slices(self.session.tenant, range(self.turns), submit)
 
     def _spec(self, index: int, prompt: "array[int]") -> TurnSpec:
         sample, first = self._sample, index == 0
@@ -339,13 +339,13 @@ class _SampleRun:
             base_model=self.session.base_model,
         )
 
-    def completed(self, index: int, result: CompleteTurn) -> None:
-        if self._over:
+    def complete(self, index: int, result: CompleteTurn) -> None:
+        if self._is_over:
             return  # cancelled, and this one was not reached yet
         self._results[index] = result
         if len(self._results) == len(self._sample.seeds):
-            self._over = True
-            self._service.whole(self._request, self._answer)
+            self._is_over = True
+            self._service.answer(self._request, self._answer)
 
     def is_long(self) -> bool:
         """Whether writing the answer takes long."""
@@ -388,16 +388,16 @@ class _SampleRun:
         rows = [list(row) for row in result.prompt_targets]
         return TargetScores(rows, asked.width, asked.columns)
 
-    def failed(self, error: str) -> None:
+    def fail(self, error: str) -> None:
         """One turn failed: so does the request, and its other turns are not wanted."""
-        if not self._over:
+        if not self._is_over:
             self.cancel()
-            self._service.over(self._request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))
+            self._service.end(self._request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))
 
     def cancel(self) -> None:
-        self._over = True
+        self._is_over = True
         left = [index for index in range(self.turns) if index not in self._results]
-        self._service.in_slices(
+        self._service.run_in_slices(
             self.session.tenant, left, lambda index: self._rollout.cancel(self.turn_name(index))
         )
 
@@ -409,20 +409,20 @@ class _SampleTurn:
         self._run = run
         self._index = index
 
-    def appended(self, more: AppendTokens) -> None:
+    def append(self, more: AppendTokens) -> None:
         """Sample requests are answered whole."""
 
-    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def stream(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Sample requests are answered whole."""
 
-    def completed(self, result: CompleteTurn) -> None:
-        self._run.completed(self._index, result)
+    def complete(self, result: CompleteTurn) -> None:
+        self._run.complete(self._index, result)
 
-    def failed(self, error: str) -> None:
-        self._run.failed(error)
+    def fail(self, error: str) -> None:
+        self._run.fail(error)
 
 
-def _decoded(payload: bytes) -> SamplePayload:
+def _decode(payload: bytes) -> SamplePayload:
     try:
         sample = decode_sample(payload)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -40,17 +40,17 @@ class Sessions:
             if active:
                 self._book.seen(session.session, now_s)
 
-    async def open(self, tenant: TenantId, described: dict[str, Any], now_s: float) -> SessionId:
+    async def open(self, tenant: TenantId, description: dict[str, Any], now_s: float) -> SessionId:
         """`described` may name the job that the session belongs to."""
         name = SessionId(secrets.token_hex(12))
-        job = job_of_session(tenant, name, described.get(JOB))
+        job = job_of_session(tenant, name, description.get(JOB))
         session = Session(name, tenant, time.time(), job)
         row = {
             "session": session.session,
             "tenant": tenant,
             "created_s": session.created_s,
             "status": json.dumps(ACTIVE),
-            "described": json.dumps(described),
+            "described": json.dumps(description),
         }
         await self._store.call(lambda c: c.execute(sessions.insert().values(**row)) and None)
         self._sessions[session.session] = session
@@ -74,24 +74,24 @@ class Sessions:
         living = [s for s in self._sessions.values() if self._book.lives(s.session)]
         return {session.job: session.tenant for session in living}
 
-    def living(self, job: JobId) -> list[SessionId]:
+    def live_sessions(self, job: JobId) -> list[SessionId]:
         """A job's sessions that have not ended."""
         own = [s.session for s in self._sessions.values() if s.job == job]
         return [session for session in own if self._book.lives(session)]
 
-    def lives(self, session: SessionId) -> bool:
+    def is_live(self, session: SessionId) -> bool:
         return self._book.lives(session)
 
-    def seen(self, session: SessionId, now_s: float) -> None:
+    def record_heartbeat(self, session: SessionId, now_s: float) -> None:
         """A sign of life; it cannot bring back one that has ended."""
         if self._book.lives(session):
             self._book.seen(session, now_s)
 
-    def silent(self, now_s: float) -> list[SessionId]:
+    def reap_silent(self, now_s: float) -> list[SessionId]:
         """Those whose time is up; they count as ended from now on."""
         return self._book.reap(now_s)
 
-    def active(self) -> int:
+    def count_active(self) -> int:
         return sum(self._book.lives(session) for session in self._sessions)
 
     async def end(self, session: SessionId, status: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ class Sessions:
 
         return await self._store.call(read)
 
-    async def redescribe(self, session: SessionId, **changed: Any) -> None:
+    async def update_description(self, session: SessionId, **changed: Any) -> None:
         """Change what a session says of itself."""
 
         def write(connection: Connection) -> None:

@@ -34,20 +34,20 @@ class SlackMeter:
         self._seen_s: dict[JobId, float] = {}
         self._reserved_core_s = self._granted_core_s = 0.0
 
-    def saw(self, kind: str, passed_s: float, *, busy: bool) -> None:
+    def record_worker(self, kind: str, passed_s: float, *, busy: bool) -> None:
         """A worker of that kind was here, and perhaps at work."""
         use = self._capacity.setdefault(kind, CapacityUse())
         use.present_s += passed_s
         use.busy_s += passed_s * busy
 
-    def look(self, passed_s: float) -> None:
+    def sample(self, passed_s: float) -> None:
         """At what is shared: nodes, and cores of sandboxes."""
-        self._look_at_phases(passed_s)
+        self._sample_phases(passed_s)
         environments, cores = self._plane.actions.cores_in_use()
         self._reserved_core_s += passed_s * environments
         self._granted_core_s += passed_s * cores
 
-    def _look_at_phases(self, passed_s: float) -> None:
+    def _sample_phases(self, passed_s: float) -> None:
         keeper = self._plane.controller.phases
         if keeper is None:
             return

@@ -17,14 +17,14 @@ _MANY_LATE = 2  # one late request alone says nothing about a share of many
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenRequest:
     arrived_s: float
     prompt_tokens: int
     first_s: float = _NEVER_S
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
+class _Answer:
     at_s: float
     ttft_s: float
     tpot_s: float
@@ -65,62 +65,62 @@ class SloTracker:
         model: str,
         slo: ServingSlo,
         since_s: float,
-        note: Callable[[float, int, int], None] = lambda took_s, prompt, output: None,
+        on_answer: Callable[[float, int, int], None] = lambda took_s, prompt, output: None,
     ) -> None:
         self.model, self.slo = model, slo
         self._since_s = since_s
-        self._asked: dict[TurnId, _Asked] = {}
-        self._recent: deque[_Answered] = deque()
+        self._open: dict[TurnId, _OpenRequest] = {}
+        self._recent: deque[_Answer] = deque()
         self._minutes: deque[ServedMinute] = deque(maxlen=_KEPT_MINUTES)
         self._overload = Overload(slo.share)
-        self._note = note
+        self._on_answer = on_answer
 
-    def arrived(self, turn: TurnId, at_s: float, prompt_tokens: int = 0) -> None:
+    def record_arrival(self, turn: TurnId, at_s: float, prompt_tokens: int = 0) -> None:
         """Its request came at that moment."""
-        self._asked[turn] = _Asked(at_s, prompt_tokens)
+        self._open[turn] = _OpenRequest(at_s, prompt_tokens)
 
-    def passed_on(self, turn: TurnId, now_s: float) -> None:
+    def record_first_token(self, turn: TurnId, now_s: float) -> None:
         """Tokens of it are on their way to the user."""
-        asked = self._asked.get(turn)
+        asked = self._open.get(turn)
         if asked is not None and asked.first_s == _NEVER_S:
             asked.first_s = now_s
 
-    def answered(self, turn: TurnId, now_s: float, tokens: int) -> None:
+    def record_answer(self, turn: TurnId, now_s: float, tokens: int) -> None:
         """It is complete."""
-        asked = self._asked.pop(turn, None)
+        asked = self._open.pop(turn, None)
         if asked is not None:
             first_s = min(asked.first_s, now_s)
             tpot_s = (now_s - first_s) / max(tokens - 1, 1)
-            self._count(_Answered(now_s, first_s - asked.arrived_s, tpot_s))
-            self._note(now_s - asked.arrived_s, asked.prompt_tokens, tokens)
+            self._count_answer(_Answer(now_s, first_s - asked.arrived_s, tpot_s))
+            self._on_answer(now_s - asked.arrived_s, asked.prompt_tokens, tokens)
 
-    def failed(self, turn: TurnId, now_s: float) -> None:
+    def record_failure(self, turn: TurnId, now_s: float) -> None:
         """It has no answer."""
-        if self._asked.pop(turn, None) is not None:
-            self._count(_Answered(now_s, _NEVER_S, _NEVER_S))
+        if self._open.pop(turn, None) is not None:
+            self._count_answer(_Answer(now_s, _NEVER_S, _NEVER_S))
 
-    def given_up(self, turn: TurnId, now_s: float) -> None:
+    def record_cancel(self, turn: TurnId, now_s: float) -> None:
         """Its user has left."""
-        asked = self._asked.pop(turn, None)
+        asked = self._open.pop(turn, None)
         if asked is None:
             return
         waited_s = min(asked.first_s, now_s) - asked.arrived_s
         if waited_s > self.slo.ttft_s:
-            self._count(_Answered(now_s, waited_s, 0.0))
+            self._count_answer(_Answer(now_s, waited_s, 0.0))
 
-    def keeps_promise(self, now_s: float) -> bool:
+    def is_met(self, now_s: float) -> bool:
         """Whether users get what was promised lately: those that were answered, and those that
         still wait, in the control plane or at a worker.
         """
         late = sum(
             one.first_s == _NEVER_S and now_s - one.arrived_s > self.slo.ttft_s
-            for one in self._asked.values()
+            for one in self._open.values()
         )
         return late < _MANY_LATE and not self._overload.broken(now_s)
 
     def gauges(self, now_s: float) -> dict[str, float]:
         """Of the last sixty seconds."""
-        self._forget(now_s)
+        self._drop_old(now_s)
         recent = self._recent
         met = sum(self.slo.met(one.ttft_s, one.tpot_s) for one in recent)
         return {
@@ -128,15 +128,15 @@ class SloTracker:
             "serving_slo_attainment_last_minute": met / len(recent) if recent else 1.0,
             "serving_ttft_p99_last_minute_s": _quantile([one.ttft_s for one in recent], 0.99),
             "serving_tpot_p99_last_minute_s": _quantile([one.tpot_s for one in recent], 0.99),
-            "serving_requests_under_way": float(len(self._asked)),
+            "serving_requests_under_way": float(len(self._open)),
         }
 
     def minutes(self) -> list[dict[str, float]]:
         """The last hour by minute, oldest first, without minutes that had no request."""
         return [minute.figures() for minute in self._minutes]
 
-    def _count(self, answered: _Answered) -> None:
-        self._forget(answered.at_s)
+    def _count_answer(self, answered: _Answer) -> None:
+        self._drop_old(answered.at_s)
         self._recent.append(answered)
         number = int((answered.at_s - self._since_s) // _MINUTE_S)
         if not self._minutes or self._minutes[-1].number != number:
@@ -147,7 +147,7 @@ class SloTracker:
         minute.ttft_s.append(answered.ttft_s)
         minute.tpot_s.append(answered.tpot_s)
 
-    def _forget(self, now_s: float) -> None:
+    def _drop_old(self, now_s: float) -> None:
         while self._recent and self._recent[0].at_s < now_s - _MINUTE_S:
             self._recent.popleft()
 

@@ -38,22 +38,22 @@ class Submissions:
     store: Store
     controller: FleetController
     feed: Callable[[FleetEvent], None]
-    body: DriverExecutor
+    executor: DriverExecutor
     models: Callable[[], Iterable[str]]
 
     def __post_init__(self) -> None:
-        self._held: dict[JobId, SubmittedJob] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self._jobs: dict[JobId, SubmittedJob] = {}
+        self._submit_lock = asyncio.Lock()
 
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
         """What the store has."""
-        self._held = {held.job: held for held in await self.store.call(submitted_jobs)}
-        return dict(self._held)
+        self._jobs = {held.job: held for held in await self.store.call(submitted_jobs)}
+        return dict(self._jobs)
 
     async def adopt_drivers(self) -> None:
         """Take over the drivers of earlier starts."""
-        await asyncio.gather(*(self.body.adopt(held) for held in self._held.values()))
+        await asyncio.gather(*(self.executor.adopt(held) for held in self._jobs.values()))
 
     # ---- what a person asks ----
     async def submit(
@@ -64,14 +64,14 @@ class Submissions:
         One without a driver is its owner's to run, and needs no more than a key of its own.
         """
         if "recipe" not in table and "command" not in table:
-            return self._take_own(tenant, decode(OwnJob, table))
+            return self._accept_client_job(tenant, decode(OwnJob, table))
         file = decode(JobFile, table)
         self._check(file)
-        async with self._one_at_a_time:
-            await self._take(tenant, named_job(tenant, file.name), file, replace)
-        return self.described(tenant, file.name)
+        async with self._submit_lock:
+            await self._accept(tenant, named_job(tenant, file.name), file, replace)
+        return self.describe(tenant, file.name)
 
-    async def _take(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
+    async def _accept(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
         entry, driver = self.controller.jobs.find(job), self.controller.drivers.find(job)
         if driver is not None and (driver.stage is not DriverStage.OVER or not replace):
             how = "runs" if driver.over is None else f"has {driver.over}"
@@ -84,15 +84,15 @@ class Submissions:
             raise RefusedError(
                 f"name: {file.name!r} is the job of a session that is open; take another"
             )
-        files = self.body.files(job)
+        files = self.executor.files(job)
         if files.root.exists():
             await asyncio.to_thread(_forget, files)
-        self.body.know(job, file)
+        self.executor.know(job, file)
         held = await self.store.call(lambda c: add_job(c, job, tenant, file))
-        self._held[job] = held
+        self._jobs[job] = held
         self.feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
 
-    def _take_own(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
+    def _accept_client_job(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
         """The same name again, while it is not over, is the same job."""
         job = named_job(tenant, own.name)
         entry = self.controller.jobs.find(job)
@@ -101,7 +101,7 @@ class Submissions:
                 f"name: {own.name!r} runs already without terms; submit it before its first session"
             )
         self.feed(JobSubmitted(loop_time(), job, tenant, own.known_profile, own.terms))
-        return self.described(tenant, own.name)
+        return self.describe(tenant, own.name)
 
     def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """Ask its driver to leave; it has stopped when its stage says so.
@@ -110,7 +110,7 @@ class Submissions:
         """
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
-        if job in self._held:
+        if job in self._jobs:
             self.feed(on.StopAsked(loop_time(), job))
         elif entry is not None and entry.terms is not None:
             self.feed(JobEnded(loop_time(), job, "stopped", "the operator stopped it"))
@@ -119,11 +119,11 @@ class Submissions:
                 f"job {name}: was not submitted; it ends with its sessions, or when nothing "
                 "comes of it any more"
             )
-        return self.described(tenant, name)
+        return self.describe(tenant, name)
 
     def resume(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """A new arrival at its last complete iteration."""
-        job = self._submitted(tenant, name)
+        job = self._find_submitted(tenant, name)
         driver = self.controller.drivers.find(job)
         if driver is None or driver.stage is not DriverStage.OVER:
             raise RefusedError(f"job {name}: is not over; only a job that is can be resumed")
@@ -134,23 +134,23 @@ class Submissions:
                 "`slackwater job submit FILE --replace` runs it again"
             )
         self.feed(on.ResumeAsked(loop_time(), job))
-        return self.described(tenant, name)
+        return self.describe(tenant, name)
 
-    def described(self, tenant: TenantId, name: str) -> dict[str, Any]:
+    def describe(self, tenant: TenantId, name: str) -> dict[str, Any]:
         """Everything that is known of a job, submitted or not."""
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
         assert entry is not None
         row = shown(entry, loop_time())
-        held, driver = self._held.get(job), self.controller.drivers.find(job)
+        held, driver = self._jobs.get(job), self.controller.drivers.find(job)
         if held is None or driver is None:
             return row
-        files = self.body.files(job)
+        files = self.executor.files(job)
         keeper = files.keeper() if driver.stage in _HAS_PROCESS else None
         command = driver_command(held.file, files.run)
         return {
             **row,
-            **_asked(held),
+            **_submission_row(held),
             **_progress(files.run / "metrics.jsonl"),
             "command": command,
             "env": sorted(held.file.env),  # the values may be secrets
@@ -165,26 +165,26 @@ class Submissions:
             },
         }
 
-    def listed(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def add_progress(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same rows, those of submitted jobs with what was asked for and how far they are."""
         return [row | self._more(JobId(row["job"])) for row in rows]
 
     def _more(self, job: JobId) -> dict[str, Any]:
-        held = self._held.get(job)
+        held = self._jobs.get(job)
         if held is None:
             return {}
-        return _asked(held) | _progress(self.body.files(job).run / "metrics.jsonl")
+        return _submission_row(held) | _progress(self.executor.files(job).run / "metrics.jsonl")
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
         """What its drivers printed from a place on, and the next place (`DriverFiles.read_log`)."""
-        job = self._submitted(tenant, name)
-        place, said = self.body.files(job).read_log(place, min(most, MOST_LOG_BYTES))
+        job = self._find_submitted(tenant, name)
+        place, said = self.executor.files(job).read_log(place, min(most, MOST_LOG_BYTES))
         entry = self.controller.jobs.find(job)
         over = entry is None or entry.stage.over
         return {"text": said.decode(errors="replace"), "place": place, "over": over}
 
     def _check(self, file: JobFile) -> None:
-        if self.body.url is None:
+        if self.executor.url is None:
             raise UnavailableError("jobs cannot be submitted while the service starts or stops")
         models = list(self.models())
         if file.model not in models:
@@ -200,9 +200,9 @@ class Submissions:
                 return job
         raise NotFoundError(f"job: {name!r} is not a job of yours; `slackwater job list` has them")
 
-    def _submitted(self, tenant: TenantId, name: str) -> JobId:
+    def _find_submitted(self, tenant: TenantId, name: str) -> JobId:
         job = self._find(tenant, name)
-        if job not in self._held:
+        if job not in self._jobs:
             raise RefusedError(
                 f"job: {name!r} has no driver here; it is its own client's to stop or resume"
             )
@@ -212,7 +212,7 @@ class Submissions:
 _HAS_PROCESS = (DriverStage.RUNNING, DriverStage.LEAVING)
 
 
-def _asked(held: SubmittedJob) -> dict[str, Any]:
+def _submission_row(held: SubmittedJob) -> dict[str, Any]:
     file = held.file
     return {
         "name": file.name,

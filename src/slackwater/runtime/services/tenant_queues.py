@@ -31,7 +31,7 @@ class TenantQueues:
 
     def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
         """Take these steps after all that the tenant has waiting."""
-        self.shares.seen(tenant)
+        self.shares.record_request(tenant)
         self._queues.setdefault(tenant, deque()).append(steps)
         if self._due is not None and self._is_resting:  # for another's sake
             self._due.cancel()
@@ -49,8 +49,10 @@ class TenantQueues:
         rest_s = 0.0
         try:
             while self._queues:
-                tenant = min(self._queues, key=self.shares.rest_s)  # who has waited longest of them
-                rest_s = self.shares.rest_s(tenant)
+                tenant = min(
+                    self._queues, key=self.shares.delay_s
+                )  # who has waited longest of them
+                rest_s = self.shares.delay_s(tenant)
                 if rest_s > 0:
                     break
                 self._step(tenant)
@@ -71,6 +73,6 @@ class TenantQueues:
             if next(steps, self) is None:
                 queue.appendleft(steps)
         finally:
-            self.shares.worked(tenant, time.thread_time() - began_s, _AND_ITS_END)
+            self.shares.charge_step(tenant, time.thread_time() - began_s, _AND_ITS_END)
             if queue:
                 self._queues[tenant] = queue

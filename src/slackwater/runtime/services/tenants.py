@@ -41,10 +41,10 @@ class Tenants:
     def keys(self) -> dict[str, TenantId]:
         return self._keys
 
-    def of_key(self, key: str) -> TenantId | None:
+    def find_by_key(self, key: str) -> TenantId | None:
         found = self._keys.get(key)
         if found is None and key.startswith(_JOB_KEY):
-            found, _ = self._of_job_key(key)
+            found, _ = self._parse_job_key(key)
         return found
 
     def job_key(self, tenant: TenantId, name: str) -> str:
@@ -60,9 +60,9 @@ class Tenants:
 
     def job_of_key(self, key: str) -> str | None:
         """The name of the job that the key is for; an ordinary key is for none."""
-        return self._of_job_key(key)[1] if key.startswith(_JOB_KEY) else None
+        return self._parse_job_key(key)[1] if key.startswith(_JOB_KEY) else None
 
-    def _of_job_key(self, key: str) -> tuple[TenantId | None, str | None]:
+    def _parse_job_key(self, key: str) -> tuple[TenantId | None, str | None]:
         tenant, _, rest = key.removeprefix(_JOB_KEY).partition(":")
         name = rest.partition(":")[0]
         if tenant not in self._keys.values():

@@ -58,25 +58,25 @@ class Workers:
         elif hello.engine is not None:
             self._rollout.engine_joined(worker, hello.engine)
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             role = self._roles[worker]
             if role == "engine":
                 self._rollout.engine_said(worker, frame)
             elif role in ("sandbox", "rewards"):
-                self._actions.worker_said(worker, frame)
+                self._actions.handle_frame(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
                 message = messages.decode_from_worker(frame.body)
                 if isinstance(message, messages.Heartbeat):
                     self._memory[worker] = message.gauges.pop(MEMORY_GAUGE, 0.0)
                 if role == "agent":
-                    self._agent_said(_node_of(worker), message)
+                    self._handle_agent_message(_node_of(worker), message)
                 elif isinstance(message, messages.VersionStocked):
-                    self._stocked(worker, message)
+                    self._record_stock(worker, message)
                 else:
                     self._training.trainer_said(worker, message)
 
-    def _agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
+    def _handle_agent_message(self, node: NodeId, message: messages.FromWorker) -> None:
         if isinstance(message, PayloadArrived | PayloadFailed):
             self._rollout.relays.said(node, message)
         elif isinstance(message, StateSent):
@@ -101,7 +101,7 @@ class Workers:
             del self._leaving[node]
             self._fleet.dismiss(node)
 
-    def _stocked(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
+    def _record_stock(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
         """A trainer speaks for the relay of its own node alone."""
         if message.node == self._fleet.nodes.node_of(trainer):
             self._rollout.relays.stocked(message)
@@ -122,7 +122,7 @@ class Workers:
             return
         if not (self.stopping and role == "sandbox"):  # which cleans up after itself
             self._fleet.supervisor.kill(worker)
-        self._instances.lost(worker)
+        self._instances.kill_child(worker)
         if role == "trainer":
             self._training.trainer_lost(worker, reason)
         elif role in ("sandbox", "rewards"):
@@ -139,7 +139,7 @@ class Workers:
         found = {worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in told.items()}
         return found | self._memory
 
-    def by_role(self) -> dict[str, list[str]]:
+    def names_by_role(self) -> dict[str, list[str]]:
         """Their names; agents are listed as nodes."""
         found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
         for worker, role in sorted(self._roles.items()):

@@ -35,12 +35,12 @@ class WorkloadTraces:
         self._noted: dict[TraceKind, list[str]] = {"served": [], "spot": []}
         self._spot: set[str] = set()
 
-    def served(self, took_s: float, prompt_tokens: int, output_tokens: int) -> None:
+    def record_served(self, took_s: float, prompt_tokens: int, output_tokens: int) -> None:
         """A request for the served model was answered, so long after it came."""
         at_s = time.time() - took_s
         self._noted["served"].append(f"{at_s:.3f},{prompt_tokens},{output_tokens}\n")
 
-    def saw_spot(self, present: Iterable[str]) -> None:
+    def record_spot(self, present: Iterable[str]) -> None:
         """These spot engines are here; those that were here before and are not are gone."""
         now, at_s = set(present), time.time()
         for event, names in (("add", now - self._spot), ("remove", self._spot - now)):

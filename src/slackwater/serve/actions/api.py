@@ -141,13 +141,15 @@ def permit_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/{action}/held", name="held", response_model=None, responses=PENDING)
     async def wait_for_permit(action: str, tenant: Caller, wait_s: Hold = 25.0) -> Response:
         """Wait until a permit is held."""
-        is_held = await actions.begun(tenant, resolve_action_id(tenant, action), wait_s)
+        is_held = await actions.wait_until_started(
+            tenant, resolve_action_id(tenant, action), wait_s
+        )
         return JSONResponse({"action": action, "held": is_held}, 200 if is_held else 202)
 
     @router.post("/{action}/done", name="done")
     async def return_permit(action: str, body: DoneBody, tenant: Caller) -> dict[str, str]:
         """Return a permit."""
-        actions.done(tenant, resolve_action_id(tenant, action), body.ran_s)
+        actions.finish_permit(tenant, resolve_action_id(tenant, action), body.ran_s)
         return {"action": action}
 
     return router
@@ -166,7 +168,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
         _check_sandboxes(plane)
         name = await actions.open(tenant, body.request(tenant, actions.limits_of(tenant)))
         hold_s = max(body.wait_s, actions.pause_s(tenant))
-        is_open = await actions.opened(tenant, name, hold_s)
+        is_open = await actions.wait_until_open(tenant, name, hold_s)
         return JSONResponse({"environment": name, "open": is_open}, 201 if is_open else 202)
 
     @router.get("", name="listed")

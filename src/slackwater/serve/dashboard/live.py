@@ -50,7 +50,7 @@ class LiveSource:
 
     def viewer(self, key: str) -> Viewer | None:
         """A job's own key opens nothing here: its driver must not see what the operator sees."""
-        tenant = self._plane.tenants.of_key(key)
+        tenant = self._plane.tenants.find_by_key(key)
         if tenant is None or self._plane.tenants.job_of_key(key) is not None:
             return None
         return Viewer(tenant, self._plane.is_operator(tenant))
@@ -83,7 +83,7 @@ class LiveSource:
             found |= {
                 "starting": starting_workers(plane),
                 "serving": serving_of(plane),
-                "capacity": _capacity(plane.instances.listed()),
+                "capacity": _capacity(plane.instances.rows()),
                 "cost": self.sampler.slack.capacity(),
                 "slack": self.sampler.slack.rows(),
                 "actions": plane.actions.top(_ACTIONS_SHOWN),
@@ -100,7 +100,7 @@ class LiveSource:
         live = [entry for entry in entries if not entry.stage.over]
         over = [entry for entry in entries if entry.stage.over][-_OVER_SHOWN:]
         now_s = loop_time()
-        rows = self._plane.submissions.listed([shown(entry, now_s) for entry in live + over])
+        rows = self._plane.submissions.add_progress([shown(entry, now_s) for entry in live + over])
         more = {} if shared is None else {row["job"]: row for row in shared["jobs"]}
         rows = [more.get(row["job"], {}) | row for row in rows]
         for row in rows:
@@ -139,7 +139,7 @@ class LiveSource:
 
     async def job(self, viewer: Viewer, job: str) -> dict[str, Any]:
         owner = self._owner(viewer, job)
-        facts = self._plane.submissions.described(owner, job)
+        facts = self._plane.submissions.describe(owner, job)
         folder = Path(facts["run"]) if "run" in facts else None
         facts |= {
             "trajectories": self._slowest(JobId(job)),

@@ -33,7 +33,7 @@ async def serve(folder: Path, listening: socket.socket) -> None:
         return
     behind = PassThrough(folder / HTTP)
     app = create_front_app(gateway, behind, folder)
-    server = HttpServer(app, several_tenants=gateway.loop_shares.several)
+    server = HttpServer(app, several_tenants=gateway.loop_shares.is_shared)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(gateway.stopping.wait())
     collecting = asyncio.create_task(collect_when_idle(lambda: gateway.is_idle))

@@ -102,7 +102,7 @@ class FrontChannel:
                 reasons[key] = self.plane.broken_engine(*key)
             if (why := reasons[key]) is not None:
                 self.plane.rollout.cancel(turn.name)
-                turn.failed(why)
+                turn.fail(why)
         if turns:
             self.watch()
 
@@ -181,7 +181,7 @@ class _Front:
         if (why := plane.broken_engine(message.base_model, tenant)) is not None:
             raise FailedTurnError(why)
         plane.shares.take(tenant, count)
-        plane.jobs.seen(JobId(message.job), tenant)
+        plane.jobs.record_activity(JobId(message.job), tenant)
         self._channel.watch()
         for number in numbers:
             name = TurnId(f"{self._name}/{number}")
@@ -231,7 +231,7 @@ class _Front:
     def _sample(self, message: wire.Sample) -> None:
         plane, tenant = self._plane, TenantId(message.tenant)
         session = plane.sampling.session(tenant, message.sampling_session)
-        plane.sessions.seen(session.session, loop_time())
+        plane.sessions.record_heartbeat(session.session, loop_time())
         if (why := plane.broken_engine(session.base_model, tenant)) is not None:
             raise FailedTurnError(why)
 
@@ -242,7 +242,7 @@ class _Front:
                 self.send(wire.Sampled(message.number, request, new))
 
         on_settled = partial(self._send_outcome, None)
-        plane.sampling.take(session, message.seq, message.payload, reply, on_settled)
+        plane.sampling.accept(session, message.seq, message.payload, reply, on_settled)
 
     def _send_outcome(
         self, number: int | None, request: RequestId, outcome: RequestOutcome
@@ -261,7 +261,7 @@ class _Front:
             request = RequestId(message.request)
             outcome = await self._plane.outcome(tenant, request, message.hold_s)
             if outcome is None:
-                self.send(wire.Pending(message.number, self._plane.why_paused(request)))
+                self.send(wire.Pending(message.number, self._plane.pause_reason(request)))
             else:
                 self._send_outcome(message.number, request, outcome)
         except SlackwaterError as error:
@@ -331,16 +331,16 @@ class _Choice:
         self.front, self.number, self.name = front, number, name
         self.tenant, self.base_model, self.is_submitted = tenant, base_model, False
 
-    def appended(self, more: TurnTokens) -> None:
+    def append(self, more: TurnTokens) -> None:
         self.front.send_tokens(self, more)
 
-    def streamed(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+    def stream(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         self.front.queue_tokens(self.number, tokens, logprobs)
 
-    def completed(self, result: TurnResult) -> None:
+    def complete(self, result: TurnResult) -> None:
         self.front.release(self)
         self.front.send(wire.Completed(self.number, _encode(result)))
 
-    def failed(self, error: str) -> None:
+    def fail(self, error: str) -> None:
         self.front.release(self)
         self.front.send(wire.Failed(self.number, error))

@@ -272,7 +272,7 @@ class Gateway:
 
     def _record_spent(self, record: wire.Spent) -> None:
         for tenant, seconds in record.seconds.items():
-            self.loop_shares.spent(TenantId(tenant), seconds)
+            self.loop_shares.charge(TenantId(tenant), seconds)
 
     def _deliver_tokens(self, record: wire.Tokens) -> None:
         numbers = np.frombuffer(record.numbers, "<u8").tolist()

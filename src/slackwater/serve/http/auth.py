@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def find_tenant(tenants: Tenants, headers: Mapping[str, str]) -> TenantId | None:
     """The tenant of the request's key, if any."""
-    return tenants.of_key(_key(headers))
+    return tenants.find_by_key(_key(headers))
 
 
 def _key(headers: Mapping[str, str]) -> str:

@@ -82,8 +82,8 @@ class BodyLimits:
         headers = Headers(scope=scope)
         tenant = self._tenant_of(headers)
         if tenant is not None:
-            self._shares.seen(tenant)
-            self._shares.spent(tenant, _UNSEEN_S)
+            self._shares.record_request(tenant)
+            self._shares.charge(tenant, _UNSEEN_S)
         body_bytes = _InFlightBytes(
             self._under_way, tenant or TenantId(""), _BODIES_AT_ONCE * self._max_bytes
         )
@@ -147,7 +147,7 @@ class BodyLimits:
                     if body_bytes.size > limit:
                         raise RefusedBodyError(413, f"body: must be at most {limit} bytes")
                     if body_bytes.size > _LARGE_BYTES and tenant is not None:
-                        self._shares.spent(tenant, len(pieces[-1]) * _READ_S)
+                        self._shares.charge(tenant, len(pieces[-1]) * _READ_S)
                         if file is not None:
                             file.write(pieces)
                             pieces.clear()
@@ -155,7 +155,7 @@ class BodyLimits:
                         return await join_pieces(pieces)
                     if body_bytes.size > _LARGE_BYTES and tenant is not None:
                         patience.reschedule(latest_s)
-                        await asyncio.sleep(self._shares.rest_s(tenant))
+                        await asyncio.sleep(self._shares.delay_s(tenant))
                     patience.reschedule(min(clock() + self._stall_s, latest_s))
         except TimeoutError:
             raise RefusedBodyError(408, "body: it came too slowly") from None
@@ -170,8 +170,8 @@ class BodyLimits:
         if tenant is None:
             await self._app(scope, body, send)
             return
-        await self._shares.turn(tenant)
-        await self._shares.metered(tenant, self._app_call(scope, body, send))
+        await self._shares.wait_turn(tenant)
+        await self._shares.meter(tenant, self._app_call(scope, body, send))
 
     async def _app_call(self, scope: Scope, body: ReadBody, send: Send) -> None:
         await self._app(scope, body, send)

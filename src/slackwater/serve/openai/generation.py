@@ -78,7 +78,7 @@ class Generation:
         """End `events` when the client leaves, in the tenant's turn: many may leave together."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        await self._gateway.loop_shares.turn(self._tenant)
+        await self._gateway.loop_shares.wait_turn(self._tenant)
         self._open.clear()
         self._wake()
 
@@ -93,7 +93,7 @@ class Generation:
             if not self._queue:
                 await self._wait_for_event()
             if self._stream:
-                await shares.turn(self._tenant)
+                await shares.wait_turn(self._tenant)
             if not self._queue:
                 continue
             began_s = time.thread_time()
@@ -105,7 +105,7 @@ class Generation:
             yield event
             if self._stream:  # charge the time of writing it, but not a slow client's
                 took_s = time.thread_time() - began_s
-                shares.spent(self._tenant, min(took_s, _MAX_WRITE_S))
+                shares.charge(self._tenant, min(took_s, _MAX_WRITE_S))
 
     async def _wait_for_event(self) -> None:
         self._waiting = asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.model.placement import Phase
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.services.phases import PhaseService, answered
+from slackwater.runtime.services.phases import PhaseService, stage_reply
 from slackwater.serve.http.auth import Caller, require_operator
 from slackwater.serve.tinker.bodies import Finite, RequestBody
 
@@ -56,12 +56,12 @@ def coschedule_routes(plane: ControlPlane) -> APIRouter:
     @router.delete("/jobs/{job}")
     async def end(job: str, body: EndBody, tenant: Caller, service: shared) -> dict[str, Any]:
         """End a job that its owner runs; another job may take its nodes."""
-        return answered(service.end(tenant, job, body.outcome, body.reason), job)
+        return stage_reply(service.end(tenant, job, body.outcome, body.reason), job)
 
     @router.post("/jobs/{job}/alive")
     async def alive(job: str, tenant: Caller, service: shared) -> dict[str, Any]:
         """Heartbeat of a job's program, with or without a permit."""
-        return answered(service.alive(tenant, job), job)
+        return stage_reply(service.record_heartbeat(tenant, job), job)
 
     @router.post("/jobs/{job}/permits", response_model=None, responses=PENDING)
     async def ask(job: str, body: AskBody, tenant: Caller, service: shared) -> Response:

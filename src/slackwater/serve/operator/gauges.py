@@ -29,7 +29,7 @@ def tenant_gauges(plane: ControlPlane) -> dict[str, float]:
 def gauges_of(plane: ControlPlane) -> dict[str, float]:
     """All gauges, for metrics and status."""
     waiting = plane.training.waiting()
-    roles = plane.workers.by_role()
+    roles = plane.workers.names_by_role()
     longest_cpu_s, longest_lag_s = plane.loop_watch.longest()
     return {
         "loop_longest_cpu_s": longest_cpu_s,
@@ -37,7 +37,7 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
         "engines": len(roles["engine"]),
         "trainers": len(roles["trainer"]),
         "nodes": len(plane.fleet.nodes.names()),
-        "active_sessions": plane.sessions.active(),
+        "active_sessions": plane.sessions.count_active(),
         "open_models": len(waiting),
         "waiting_operations": sum(waiting.values()),
         "sampling_sessions": len(plane.sampling.sessions()),

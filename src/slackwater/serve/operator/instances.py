@@ -66,10 +66,9 @@ def instance_routes(plane: ControlPlane) -> APIRouter:
     async def list_instances(tenant: Caller) -> dict[str, Any]:
         """List instances, and the last failed starts."""
         if plane.is_operator(tenant):
-            return {"instances": plane.instances.listed(), "faults": plane.instances.faults()}
+            return {"instances": plane.instances.rows(), "faults": plane.instances.faults()}
         rows = [
-            {name: row[name] for name in _FOR_ALL if name in row}
-            for row in plane.instances.listed()
+            {name: row[name] for name in _FOR_ALL if name in row} for row in plane.instances.rows()
         ]
         return {"instances": rows, "faults": []}
 

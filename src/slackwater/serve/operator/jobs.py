@@ -31,7 +31,7 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     @router.get("")
     async def jobs(tenant: Caller) -> dict[str, Any]:
         """The caller's jobs and their usage; the operator sees all jobs."""
-        return {"jobs": plane.submissions.listed(plane.jobs.listed(tenant))}
+        return {"jobs": plane.submissions.add_progress(plane.jobs.rows(tenant))}
 
     @router.post("", status_code=201)
     async def submit(
@@ -48,7 +48,7 @@ def job_routes(plane: ControlPlane) -> APIRouter:
     @router.get("/{name}")
     async def job(name: str, tenant: Caller) -> dict[str, Any]:
         """A job's stage, usage, settings and driver."""
-        return plane.submissions.described(tenant, name)
+        return plane.submissions.describe(tenant, name)
 
     @router.get("/{name}/logs")
     async def logs(

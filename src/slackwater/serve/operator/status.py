@@ -38,7 +38,7 @@ def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
 
 def starting_workers(plane: ControlPlane) -> list[str]:
     """Workers that were started, or will be, and have not joined yet."""
-    rows = plane.instances.listed()
+    rows = plane.instances.rows()
     names = {str(row["instance"]) for row in rows if row["state"] in _NOT_UP}
     names |= set(plane.fleet.supervisor.starting())
     local = {row["node"] for row in plane.fleet.rows() if "host" not in row} & {LOCAL_NODE}
@@ -68,14 +68,16 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         if not plane.is_operator(tenant):
             return {
                 "models": {base.name: "" for base in plane.bases},
-                "workers": {role: len(names) for role, names in plane.workers.by_role().items()},
+                "workers": {
+                    role: len(names) for role, names in plane.workers.names_by_role().items()
+                },
                 "failed": dict.fromkeys(failed, "fails to start"),
                 "gauges": tenant_gauges(plane),
                 "problems": problems_of(plane, tenant),
             }
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
-            "workers": plane.workers.by_role(),
+            "workers": plane.workers.names_by_role(),
             "trained_by": plane.training.holders(),
             "pids": plane.fleet.supervisor.pids(),
             "failed": {
@@ -86,9 +88,9 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "tokens": plane.controller.rollout.tokens_by_source(),
             "problems": problems_of(plane, tenant),
             "starting": starting_workers(plane),
-            "instances": plane.instances.listed(),
+            "instances": plane.instances.rows(),
             "nodes": plane.fleet.rows(),
-            "jobs": plane.submissions.listed(plane.jobs.listed(tenant)),
+            "jobs": plane.submissions.add_progress(plane.jobs.rows(tenant)),
         }
 
     @router.get("/slackwater/traces/{kind}")

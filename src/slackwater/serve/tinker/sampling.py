@@ -31,7 +31,7 @@ class SamplingFace:
     ) -> SamplingSession:
         """A snapshot to sample from; the same number again gives the same one."""
         session = self.plane.sessions.get(tenant, body.session_id)
-        if not self.plane.sessions.lives(session.session):
+        if not self.plane.sessions.is_live(session.session):
             raise GoneError(f"session_id: {session.session!r} has ended")
         base_model, version, lineage = await self._weights(tenant, body)
 
@@ -142,7 +142,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
     async def cancel(body: bodies.CancelFutureBody, tenant: Caller) -> Response:
         """Give a sample up; one that has ended stays as it is, and so does a training operation."""
         request = RequestId(body.request_id)
-        await plane.outcomes.of(tenant, request, 0.0)  # a 404, unless it is the tenant's
+        await plane.outcomes.find(tenant, request, 0.0)  # a 404, unless it is the tenant's
         plane.sampling.cancel(tenant, request)
         return Response(status_code=204)
 

@@ -36,21 +36,21 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
             "project_id": body.project_id,
         }
         session = await plane.sessions.open(tenant, described, loop_time())
-        plane.jobs.seen(plane.sessions.job_of(session), tenant)
+        plane.jobs.record_activity(plane.sessions.job_of(session), tenant)
         return {"session_id": session}
 
     @router.post("/session_heartbeat")
     async def heartbeat(body: bodies.HeartbeatBody, tenant: Caller) -> dict[str, str]:
         session = plane.sessions.get(tenant, body.session_id).session
-        if not plane.sessions.lives(session):
+        if not plane.sessions.is_live(session):
             raise GoneError(f"session_id: {session!r} has ended")
-        plane.sessions.seen(session, loop_time())
+        plane.sessions.record_heartbeat(session, loop_time())
         return {"type": "session_heartbeat"}
 
     @router.post("/sessions/{session_id}/finish", status_code=204)
     async def finish(session_id: str, body: bodies.FinishBody, tenant: Caller) -> Response:
         session = plane.sessions.get(tenant, session_id).session
-        if plane.sessions.lives(session):
+        if plane.sessions.is_live(session):
             status = {
                 "type": "client_finished",
                 "reason": {"type": body.reason.type},
@@ -93,7 +93,7 @@ def session_list_routes(face: RestFace) -> APIRouter:
     @router.put("/sessions/{session_id}/project", status_code=204)
     async def assign_project(session_id: str, body: bodies.ProjectBody, tenant: Caller) -> Response:
         found = plane.sessions.get(tenant, session_id).session
-        await plane.sessions.redescribe(found, project_id=body.project_id)
+        await plane.sessions.update_description(found, project_id=body.project_id)
         return Response(status_code=204)
 
     @router.post("/sessions/search")

@@ -58,7 +58,7 @@ class TrainingFace:
     def model(self, tenant: TenantId, name: str) -> TrainedModel:
         """A model of the tenant's; using it is a sign of life."""
         model = self.plane.training.model(tenant, ModelId(name))
-        self.plane.sessions.seen(model.session, loop_time())
+        self.plane.sessions.record_heartbeat(model.session, loop_time())
         return model
 
     @contextlib.asynccontextmanager
@@ -198,7 +198,7 @@ class TrainingFace:
         session = self.plane.sessions.get(tenant, body.session_id)
         if (why := self.plane.broken_trainer(tenant)) is not None:
             raise FailedTurnError(why)
-        if not self.plane.sessions.lives(session.session):
+        if not self.plane.sessions.is_live(session.session):
             raise GoneError(f"session_id: {session.session!r} has ended")
         if body.optimizer_config.type != "adamw":
             raise ConfigError.of(

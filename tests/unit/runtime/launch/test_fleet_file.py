@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.runtime.launch.fleet_file import FleetFile, one_node, read_fleet_file
+from slackwater.runtime.launch.fleet_file import FleetFile, read_fleet_file, single_node_fleet
 
 POOL = '[[pools]]\nname = "mixed"\nengines = 2\ntrainers = 1\n'
 NODE = '[[nodes]]\nname = "a"\npool = "mixed"\n'
@@ -54,6 +54,6 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, said: st
 
 def test_a_node_of_no_pool_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="node: 'stray' is not listed"):
-        one_node(1, 0, 1).pool_of("stray", None)
+        single_node_fleet(1, 0, 1).pool_of("stray", None)
     with pytest.raises(ConfigError, match="node stray: pool: 'gpu' is not a pool of the fleet"):
-        one_node(1, 0, 1).pool_of("stray", "gpu")
+        single_node_fleet(1, 0, 1).pool_of("stray", "gpu")

@@ -32,11 +32,11 @@ def test_a_list_names_engines_of_this_machine_and_servers_elsewhere(tmp_path: Pa
         """,
     )
     server, engine = read_instance_list(file).instances
-    found = server.wish(["tiny"])
+    found = server.request(["tiny"])
     assert (found.model, found.engine, found.kind) == ("tiny", "vllm", InstanceKind.DEDICATED)
     assert found.url == "http://10.0.0.7:8000"
-    assert engine.wish(["tiny"]).engine == "embedded"
-    assert engine.wish(["tiny"]).kind is InstanceKind.SPOT
+    assert engine.request(["tiny"]).engine == "embedded"
+    assert engine.request(["tiny"]).kind is InstanceKind.SPOT
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_missing_list_and_a_missing_model_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--instances"):
         read_instance_list(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="one of: a, b"):
-        ListedInstance("x").wish(["a", "b"])
+        ListedInstance("x").request(["a", "b"])
 
 
 def test_a_service_needs_engines_of_its_own_unless_instances_are_listed(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Plane:
         self.nodes.joined(hello.node, 0.0)
         self.joins += 1
 
-    def worker_said(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
+    def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
             message = messages.decode_from_worker(frame.body)
             if isinstance(message, says.NodeLeaving):

@@ -224,7 +224,7 @@ def test_numbers_of_choices_do_not_run_out(tmp_path: Path, monkeypatch: pytest.M
                 TenantId("mine"), asked, [listener], stream=True, arrived_s=None
             )
             assert await made == [number]
-            submitted[0].streamed([7, 8], [-1.0, -2.0])
+            submitted[0].stream([7, 8], [-1.0, -2.0])
             assert await listener.tokens == [7, 8]
         gateway.close()
         channel.close()
