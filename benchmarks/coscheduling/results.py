@@ -11,7 +11,7 @@ from benchmarks.coscheduling.results_page import Measured, MuxResult
 from benchmarks.coscheduling.results_sections import SECTIONS
 from benchmarks.machine import commit, machine
 from benchmarks.options import BenchOptions
-from slackwater.cli.scenario_source import read_source, under_each
+from slackwater.cli.scenario_source import read_source, under_policies
 from slackwater.model.errors import ConfigError
 from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.cluster.summary import cost_baseline, mean_slowdown, ratio
@@ -71,7 +71,7 @@ def mux_results(progress: Progress) -> list[MuxResult]:
     results = []
     for number, (name, paper) in enumerate(_MUXES.items()):
         written, scenario = read_source(name, None, None, None)
-        reports = [simulate(one) for one in under_each(scenario, written, _MUX_POLICIES)]
+        reports = [simulate(one) for one in under_policies(scenario, written, _MUX_POLICIES)]
         solo = cost_baseline(reports)
         results.append(
             MuxResult(

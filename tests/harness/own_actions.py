@@ -3,9 +3,9 @@
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from slackwater.cli.own_service import started
+from slackwater.cli.own_service import start_service
 
 
 def own_actions(state: Path, *options: str) -> AbstractContextManager[tuple[str, str]]:
     """Yields the URL and the key."""
-    return started(state, "--engines", "0", "--trainers", "0", "--sandboxes", "1", *options)
+    return start_service(state, "--engines", "0", "--trainers", "0", "--sandboxes", "1", *options)

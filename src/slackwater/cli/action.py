@@ -25,28 +25,31 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 @app.callback()
 def root() -> None:
-    """Actions: commands that the service runs in sandboxes."""
+    """Run commands in the service's sandboxes, and see what runs."""
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run(
     command: Annotated[
-        list[str], typer.Argument(help="After --; {cores} becomes the number of cores.")
+        list[str],
+        typer.Argument(help="The command, after --; {cores} stands for the number of cores."),
     ],
     cores: Annotated[
-        str, typer.Option(help="A number, or choices such as 1,2,4 for an elastic action.")
+        str, typer.Option(help="Cores, or choices such as 1,2,4 for an elastic action.")
     ] = "1",
-    environment: Annotated[str | None, typer.Option(help="Run in this environment.")] = None,
-    limit_s: Annotated[float, typer.Option(help="Time limit of the command.")] = 600.0,
+    environment: Annotated[
+        str | None, typer.Option(help="Environment to run in. Default: none.")
+    ] = None,
+    limit_s: Annotated[float, typer.Option(help="Time limit of the command, in seconds.")] = 600.0,
     deadline_s: Annotated[
-        float | None, typer.Option(help="Deadline, including the wait for cores.")
+        float | None, typer.Option(help="Deadline in seconds, including the wait for cores.")
     ] = None,
     priority: Annotated[int, typer.Option(help="Higher runs first.")] = 0,
-    job: Annotated[str, typer.Option(help="The job to account it to.")] = "cli",
+    job: Annotated[str, typer.Option(help="Job that the action is charged to.")] = "cli",
     network: Annotated[
         bool, typer.Option("--network", help="Allow the addresses that the operator permits.")
     ] = False,
-    output_bytes: Annotated[int, typer.Option(help="Limit of its output.")] = 16 << 20,
+    output_bytes: Annotated[int, typer.Option(help="Limit of the output, in bytes.")] = 16 << 20,
     as_json: AsJson = False,
     state: State = DEFAULT_STATE,
     url: Url = None,
@@ -65,28 +68,28 @@ def run(
         "stream": True,
     }
     client = _client(url, key, state)
-    asked = client.ask("POST", "/slackwater/actions", body)
-    ended = _followed(client, str(asked["action"]), quiet=as_json)
+    submitted = client.ask("POST", "/slackwater/actions", body)
+    result = _follow_action(client, str(submitted["action"]), quiet=as_json)
     if as_json:
-        print(json.dumps(ended))
-    elif ended["outcome"] != "done":
-        print(f"slackwater: {ended['outcome']}: {ended['reason']}", file=sys.stderr)
-    status = ended["status"]
-    if ended["outcome"] != "done" or status is None:
+        print(json.dumps(result))
+    elif result["outcome"] != "done":
+        print(f"slackwater: {result['outcome']}: {result['reason']}", file=sys.stderr)
+    status = result["status"]
+    if result["outcome"] != "done" or status is None:
         return 1
     return int(status) if status >= 0 else 128 - int(status)
 
 
-def _followed(client: ServiceClient, action: str, quiet: bool) -> dict[str, Any]:
-    """Stream its output until it ends and return the outcome; Ctrl-C cancels it."""
+def _follow_action(client: ServiceClient, action: str, quiet: bool) -> dict[str, Any]:
+    """Stream an action's output until it ends and return its result; Ctrl-C cancels it."""
     try:
-        where = f"/slackwater/actions/{action}/output"
-        with client.http.stream("GET", where, timeout=None) as lines:
+        path = f"/slackwater/actions/{action}/output"
+        with client.http.stream("GET", path, timeout=None) as lines:
             for line in lines.iter_lines():
                 piece = json.loads(line)
                 if "stream" in piece and not quiet:
-                    to = sys.stdout if piece["stream"] == "stdout" else sys.stderr
-                    print(piece["data"], end="", file=to, flush=True)
+                    target = sys.stdout if piece["stream"] == "stdout" else sys.stderr
+                    print(piece["data"], end="", file=target, flush=True)
     except KeyboardInterrupt:
         client.send("POST", f"/slackwater/actions/{action}/cancel")
         raise
@@ -98,16 +101,18 @@ def _followed(client: ServiceClient, action: str, quiet: bool) -> dict[str, Any]
 
 @app.command()
 def mcp(
-    job: Annotated[str, typer.Option(help="The job to account it to.")] = "mcp",
-    memory_mib: Annotated[int, typer.Option(help="Memory of the environment.")] = 1024,
+    job: Annotated[str, typer.Option(help="Job that the action is charged to.")] = "mcp",
+    memory_mib: Annotated[int, typer.Option(help="Memory of the environment, in MiB.")] = 1024,
     state: State = DEFAULT_STATE,
     url: Url = None,
-    key_file: Annotated[Path | None, typer.Option(help="File with the key it printed.")] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key that `slackwater up` printed.")
+    ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="TINKER_API_KEY", hidden=True, help="By environment only.")
     ] = None,
 ) -> None:
-    """Give an agent a sandbox: one environment's tools over MCP on standard input and output."""
+    """Serve a sandbox environment as MCP tools on stdin and stdout."""
     import asyncio
 
     known = read_key(key, key_file)
@@ -126,7 +131,7 @@ def mcp(
 def top(
     once: Annotated[bool, typer.Option("--once", help="Print once and stop.")] = False,
     as_json: AsJson = False,
-    every_s: Annotated[float, typer.Option(help="Refresh interval.")] = 1.0,
+    every_s: Annotated[float, typer.Option(help="Seconds between refreshes.")] = 1.0,
     state: State = DEFAULT_STATE,
     url: Url = None,
     key: Key = None,
@@ -168,20 +173,22 @@ def _table(found: dict[str, Any]) -> Any:
             row["action"], row["job"], row["state"], str(row["cores"]), f"{row['age_s']:.1f}",
             row["command"],
         )  # fmt: skip
-    ended = Table("action", "job", "outcome", "queued s", "ran s", "command", title="ended")
+    result = Table("action", "job", "outcome", "queued s", "ran s", "command", title="ended")
     for row in reversed(found["ended"][-10:]):
-        ended.add_row(
+        result.add_row(
             row["action"], row["job"], row["kind"], f"{row['queued_s']:.3f}",
             f"{row['ran_s']:.3f}", row["command"],
         )  # fmt: skip
-    return Group(line, live, ended)
+    return Group(line, live, result)
 
 
 def _choices(text: str) -> int | list[int]:
     try:
         found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError.of("--cores", text, "must be a number, or several with commas") from None
+        raise ConfigError.of(
+            "--cores", text, "must be a number, or numbers separated by commas"
+        ) from None
     return found[0] if len(found) == 1 else found
 
 

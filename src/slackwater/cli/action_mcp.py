@@ -14,45 +14,50 @@ _NO_TOOL = -32602  # JSON-RPC: invalid parameters
 
 
 def tool_server(tools: Tools) -> Server[dict[str, object]]:
-    async def listed(
+    async def list_tools(
         context: ServerRequestContext[dict[str, object]],
         params: types.PaginatedRequestParams | None,
     ) -> types.ListToolsResult:
         del context, params
-        functions = [one["function"] for one in tools.definitions()]
+        functions = [tool["function"] for tool in tools.definitions()]
         return types.ListToolsResult(
             tools=[
                 types.Tool(
-                    name=one["name"], description=one["description"], input_schema=one["parameters"]
+                    name=tool["name"],
+                    description=tool["description"],
+                    input_schema=tool["parameters"],
                 )
-                for one in functions
+                for tool in functions
             ]
         )
 
-    async def called(
+    async def call_tool(
         context: ServerRequestContext[dict[str, object]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         del context
-        if params.name not in {one["function"]["name"] for one in tools.definitions()}:
+        if params.name not in {tool["function"]["name"] for tool in tools.definitions()}:
             raise MCPError(_NO_TOOL, f"there is no tool {params.name!r}")
         try:
-            went_well, said = await tools.call(params.name, params.arguments or {})
+            succeeded, output = await tools.call(params.name, params.arguments or {})
         except SlackwaterError as error:
-            went_well, said = False, f"error: {error}"
-        content = types.TextContent(type="text", text=said)
-        return types.CallToolResult(content=[content], is_error=not went_well)
+            succeeded, output = False, f"error: {error}"
+        content = types.TextContent(type="text", text=output)
+        return types.CallToolResult(content=[content], is_error=not succeeded)
 
     return Server(
-        "slackwater", version=version("slackwater"), on_list_tools=listed, on_call_tool=called
+        "slackwater",
+        version=version("slackwater"),
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
     )
 
 
 async def serve(url: str, key: str, job: str, memory_mib: int) -> None:
-    """Until the standard input ends."""
+    """Serve until standard input ends."""
     async with (
         ActionClient(url, key, job=job) as actions,
-        actions.environment(memory_mib=memory_mib) as place,
+        actions.environment(memory_mib=memory_mib) as environment,
         stdio.stdio_server() as (reads, writes),
     ):
-        server = tool_server(Tools(place, limits={"memory_mib": memory_mib}))
+        server = tool_server(Tools(environment, limits={"memory_mib": memory_mib}))
         await server.run(reads, writes, server.create_initialization_options())

@@ -1,4 +1,4 @@
-"""Files that exist whole or not at all."""
+"""Writes files atomically: complete or not at all."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from slackwater.model.errors import ConfigError
 
 
 def check_place(path: Path | None, flag: str) -> None:
-    """Refuse a name under which no file can be; to be asked before hours of work."""
+    """Refuse a path that cannot be written; call it before hours of work."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ConfigError.of(flag, str(path), "must be a file in a folder that exists")
 
@@ -38,7 +38,7 @@ def atomic_file(path: Path, flag: str) -> Iterator[IO[bytes]]:
 
 
 def write_atomically(path: Path, content: bytes, flag: str) -> None:
-    """Replace `path` by `content`, whole."""
+    """Replace the content of `path`."""
     with atomic_file(path, flag) as file:
         file.write(content)
 

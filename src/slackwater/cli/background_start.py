@@ -13,14 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from slackwater.cli.status import ask_status
-from slackwater.cli.status_screen import names_shown
+from slackwater.cli.status_screen import format_names
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 
-HOW_TO_STOP = "stop with Ctrl-C, or `slackwater down` from elsewhere"
+STOP_HINT = "stop with Ctrl-C, or `slackwater down` from elsewhere"
 _START_S = 120.0
 _WORKERS_S = 240.0  # a first start compiles
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def entries(root: Path) -> frozenset[str] | None:
@@ -30,7 +30,7 @@ def entries(root: Path) -> frozenset[str] | None:
 
 @contextlib.contextmanager
 def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
-    """The locked folder; new files are removed unless the service came up."""
+    """Lock the folder; unless the service comes up, remove the files that it created."""
     before = entries(root)
     folder = StateDirectory(root)
     folder.lock()
@@ -44,9 +44,11 @@ def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
 
 
 def remove_new(root: Path, before: frozenset[str] | None) -> None:
-    """Remove what the folder gained, and itself if it is new. The caller holds the lock."""
+    """Remove new entries of the folder, and a new folder itself. The caller holds the lock."""
     gained = (entries(root) or frozenset()) - (before or frozenset())
-    for name in sorted(gained, key=lambda name: name == "lock"):  # last: it keeps others out
+    for name in sorted(
+        gained, key=lambda name: name == "lock"
+    ):  # remove the lock last: it keeps other services out
         path = root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -57,16 +59,16 @@ def remove_new(root: Path, before: frozenset[str] | None) -> None:
             root.rmdir()
 
 
-def start_behind(root: Path) -> int:
+def start_in_background(root: Path) -> int:
     """Start the service, print its announcement, and wait for its workers."""
     before = entries(root)
     folder = StateDirectory(root)
     if folder.is_locked():
-        folder.lock()  # says who has it
+        folder.lock()  # raises, and names the holder
     arguments = [argument for argument in sys.argv[1:] if argument != "--background"]
     folder.logs.mkdir(parents=True, exist_ok=True)
     output = folder.logs / "up.log"
-    output.unlink(missing_ok=True)  # one that an older version left may be readable by others
+    output.unlink(missing_ok=True)  # a log of an older version may be readable by other users
     with output.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "slackwater", *arguments],
@@ -76,12 +78,12 @@ def start_behind(root: Path) -> int:
             start_new_session=True,
         )
     server = _wait_until_serving(folder, process, output, before)
-    print(output.read_text().replace(HOW_TO_STOP, _how_to_stop(root)), end="", flush=True)
+    print(output.read_text().replace(STOP_HINT, _stop_hint(root)), end="", flush=True)
     _wait_for_workers(server, process)
     return 0
 
 
-def _how_to_stop(root: Path) -> str:
+def _stop_hint(root: Path) -> str:
     from slackwater.cli.up_options import DEFAULT_STATE
 
     own = root != DEFAULT_STATE.expanduser().resolve()
@@ -97,15 +99,17 @@ def _wait_until_serving(
     deadline_s = time.monotonic() + _START_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
-            said = output.read_text().strip()
+            output_text = output.read_text().strip()
             _remove(folder, before)
-            raise RefusedError(f"it did not start: {said}")
+            raise RefusedError(f"the service did not start: {output_text}")
         server = folder.read_server()
-        if server is not None and server.get("pid") == process.pid:  # not what a killed one left
+        if (
+            server is not None and server.get("pid") == process.pid
+        ):  # not the file of a killed service
             return server
         time.sleep(0.05)
     process.terminate()
-    raise RefusedError(f"it was not ready after {_START_S:.0f} s; see {output}")
+    raise RefusedError(f"the service was not ready after {_START_S:.0f} s; see {output}")
 
 
 def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:
@@ -129,13 +133,13 @@ def _wait_for_workers(server: dict[str, Any], process: subprocess.Popen[bytes]) 
                 found = ask_status(server)
             except UnavailableError as error:
                 if process.poll() is not None:
-                    raise UnavailableError(f"it ended while it started: {error}") from None
-            shown.update(f"starting {names_shown(found['starting'])}")
-            time.sleep(_LOOK_S if found["starting"] else 0)
+                    raise UnavailableError(f"the service ended while it started: {error}") from None
+            shown.update(f"starting {format_names(found['starting'])}")
+            time.sleep(_POLL_S if found["starting"] else 0)
     for problem in found["problems"]:
         print(f"slackwater: {problem}", file=sys.stderr)
     if found["starting"]:
-        names = names_shown(found["starting"])
+        names = format_names(found["starting"])
         print(f"still starting: {names}; `slackwater status` shows when they are up")
     elif not found["problems"]:
         print("ready: every worker is up")

@@ -1,4 +1,4 @@
-"""`slackwater dashboard`: look at a recorded run, or at the service that runs, in a browser."""
+"""`slackwater dashboard`: show a recorded run or the running service in a browser."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,12 +17,17 @@ def dashboard(
         typer.Argument(
             metavar="RUN",
             help="A trace, or the folder of a demo, a service or a training run. "
-            "Without it: the service that runs.",
+            "Default: the running service.",
             show_default=False,
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
-    print_only: Annotated[bool, typer.Option("--print", help="Open no browser.")] = False,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="Port of a recorded run's page; 0 picks a free one."),
+    ] = 0,
+    print_only: Annotated[
+        bool, typer.Option("--print", help="Print the address and open no browser.")
+    ] = False,
     state: Annotated[Path, typer.Option(help="The running service's folder.")] = DEFAULT_STATE,
 ) -> None:
     """Show a run in the browser: the fleet's timeline, jobs and curves. Ctrl-C ends it."""
@@ -45,7 +50,7 @@ def dashboard(
     add_error_handlers(app)
     app.include_router(dashboard_routes(source))
     listening = bind("127.0.0.1", port)
-    # The key is behind the #, so it is sent nowhere but in the page's login.
+    # A fragment (#) is never sent with a request: only the page's login uses the key.
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/dashboard#key={source.key}"
     _show(url, print_only)
     import uvicorn

@@ -1,4 +1,4 @@
-"""`slackwater demo`: jobs share a small fleet, an instance comes and goes; prints the cost."""
+"""`slackwater demo`: jobs share a small fleet while an instance joins and dies."""
 
 import json
 import os
@@ -37,24 +37,26 @@ def two_nodes(rollout: Sequence[int] = (), train: Sequence[int] = ()) -> str:
 
 @app.command()
 def demo(
-    folder: Annotated[Path, typer.Argument(help="A folder of job files.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of job files (*.toml).")],
     run: Annotated[
-        Path, typer.Option("--run", help="Output folder; an earlier demo there is deleted.")
+        Path, typer.Option("--run", help="Output folder; deletes an earlier demo there.")
     ] = Path("runs/demo"),
-    models: Annotated[Path | None, typer.Option("--models", help="The folder of models.")] = None,
+    models: Annotated[Path | None, typer.Option("--models", help="Folder of models.")] = None,
     alone: Annotated[
-        int, typer.Option(min=2, help="Iterations of each job alone, for comparison.")
+        int, typer.Option(min=2, help="Iterations that each job runs alone, as the baseline.")
     ] = 6,
     iterations: Annotated[
-        int | None, typer.Option(min=3, help="Iterations of each job, instead of its file's.")
+        int | None, typer.Option(min=3, help="Iterations of each job. Default: those of its file.")
     ] = None,
     slacks: Annotated[
         bool,
-        typer.Option("--slacks", help="Serve a model that lends, run tools, send deltas too."),
+        typer.Option(
+            "--slacks", help="Also serve a model that lends its device, run tools and send deltas."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> int:
-    """Start a service, run each job alone, then all together, show the effect, and stop."""
+    """Start a service, run each job alone, then all together, and compare."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.cli.demo_display import demo_table
     from slackwater.cli.demo_run import DemoRun
@@ -64,10 +66,10 @@ def demo(
 
     files = [read_job_file(path) for path in sorted(folder.glob("*.toml"))]
     if not files:
-        raise ConfigError.of("FOLDER", str(folder), "has no job files (*.toml)")
+        raise ConfigError.of("FOLDER", str(folder), "must be a folder of job files (*.toml)")
     bases = {str(file["model"]) for file in files}
     if len(bases) > 1 or not bases <= set(SIZES):
-        fix = f"must be one that `slackwater model make` makes, for all jobs: {', '.join(SIZES)}"
+        fix = f"must be one model for all jobs, and one of: {', '.join(SIZES)}"
         raise ConfigError.of("model", ", ".join(sorted(bases)), fix)
     for file in files:
         file["iterations"] = iterations or file["iterations"]
@@ -80,7 +82,7 @@ def demo(
         shutil.rmtree(run)
     run.mkdir(parents=True, exist_ok=True)
     if not as_json:
-        print("starting a service (the first time it compiles some parts)", flush=True)
+        print("starting a service (the first start compiles code and takes longer)", flush=True)
     if slacks:
         from slackwater.cli.demo_slacks import slack_demo, slack_options
 
@@ -90,8 +92,8 @@ def demo(
         with own_service(run / "service", base, directory, *options) as (url, key):
             result = slack_demo(url, key, run, files, alone, quiet=as_json)
     else:
-        with own_service(run / "service", base, directory, *_shared(run)) as (url, key):
-            result = DemoRun(url, key, run, quiet=as_json).of(files, alone)
+        with own_service(run / "service", base, directory, *_service_options(run)) as (url, key):
+            result = DemoRun(url, key, run, quiet=as_json).run(files, alone)
     (run / "result.json").write_text(json.dumps(result, indent=2))
     if as_json:
         print(json.dumps(result))
@@ -106,9 +108,9 @@ def demo(
     return 1 if any(row["stage"] != "finished" for row in result["jobs"]) else 0
 
 
-def _shared(run: Path) -> list[str]:
+def _service_options(run: Path) -> list[str]:
     """Options of the service: a rollout and a train node, each pinned to half of the cores."""
-    # The placement whose compiled parts are made soonest.
+    # This placement policy compiles fastest.
     options = ["--set", "coschedule.placement=group"]
     cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
     if len(cores) < 2:

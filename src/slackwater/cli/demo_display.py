@@ -29,7 +29,7 @@ class DemoDisplay:
         )
         self._tasks: dict[str, TaskID] = {}
         self._began_s = time.monotonic()
-        self._said_s = 0.0
+        self._line_s = 0.0
 
     def __enter__(self) -> "DemoDisplay":
         if self._console.is_terminal:
@@ -40,14 +40,14 @@ class DemoDisplay:
         if self._console.is_terminal:
             self._bars.stop()
 
-    def say(self, what: str) -> None:
+    def print_line(self, what: str) -> None:
         at_s = time.monotonic() - self._began_s
         self._console.print(f"{at_s:5.0f} s  {what}", highlight=False)
 
     def show(self, rows: Sequence[dict[str, Any]]) -> None:
         """Show the jobs' progress."""
         if not self._console.is_terminal:
-            self._line(rows)
+            self._print_progress_line(rows)
             return
         for row in rows:
             name = row["name"]
@@ -61,35 +61,35 @@ class DemoDisplay:
                 stage=row["stage"],
             )
 
-    def _line(self, rows: Sequence[dict[str, Any]]) -> None:
-        if time.monotonic() - self._said_s < _LINE_S:
+    def _print_progress_line(self, rows: Sequence[dict[str, Any]]) -> None:
+        if time.monotonic() - self._line_s < _LINE_S:
             return
-        self._said_s = time.monotonic()
-        said = [f"{r['name']} {iterations(r)} {number(r.get('reward'), 3)}".strip() for r in rows]
-        self.say(", ".join(said))
+        self._line_s = time.monotonic()
+        parts = [f"{r['name']} {iterations(r)} {number(r.get('reward'), 3)}".strip() for r in rows]
+        self.print_line(", ".join(parts))
 
 
 _MEANINGS = (
-    "slowdown: an iteration's time with others over its time alone, medians by this command's "
-    "clock; bound: the most that the job's SLO allows; waits: for a node that another job holds; "
-    "hand-over: the job's own code, messages, and weights on their way; switch: a node goes from "
+    "slowdown: median time of a shared iteration over that of one alone, by this command's clock; "
+    "bound: the slowdown that the job's SLO allows; waits: for a node that another job holds; "
+    "hand-over: the job's own code, messages and weight transfers; switch: a node changes from "
     "one job to another"
 )
 
 
 def demo_table(result: dict[str, Any]) -> RenderableType:
-    """All of it."""
+    """All tables and totals of a demo."""
     parts: list[RenderableType] = [_jobs(result["jobs"]), *_times(result["jobs"])]
     parts.append(_pools(result["pools"]))
     took_s, alone_s = result["took_s"], result["alone_s"]
     lines = [
-        f"since all had made an iteration: together {took_s:.0f} s on one fleet; the same "
-        f"iterations one job after the other, alone, {alone_s:.0f} s ({alone_s / took_s:.2f}x), or "
-        f"at once on {len(result['jobs'])} fleets"
+        f"after every job's first iteration: together {took_s:.0f} s on one fleet; the same "
+        f"iterations one job after the other {alone_s:.0f} s ({alone_s / took_s:.2f}x), or at once "
+        f"on {len(result['jobs'])} fleets"
     ]
     visit = result["instance"]
     if visit["came"]:
-        lines.append(f"instance {visit['came']} came and was killed; both jobs went on")
+        lines.append(f"instance {visit['came']} joined and was killed; the jobs continued")
     if result["permits"] is not None:
         permits = result["permits"]
         lines.append(
@@ -122,9 +122,9 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
 
 
 def _times(rows: list[dict[str, Any]]) -> list[Table]:
-    """Where the jobs' time went; nothing if the service has no co-scheduler."""
+    """The split of the jobs' time; empty if the service has no co-scheduler."""
     split = [(row["job"], when, row["time"][when]) for row in rows for when in ("alone", "shared")]
-    split = [one for one in split if one[2] is not None]
+    split = [row for row in split if row[2] is not None]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("where the time went", no_wrap=True)
     for name in ("rollout", "train", "waits", "hand-over"):

@@ -14,11 +14,11 @@ from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.timeline.permit_account import account, stretches, without_warm_up
 
-_PATIENCE_S = 1800.0
+_MAX_DEMO_S = 1800.0
 _WORKERS_S = 240.0  # a first start compiles
 
 Rows: TypeAlias = Sequence[dict[str, Any]]
-LOOK_S = 0.2
+POLL_S = 0.2
 _OVER = ("finished", "failed", "stopped", "refused")
 _USES = (("rollout", "engine_s"), ("train", "trainer_s"))
 
@@ -34,7 +34,7 @@ class Interval:
 
 @dataclass(slots=True)
 class WatchedJob:
-    """When each iteration was first seen complete, usage then, and the job's last row."""
+    """When each iteration was first seen complete, with the usage then, and the last row."""
 
     name: str
     marks: dict[int, tuple[float, dict[str, Any]]] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class WatchedJob:
 
     @property
     def began_s(self) -> float:
-        """When its first iteration was done: before that it starts."""
+        """When its first iteration was complete: before that the job starts up."""
         return min(at_s for number, (at_s, _) in self.marks.items() if number >= 1)
 
     @property
     def ended_s(self) -> float:
         return max(at_s for at_s, _ in self.marks.values())
 
-    def done_by(self, at_s: float) -> int:
-        """Iterations that were seen complete by then."""
+    def iterations_at(self, at_s: float) -> int:
+        """Iterations seen complete by `at_s`."""
         return max(number for number, (seen_s, _) in self.marks.items() if seen_s <= at_s)
 
     @property
@@ -72,13 +72,13 @@ class WatchedJob:
             found.append(
                 Interval(
                     until_s=ended_s,
-                    seconds=max(ended_s - began_s, LOOK_S) / (last - first),
+                    seconds=max(ended_s - began_s, POLL_S) / (last - first),
                     used={what: (after[what] - before[what]) / (last - first) for _, what in _USES},
                 )
             )
         return found
 
-    def used_s(self, what: str, since_s: float, until_s: float) -> float:
+    def usage_s(self, what: str, since_s: float, until_s: float) -> float:
         """Usage between two moments, by the marks inside."""
         inside = [row[what] for at_s, row in self.marks.values() if since_s <= at_s <= until_s]
         return float(inside[-1] - inside[0]) if len(inside) > 1 else 0.0
@@ -92,27 +92,29 @@ class TypicalIteration:
     used: Mapping[str, float]
 
     @classmethod
-    def of(cls, job: WatchedJob, until_s: float | None = None) -> "TypicalIteration":
-        """Of those that ended by `until_s`; of all, if none did."""
+    def from_job(cls, job: WatchedJob, until_s: float | None = None) -> "TypicalIteration":
+        """Over iterations that ended by `until_s`, or over all if none did."""
         found = job.intervals()
-        found = [one for one in found if until_s is None or one.until_s <= until_s] or found
+        found = [each for each in found if until_s is None or each.until_s <= until_s] or found
         return cls(
-            statistics.median(one.seconds for one in found),
-            {what: statistics.median(one.used[what] for one in found) for _, what in _USES},
+            statistics.median(each.seconds for each in found),
+            {what: statistics.median(each.used[what] for each in found) for _, what in _USES},
         )
 
 
 def sharing_figures(
     jobs: Sequence[WatchedJob], alone: Mapping[str, TypicalIteration], iterations: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Per job the iteration times alone and shared; pool utilization; and, from when each had made
-    an iteration, how long the rest took, and would take one job after the other.
+    """Iteration times of each job alone and shared, and the utilization of the pools.
+
+    From when every job has made an iteration: `took_s` for the rest, and `alone_s` for the same
+    iterations one job after the other.
     """
-    both_s = min(job.ended_s for job in jobs)  # until the first was done
+    both_s = min(job.ended_s for job in jobs)  # until the first job ended
     all_began_s = max(job.began_s for job in jobs)
     per_job = {}
     for job in jobs:
-        alone_s, shared_s = alone[job.name].seconds, TypicalIteration.of(job, both_s).seconds
+        alone_s, shared_s = alone[job.name].seconds, TypicalIteration.from_job(job, both_s).seconds
         per_job[job.name] = {
             "alone_s": alone_s,
             "shared_s": shared_s,
@@ -122,7 +124,7 @@ def sharing_figures(
         "per_job": per_job,
         "took_s": max(job.ended_s for job in jobs) - all_began_s,
         "alone_s": sum(
-            (iterations[job.name] - job.done_by(all_began_s)) * alone[job.name].seconds
+            (iterations[job.name] - job.iterations_at(all_began_s)) * alone[job.name].seconds
             for job in jobs
         ),
         "pools": _pool_use(jobs, alone),
@@ -138,7 +140,7 @@ def _pool_use(
     each = [alone[job.name] for job in jobs]
     return {
         pool: {
-            "used_together": sum(job.used_s(what, *window) for job in jobs) / both_s,
+            "used_together": sum(job.usage_s(what, *window) for job in jobs) / both_s,
             "used_alone": sum(one.used[what] for one in each) / sum(one.seconds for one in each),
         }
         for pool, what in _USES
@@ -149,15 +151,15 @@ Life: TypeAlias = Generator[None, Rows, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """One job alone: its typical iteration, and the profile for its later submission."""
+class SoloRun:
+    """The measurements of one job alone: its typical iteration, and its profile."""
 
     typical: TypicalIteration
     profile: Mapping[str, float]
 
 
 class DemoRun:
-    """`url` and `key` are of a service started for the demo; `quiet` shows nothing."""
+    """Runs a demo on the service at `url`, which was started for it; `quiet` prints nothing."""
 
     def __init__(self, url: str, key: str, folder: Path, *, quiet: bool) -> None:
         self._client = ServiceClient(url, key)
@@ -165,53 +167,53 @@ class DemoRun:
         self._display = DemoDisplay(quiet=quiet)
         self._alone_rewards: dict[str, list[float]] = {}
 
-    def of(self, files: Sequence[dict[str, Any]], alone: int) -> dict[str, Any]:
-        """Everything that the table says."""
+    def run(self, files: Sequence[dict[str, Any]], alone: int) -> dict[str, Any]:
+        """Run each job alone, then all together; returns all figures."""
         self.wait_for_workers()
         self._model = files[0]["model"]
         with self._display:
-            solo = {file["name"]: self._alone(file, alone) for file in files}
-            return self._together(files, solo)
+            solo = {file["name"]: self._run_alone(file, alone) for file in files}
+            return self._run_together(files, solo)
 
     # ---- alone ----
-    def _alone(self, file: dict[str, Any], iterations: int) -> Alone:
+    def _run_alone(self, file: dict[str, Any], iterations: int) -> SoloRun:
         name = f"{file['name']}-alone"
-        self._display.say(f"{file['name']} alone, {iterations} iterations, to compare with")
+        self._display.print_line(f"{file['name']} alone, {iterations} iterations as the baseline")
         self._client.ask(
             "POST",
             "/slackwater/jobs",
             {**file, "name": name, "iterations": iterations, "slo": 10.0},
         )
         (watched,) = self._follow([name], lambda _: None)
-        first, *curves = _curves(watched.last)
+        first, *curves = _metrics_rows(watched.last)
         self._alone_rewards[file["name"]] = [row["reward"] for row in (first, *curves)]
-        # an iteration whose answers teach nothing trains nothing
+        # An iteration without an update (all rewards equal) does not train.
         updated = [row for row in curves if row.get("optim/updates")] or [first]
-        # the shortest: what else the machine does only adds to it; sync is in the rollout
+        # The shortest times: other load on the machine only adds. The rollout includes the sync.
         profile = {
             "rollout_s": min(row["time/sample_s"] for row in curves),
             "train_s": min(row["time/train_s"] for row in updated),
             "sync_s": 0.0,
         }
-        return Alone(TypicalIteration.of(watched), profile)
+        return SoloRun(TypicalIteration.from_job(watched), profile)
 
     # ---- together ----
-    def _together(
-        self, files: Sequence[dict[str, Any]], solo: Mapping[str, Alone]
+    def _run_together(
+        self, files: Sequence[dict[str, Any]], solo: Mapping[str, SoloRun]
     ) -> dict[str, Any]:
         names = [file["name"] for file in files]
-        self._display.say(f"{' and '.join(names)} together")
+        self._display.print_line(f"{' and '.join(names)} together")
         before = self._tokens()
         for file in files:
             self._client.ask(
                 "POST", "/slackwater/jobs", {**file, "profile": dict(solo[file["name"]].profile)}
             )
-        visit = self._visit(sum(file["iterations"] for file in files))
+        visit = self._instance_visit(sum(file["iterations"] for file in files))
         jobs = self._follow(names, visit.send)
-        shared = self._shared()
+        shared = self._coschedule_state()
         figures = sharing_figures(
             jobs,
-            {name: one.typical for name, one in solo.items()},
+            {name: each.typical for name, each in solo.items()},
             {file["name"]: file["iterations"] for file in files},
         )
         per_job, pools = figures.pop("per_job"), figures["pools"]
@@ -221,10 +223,10 @@ class DemoRun:
                 pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
         return {
             "jobs": [
-                self._row(file, one)
-                | per_job[one.name]
-                | {"time": shares[one.name], "profile": dict(solo[one.name].profile)}
-                for file, one in zip(files, jobs, strict=True)
+                self._row(file, job)
+                | per_job[job.name]
+                | {"time": shares[job.name], "profile": dict(solo[job.name].profile)}
+                for file, job in zip(files, jobs, strict=True)
             ],
             **figures,
             "tokens": {kind: made - before.get(kind, 0) for kind, made in self._tokens().items()},
@@ -233,36 +235,37 @@ class DemoRun:
             "timeline": timeline,
         }
 
-    def _row(self, file: dict[str, Any], one: WatchedJob) -> dict[str, Any]:
-        rewards = [row["reward"] for row in _curves(one.last)]
-        alone = self._alone_rewards[one.name]
+    def _row(self, file: dict[str, Any], job: WatchedJob) -> dict[str, Any]:
+        metrics = _metrics_rows(job.last)
+        rewards = [row["reward"] for row in metrics]
+        alone = self._alone_rewards[job.name]
         return {
-            "job": one.name,
-            "stage": one.last["stage"],
-            "reason": one.last["reason"],
+            "job": job.name,
+            "stage": job.last["stage"],
+            "reason": job.last["reason"],
             "iterations": file["iterations"],
-            "trained": sum(bool(row.get("optim/updates")) for row in _curves(one.last)),
+            "trained": sum(bool(row.get("optim/updates")) for row in metrics),
             "same_rewards": rewards[: len(alone)] == alone[: len(rewards)],
             "reward_first": _mean(rewards[:3]),
             "reward_last": _mean(rewards[-3:]),
             "bound": file.get("slo", 2.0),
         }
 
-    def _visit(self, total: int) -> Life:
-        """Add an instance at 25 % of the iterations; kill it when it is up, at 66 % or later."""
+    def _instance_visit(self, total: int) -> Life:
+        """Add an instance at 25 % of the iterations; kill it at 66 %, or once it is up."""
         self._instance: dict[str, Any] = {"came": None}
 
         def life() -> Life:
             rows = yield
-            while _done(rows) < total * 0.25:
+            while _count_iterations(rows) < total * 0.25:
                 rows = yield
             wanted = {"kind": "spot", "model": self._model}
             (name,) = self._client.ask("POST", "/slackwater/instances", wanted)["added"]
-            self._display.say(f"instance {name} comes")
+            self._display.print_line(f"instance {name} is added")
             self._instance["came"] = name
             asked_s = up_s = time.monotonic()
             mine: dict[str, Any] = {}
-            while _done(rows) < total * 0.66 or mine.get("state") == "starting":
+            while _count_iterations(rows) < total * 0.66 or mine.get("state") == "starting":
                 rows = yield
                 listed = self._client.ask("GET", "/slackwater/instances")["instances"]
                 mine = next((row for row in listed if row["instance"] == name), {})
@@ -272,7 +275,7 @@ class DemoRun:
             self._instance["was"] = mine.get("state", "gone")
             if mine:
                 self._client.ask("POST", f"/slackwater/instances/{name}/kill", {})
-                self._display.say(f"instance {name} is killed")
+                self._display.print_line(f"instance {name} is killed")
             while True:
                 yield
 
@@ -282,12 +285,12 @@ class DemoRun:
 
     # ---- the service ----
     def _follow(self, names: Sequence[str], look: Callable[[Rows], None]) -> list[WatchedJob]:
-        """Until all of them are over."""
+        """Poll the jobs until all are over, passing their rows to `look` each time."""
         jobs = [WatchedJob(name) for name in names]
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _MAX_DEMO_S
         while not all(job.over for job in jobs):
             if time.monotonic() > deadline_s:
-                raise UnavailableError(f"{', '.join(names)}: not done after {_PATIENCE_S:.0f} s")
+                raise UnavailableError(f"{', '.join(names)}: not done after {_MAX_DEMO_S:.0f} s")
             rows = {
                 row.get("name"): row for row in self._client.ask("GET", "/slackwater/jobs")["jobs"]
             }
@@ -295,7 +298,7 @@ class DemoRun:
                 job.look(rows[job.name], time.monotonic())
             self._display.show([job.last for job in jobs])
             look([job.last for job in jobs])
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         for job in jobs:
             job.last = self._client.ask("GET", f"/slackwater/jobs/{job.name}")
             if job.last["stage"] != "finished":
@@ -303,13 +306,13 @@ class DemoRun:
         return jobs
 
     def wait_for_workers(self) -> None:
-        """Until an engine and a trainer are up."""
+        """Wait until an engine and a trainer are up."""
         deadline_s = time.monotonic() + _WORKERS_S
         while time.monotonic() < deadline_s:
             gauges = self._client.ask("GET", "/slackwater/status")["gauges"]
             if gauges["engines"] and gauges["trainers"]:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         raise UnavailableError(f"no engine and no trainer came up within {_WORKERS_S:.0f} s")
 
     def _tokens(self) -> dict[str, int]:
@@ -319,8 +322,8 @@ class DemoRun:
         )
         return found
 
-    def _shared(self) -> dict[str, Any] | None:
-        """What the co-scheduler says, if the service has one."""
+    def _coschedule_state(self) -> dict[str, Any] | None:
+        """The co-scheduler's state; None if the service has none."""
         answer = self._client.send("GET", "/slackwater/coschedule")
         found: dict[str, Any] | None = None if answer.is_error else answer.json()
         return found
@@ -328,7 +331,7 @@ class DemoRun:
     def _timeline(
         self, jobs: Sequence[WatchedJob]
     ) -> tuple[str | None, dict[str, dict[str, dict[str, float] | None]]]:
-        """The file to look at, and how each job's time divides, alone and together."""
+        """The trace file, and the split of each job's time alone and together."""
         answer = self._client.send("GET", "/slackwater/coschedule/timeline")
         if answer.is_error:
             return None, {job.name: {"alone": None, "shared": None} for job in jobs}
@@ -347,12 +350,12 @@ class DemoRun:
         return str(path), shares
 
 
-def _curves(row: dict[str, Any]) -> list[dict[str, float]]:
+def _metrics_rows(row: dict[str, Any]) -> list[dict[str, float]]:
     path = Path(row["run"]) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def _done(rows: Sequence[dict[str, Any]]) -> int:
+def _count_iterations(rows: Sequence[dict[str, Any]]) -> int:
     return sum(row.get("iteration") or 0 for row in rows)
 
 

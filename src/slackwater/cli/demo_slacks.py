@@ -1,4 +1,4 @@
-"""`slackwater demo --slacks`: a served model under load beside jobs, and what each kind gave."""
+"""`slackwater demo --slacks`: jobs beside a served model under load; savings by kind of slack."""
 
 import json
 import statistics
@@ -24,9 +24,9 @@ _TOKENS = 24
 
 
 def slack_options(run: Path, chat: Path) -> list[str]:
-    """Options of the service: a rollout and a train node that send deltas, sandboxes, and a served
-    model that lends its device. An engine runs one turn at a time: the others go elsewhere. Events
-    are recorded in the folder of the run.
+    """Options of the service: a rollout and a train node on two sites, sandboxes, and a served
+    model that lends its device. Engines run one turn at a time, so that other turns use the loans.
+    Events are recorded in the run's folder.
     """
     fleet = run / "fleet.toml"
     fleet.write_text(
@@ -45,25 +45,25 @@ def slack_options(run: Path, chat: Path) -> list[str]:
     return [
         *("--fleet", str(fleet), *served, "--kv-mb", "64", "--max-running", "1"),
         *("--record", str(run / "events")),
-        *(part for one in sets for part in ("--set", one)),
+        *(part for assignment in sets for part in ("--set", assignment)),
     ]
 
 
 class ServedLoad:
-    """Users of the served model: the same questions over and over, one at a time."""
+    """A user of the served model who repeats the same questions, one at a time."""
 
     def __init__(self, url: str, key: str, pause_s: float = 0.5) -> None:
         self._pause_s = pause_s
         self._http = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=120)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, daemon=True)
+        self._thread = threading.Thread(target=self._ask_repeatedly, daemon=True)
         self.alone: list[str] = []
         self.alone_s: list[float] = []
         self.took_s: list[float] = []
         self.different = self.failed = 0
 
     def begin(self) -> None:
-        """Every answer while nothing else runs; then go on asking."""
+        """Record every answer on the idle service, then keep asking in a thread."""
         for prompt in _PROMPTS:
             began_s = time.monotonic()
             self.alone.append(self._ask(prompt))
@@ -89,7 +89,7 @@ class ServedLoad:
         answer.raise_for_status()
         return str(answer.json()["choices"][0]["text"])
 
-    def _ask_on(self) -> None:
+    def _ask_repeatedly(self) -> None:
         number = 0
         while not self._stop.wait(self._pause_s):
             place, number = number % len(_PROMPTS), number + 1
@@ -103,7 +103,7 @@ class ServedLoad:
 
 
 def _within_slo(took_s: Sequence[float]) -> int:
-    return sum(one_s <= TTFT_S + TPOT_S * (_TOKENS - 1) for one_s in took_s)
+    return sum(each_s <= TTFT_S + TPOT_S * (_TOKENS - 1) for each_s in took_s)
 
 
 def slack_demo(
@@ -114,7 +114,7 @@ def slack_demo(
     demo.wait_for_workers()
     load.begin()
     try:
-        result = demo.of(files, alone)
+        result = demo.run(files, alone)
     finally:
         served = load.end()
     rows = slack_rows(url, key)
@@ -123,7 +123,7 @@ def slack_demo(
 
 
 def slack_rows(url: str, key: str) -> list[dict[str, Any]]:
-    """What the dashboard shows of every kind."""
+    """The dashboard's rows, one per kind of slack."""
     with httpx.Client(base_url=url, timeout=60) as http:
         http.post("/dashboard/api/login", json={"key": key}).raise_for_status()
         with http.stream("GET", "/dashboard/api/events") as events:
@@ -131,11 +131,11 @@ def slack_rows(url: str, key: str) -> list[dict[str, Any]]:
                 if line.startswith("data: "):
                     rows: list[dict[str, Any]] = json.loads(line.removeprefix("data: "))["slack"]
                     return rows
-    raise UnavailableError("the dashboard says nothing of the fleet")
+    raise UnavailableError("the dashboard sent no figures")
 
 
 def slack_table(result: dict[str, Any]) -> RenderableType:
-    """One row for every kind, and what the users of the served model and the jobs noticed."""
+    """One row per kind, then the effect on the served model's user and on the jobs."""
     rows, served = result["slack"], result["served"]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("slack", "without", "used", "unit", "$ saved", ""):
@@ -144,15 +144,18 @@ def slack_table(result: dict[str, Any]) -> RenderableType:
     for row in rows:
         saved = row["saved_dollars"]
         table.add_row(
-            *(row["kind"], f"{row['alone']:.4f}", f"{row['used']:.4f}", row["unit"]),
+            row["kind"],
+            f"{row['alone']:.4f}",
+            f"{row['used']:.4f}",
+            row["unit"],
             "-" if saved is None else f"{saved:.4f}",
             row["detail"],
         )
     changed = [row["job"] for row in result["jobs"] if not row["same_rewards"]]
     curves = f"differ: {', '.join(changed)}" if changed else "are the same to the last digit"
-    said = (
+    summary = (
         f"{result['kinds_seen']} of 5 kinds of slack; {served['requests']} requests for the served "
         f"model, {served['attainment']:.1%} within its SLO, {served['different_answers']} answered "
         f"otherwise than alone, {served['failed']} failed; rewards alone and together {curves}"
     )
-    return Group(table, Text(said))
+    return Group(table, Text(summary))

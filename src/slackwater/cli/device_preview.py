@@ -1,4 +1,4 @@
-"""Which deployment will be on which device here: the allocator's decision, made beforehand."""
+"""Previews which deployment gets which device, with the allocator that the service uses."""
 
 from pathlib import Path
 
@@ -17,10 +17,10 @@ from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.worker.node_devices import node_devices
 
 
-def assigned_devices(settings: ServiceSettings) -> list[str]:
-    """One line per device of nodes that `up` starts here; RefusedError if a deployment gets none.
+def preview_devices(settings: ServiceSettings) -> list[str]:
+    """One line per device of local nodes; RefusedError if a deployment does not get any.
 
-    No model is read: one that is made later, or is wrong, does not keep the plan from being shown.
+    No model is read, so a missing model does not prevent the preview.
     """
     models = settings.models or ({} if settings.only_actions else {"tiny": Path("tiny")})
     bases = {name: BaseModel(name, path, 1, 1, (), "") for name, path in models.items()}
@@ -45,7 +45,7 @@ def assigned_devices(settings: ServiceSettings) -> list[str]:
             if isinstance(command, RefuseDeployment):
                 raise RefusedError(command.reason)
         lines += [
-            f"device {one.device}   {', '.join(allocator.owners(one.device)) or 'unused'}"
-            for one in devices
+            f"device {each.device}   {', '.join(allocator.owners(each.device)) or 'unused'}"
+            for each in devices
         ]
     return lines

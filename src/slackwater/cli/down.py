@@ -18,9 +18,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def down(
     state: State = DEFAULT_STATE,
-    timeout_s: Annotated[float, typer.Option(help="How long to wait.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option(help="Seconds to wait for its end.")] = 30.0,
 ) -> int:
-    """Stop the service and wait; its state and requests are kept."""
+    """Stop the service and wait for its end; its state is kept."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)
@@ -33,7 +33,9 @@ def down(
     deadline_s = time.monotonic() + timeout_s
     while folder.is_locked():
         if time.monotonic() > deadline_s:
-            raise UnavailableError(f"the service (pid {server['pid']}) is still stopping")
+            raise UnavailableError(
+                f"the service (pid {server['pid']}) is still stopping after {timeout_s:g} s"
+            )
         time.sleep(0.05)
     print("stopped")
     return 0

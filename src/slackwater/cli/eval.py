@@ -27,16 +27,17 @@ def evaluate(
     ctx: typer.Context,
     tasks: Annotated[str, typer.Argument(help="Tasks of the harness, separated by commas.")],
     model: Annotated[
-        str | None, typer.Option(help="Base model or tinker:// path (default: the only one).")
+        str | None, typer.Option(help="Base model or tinker:// path. Default: the only base model.")
     ] = None,
     harness: Annotated[Harness, typer.Option(help="lm-eval or inspect.")] = "lm-eval",
-    chat: Annotated[
-        bool, typer.Option("--chat", help="lm-eval: ask through chat completions.")
-    ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many samples of each task.")] = None,
-    concurrent: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
+    chat: Annotated[bool, typer.Option("--chat", help="lm-eval: use chat completions.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Samples per task. Default: all.")
+    ] = None,
+    concurrent: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 8,
     program: Annotated[
-        str | None, typer.Option(help="The harness's program, if in another environment.")
+        str | None,
+        typer.Option(help="Path of the harness's program, if it is in another environment."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the harness's results.")] = None,
     url: Url = None,
@@ -44,7 +45,7 @@ def evaluate(
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> int:
-    """Evaluate a served model; options that are not listed go to the harness."""
+    """Evaluate a served model; other options are passed to the harness."""
     from slackwater.cli.running_service import ServiceClient, find_service
 
     command = find_program(harness, program)
@@ -95,12 +96,12 @@ def only_model(client: Any) -> str:
     names = [str(item["id"]) for item in client.ask("GET", "/v1/models")["data"]]
     bases = [name for name in names if ":" not in name]
     if len(bases) != 1:
-        raise ConfigError.of("--model", None, f"must be one of {', '.join(bases or names)}")
+        raise ConfigError(f"--model: is required; one of {', '.join(bases or names)}")
     return bases[0]
 
 
 def fetch_tokenizer(client: Any, model: str, folder: Path) -> Path:
-    """Bring the model's tokenizer here, for lm-eval to count and cut contexts with."""
+    """Download the model's tokenizer: lm-eval counts and cuts contexts with it."""
     base = model
     if model.startswith("tinker://"):
         base = client.ask("POST", "/api/v1/weights_info", {"tinker_path": model})["base_model"]
@@ -135,7 +136,7 @@ def lm_eval_options(
 
 
 def read_scores(harness: str, files: list[Path]) -> dict[str, dict[str, float]]:
-    """Each task's metrics, from the files that the harness wrote."""
+    """Each task's metrics from the harness's result files."""
     scores: dict[str, dict[str, float]] = {}
     for file in files:
         written = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""`slackwater instance`: the engines of a running service, and how to add and remove them."""
+"""`slackwater instance`: lists, adds and removes the engines of a running service."""
 
 import json
 from pathlib import Path
@@ -10,14 +10,16 @@ from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Engines of a running service.")
 
-Instance = Annotated[str, typer.Argument(help="Its name in `slackwater instance list`.")]
-Model = Annotated[str | None, typer.Option(help="The model; required if there are several.")]
+Instance = Annotated[str, typer.Argument(help="Name, as in `slackwater instance list`.")]
+Model = Annotated[str | None, typer.Option(help="Model; required if the service has several.")]
 Kind = Annotated[str, typer.Option(help="dedicated, spot or borrowed.")]
 Engine = Annotated[str, typer.Option(help="embedded, vllm or sglang.")]
-Tp = Annotated[int, typer.Option(help="Devices of a node that each has: tensor parallel.")]
-Url = Annotated[str | None, typer.Option(help="The vLLM or SGLang server; default: start one.")]
+Tp = Annotated[int, typer.Option(help="Devices of each instance (tensor parallel).")]
+Url = Annotated[
+    str | None, typer.Option(help="A running vLLM or SGLang server. Default: start one.")
+]
 
 _COLUMNS = ("instance", "model", "kind", "state", "running", "pending", "tokens_per_s", "pid")
 _TITLES = {"tokens_per_s": "tok/s"}
@@ -25,7 +27,7 @@ _TITLES = {"tokens_per_s": "tok/s"}
 
 @app.command("list")
 def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """List instances."""
+    """List instances, with failed starts."""
     found = _ask(state, "GET", "")
     if as_json:
         print(json.dumps(found))
@@ -51,7 +53,7 @@ def list_instances(state: State = DEFAULT_STATE, as_json: AsJson = False) -> Non
 
 @app.command()
 def add(
-    count: Annotated[int, typer.Option(help="How many.")] = 1,
+    count: Annotated[int, typer.Option(help="Number of instances.")] = 1,
     model: Model = None,
     kind: Kind = "spot",
     engine: Engine = "embedded",
@@ -60,7 +62,7 @@ def add(
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> None:
-    """Start more instances; they take turns once they are up, even in the middle of a step."""
+    """Start more instances; they take turns as soon as they are up."""
     body = {"count": count, "model": model, "kind": kind, "engine": engine, "url": url, "tp": tp}
     found = _ask(state, "POST", "", body)
     print(json.dumps(found) if as_json else f"starting {', '.join(found['added']) or 'none'}")
@@ -70,7 +72,7 @@ def add(
 def drain(
     instance: Instance,
     move_turns: Annotated[
-        bool, typer.Option("--move-turns", help="Move its turns at once.")
+        bool, typer.Option("--move-turns", help="Move its turns now, instead of letting them end.")
     ] = False,
     state: State = DEFAULT_STATE,
 ) -> None:
@@ -90,13 +92,13 @@ def kill(instance: Instance, state: State = DEFAULT_STATE) -> None:
 def replay(
     trace: Annotated[Path, typer.Argument(help="Spot trace: t_s,event,instance_id (.csv, .gz).")],
     speed: Annotated[float, typer.Option(help="Speed-up factor of the trace.")] = 1.0,
-    notice_s: Annotated[float, typer.Option(help="Notice before a removal; 0: none.")] = 0.0,
+    notice_s: Annotated[float, typer.Option(help="Seconds of notice before a removal.")] = 0.0,
     model: Model = None,
     engine: Engine = "embedded",
     url: Url = None,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Replay a spot trace: add and remove instances from now on."""
+    """Replay a spot trace: add and remove instances in real time."""
     from slackwater.model.spot_trace import read_spot_trace
 
     lines = [f"{e.t_s!r},{e.event},{e.instance_id}" for e in read_spot_trace(trace)]
@@ -108,14 +110,16 @@ def replay(
 
 @app.command()
 def verify(
-    record: Annotated[Path, typer.Argument(help="RECORD.fleet.jsonl of `up --record RECORD`.")],
+    record: Annotated[
+        Path, typer.Argument(help="RECORD.fleet.jsonl, written by `up --record RECORD`.")
+    ],
     config: Annotated[
         Path | None,
-        typer.Option(help="config.toml of the service's folder; default: settings unchanged."),
+        typer.Option(help="config.toml in the service's folder. Default: the default settings."),
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Feed the events of one recorded run to a fresh controller: does it decide the same?"""
+    """Check that a new controller decides the same from a record."""
     from slackwater.cli.up import settings_table
     from slackwater.control.fleet.messages import EVENT_TYPES
     from slackwater.control.record import replay as replay_record
@@ -135,7 +139,7 @@ def verify(
     elif divergence is None:
         print(f"{agreed:,} events replayed; every command is the same")
     else:
-        print(f"{agreed:,} events agreed; line {divergence.line} does not: {divergence.event}")
+        print(f"{agreed:,} events agreed; line {divergence.line} differs: {divergence.event}")
         print(f"recorded: {divergence.recorded}")
         print(f"replayed: {divergence.replayed}")
     return 0 if divergence is None else 1

@@ -19,24 +19,26 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="The jobs of a running service.",
+    help="Jobs of a running service.",
 )
 
 Name = Annotated[str, typer.Argument(help="The job's name.")]
 Wait = Annotated[
-    bool, typer.Option("--wait", help="Return when the job has ended; 1 if it failed.")
+    bool, typer.Option("--wait", help="Wait until the job has ended; exit 1 if it failed.")
 ]
 
 _OVER = ("finished", "failed", "stopped", "refused")
 _STOP_S = 30.0
-_LOOK_S = 0.3
+_POLL_S = 0.3
 
 
 @app.command()
 def submit(
-    file: Annotated[Path, typer.Argument(help="TOML: name, model, a recipe or a command, an SLO.")],
+    file: Annotated[
+        Path, typer.Argument(help="Job file (TOML): name, model, a recipe or a command, an SLO.")
+    ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace an ended job of that name.")
+        bool, typer.Option("--replace", help="Replace an ended job of the same name.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the file, print it resolved, and stop.")
@@ -45,18 +47,18 @@ def submit(
     state: State = DEFAULT_STATE,
     as_json: AsJson = False,
 ) -> int:
-    """Submit a job: the service starts and restarts its driver and keeps its output."""
+    """Submit a job; the service runs its driver and keeps its output."""
     table = read_job_file(file)
     if dry_run:
         print(json.dumps(table, indent=2))
         return 0
     found = _ask(state, "POST", f"?replace={str(replace).lower()}", table)
     if not as_json:
-        print(f"{found['name']}: {_where(found)}")
+        print(f"{found['name']}: {_stage_line(found)}")
     if wait:
-        found = _until_over(state, found["name"])
+        found = _wait_until_over(state, found["name"])
         if not as_json:
-            print(f"{found['name']}: {_where(found)}")
+            print(f"{found['name']}: {_stage_line(found)}")
     if as_json:
         print(json.dumps(found))
     return 1 if found["stage"] in ("failed", "refused") else 0
@@ -94,9 +96,11 @@ def show(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> N
 def logs(
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue until the job ends, or Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Follow the output until the job ends.")
     ] = False,
-    last: Annotated[int, typer.Option("--bytes", help="Start with this much of its end.")] = 8192,
+    last: Annotated[
+        int, typer.Option("--bytes", help="Start with this many bytes of its end.")
+    ] = 8192,
     state: State = DEFAULT_STATE,
 ) -> None:
     """Print the output of the job's drivers, including restarts."""
@@ -109,20 +113,20 @@ def logs(
             continue
         if not follow or found["over"]:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 @app.command()
 def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Stop the job's driver (SIGTERM, then SIGKILL); `resume` continues from its last state."""
+    """Stop a job's driver (SIGTERM, then SIGKILL); see `resume`."""
     found = _ask(state, "POST", f"/{quote(name, safe='')}/stop")
     deadline_s = time.monotonic() + _STOP_S
     while found["stage"] not in _OVER:
         if time.monotonic() > deadline_s:
             raise UnavailableError(f"{name} is still stopping; see `slackwater job show {name}`")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         found = _ask(state, "GET", f"/{quote(name, safe='')}")
-    print(json.dumps(found) if as_json else f"{name}: {_where(found)}")
+    print(json.dumps(found) if as_json else f"{name}: {_stage_line(found)}")
 
 
 @app.command()
@@ -132,18 +136,18 @@ def resume(
     """Resume an ended job from its last complete iteration."""
     found = _ask(state, "POST", f"/{quote(name, safe='')}/resume")
     if wait:
-        found = _until_over(state, name)
-    print(json.dumps(found) if as_json else f"{name}: {_where(found)}")
+        found = _wait_until_over(state, name)
+    print(json.dumps(found) if as_json else f"{name}: {_stage_line(found)}")
     return 1 if found["stage"] in ("failed", "refused") else 0
 
 
-def _until_over(state: Path, name: str) -> dict[str, Any]:
+def _wait_until_over(state: Path, name: str) -> dict[str, Any]:
     while (found := _ask(state, "GET", f"/{quote(name, safe='')}"))["stage"] not in _OVER:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return found
 
 
-def _where(found: dict[str, Any]) -> str:
+def _stage_line(found: dict[str, Any]) -> str:
     """Stage and reason in one line."""
     reason = f" ({found['reason']})" if found["reason"] else ""
     return f"{found['stage']}{reason}"
@@ -154,15 +158,15 @@ def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The file as the service takes it: absolute paths, checked recipe, number of steps."""
+    """Read a job file: absolute paths, a checked recipe, the number of iterations."""
     table = read_toml("FILE", path)
     try:
-        return _resolved(table, path.resolve().parent)
+        return _resolve(table, path.resolve().parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _resolved(table: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _resolve(table: dict[str, Any], folder: Path) -> dict[str, Any]:
     recipe, workdir = table.get("recipe"), table.get("workdir")
     if isinstance(recipe, str):
         if recipe.endswith(".toml"):

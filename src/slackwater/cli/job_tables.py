@@ -22,21 +22,19 @@ def stage_text(stage: str) -> Text:
 
 
 def iterations(row: dict[str, Any]) -> str:
-    """A job's progress, if known: of one that a recipe drives it is the recipe's, whose warm-up is
-    no iteration.
-    """
+    """A job's progress, if known; a recipe reports its own, in which warm-up does not count."""
     done = row.get("iteration") or (0 if row.get("recipe") else row.get("iterations_done", 0))
-    of = row.get("iterations")
-    return f"{done}/{of}" if of else (str(done) if done else "")
+    total = row.get("iterations")
+    return f"{done}/{total}" if total else (str(done) if done else "")
 
 
 def number(value: Any, digits: int) -> str:
-    """A figure, or nothing where there is none."""
+    """A rounded number; empty if there is none."""
     return f"{value:.{digits}f}" if isinstance(value, int | float) else ""
 
 
 def mean_wait(row: dict[str, Any]) -> str:
-    """How long a sample or a training operation of the job waited on average, in seconds."""
+    """The mean wait of a job's samples and training operations, in seconds."""
     count = row["turns"] + row["operations"]
     waited_s = row["turns_waited_s"] + row["operations_waited_s"]
     return f"{waited_s / count:.2f}" if count else ""
@@ -50,9 +48,14 @@ def job_list(rows: list[dict[str, Any]]) -> Table:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            *(row.get("name") or row["job"], stage_text(row["stage"]), iterations(row)),
-            *(number(row.get("reward"), 3), number(row.get("slo"), 2)),
-            *(f"{row['device_s']:.1f}", f"{row['tokens']:,}", f"{row['operations']:,}"),
+            row.get("name") or row["job"],
+            stage_text(row["stage"]),
+            iterations(row),
+            number(row.get("reward"), 3),
+            number(row.get("slo"), 2),
+            f"{row['device_s']:.1f}",
+            f"{row['tokens']:,}",
+            f"{row['operations']:,}",
             mean_wait(row),
         )
     return table

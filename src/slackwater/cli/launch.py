@@ -1,4 +1,4 @@
-"""`slackwater launch`: bring the nodes of a fleet up on a cluster."""
+"""`slackwater launch`: starts the nodes of a fleet on a cluster."""
 
 import json
 from collections.abc import Sequence
@@ -21,15 +21,17 @@ P = TypeVar("P", "SlurmPool", "KubernetesPool")
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Fleet = Annotated[Path, typer.Option("--fleet", help="The fleet file of `slackwater up`.")]
-Pool = Annotated[str | None, typer.Option(help="This pool alone. Default: all that it lists.")]
+Pool = Annotated[
+    str | None, typer.Option(help="Launch only this pool. Default: all pools of the file.")
+]
 
 
 @app.callback()
 def root() -> None:
-    """Bring the nodes of a fleet up on a cluster."""
+    """Start the nodes of a fleet on a Slurm or Kubernetes cluster."""
 
 
-def _listed(table: str, listed: Sequence[P], pool: str | None) -> list[P]:
+def _select_pools(table: str, listed: Sequence[P], pool: str | None) -> list[P]:
     found = [each for each in listed if pool in (None, each.pool)]
     if not found:
         known = ", ".join(each.pool for each in listed) or "none"
@@ -53,11 +55,11 @@ def slurm(
     ] = False,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Submit one sbatch script per pool of [[slurm]]; its nodes join the running service."""
+    """Submit one sbatch script per [[slurm]] pool."""
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.slurm import batch_script, submit, write_batch_files
 
-    pools = _listed("slurm", read_fleet_file(fleet).slurm, pool)
+    pools = _select_pools("slurm", read_fleet_file(fleet).slurm, pool)
     shared = (folder or state / "slurm").expanduser().resolve()
     if dry_run:
         print("\n".join(batch_script(each, shared) for each in pools), end="")
@@ -75,7 +77,7 @@ def kubernetes(
     fleet: Fleet,
     pool: Pool = None,
     service: Annotated[
-        bool, typer.Option("--service", help="Print the service's own manifests instead.")
+        bool, typer.Option("--service", help="Print the manifests of the service instead of pools.")
     ] = False,
     image: Annotated[str, typer.Option(help="Image of the service.")] = "slackwater:latest",
     namespace: Annotated[str, typer.Option(help="Namespace of the service.")] = "default",
@@ -84,11 +86,14 @@ def kubernetes(
         list[str] | None, typer.Option(help="Another option of `slackwater up`; repeatable.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Without tokens, and without a service.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the manifests without tokens; needs no running service."
+        ),
     ] = False,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Print manifests for `kubectl apply -f -`: pools of [[kubernetes]], or the service."""
+    """Print manifests of [[kubernetes]] pools or of the service."""
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.kubernetes import pool_manifests, service_manifests
 
@@ -102,7 +107,7 @@ def kubernetes(
             options=option or [],
         )
     else:
-        pools = _listed("kubernetes", file.kubernetes, pool)
+        pools = _select_pools("kubernetes", file.kubernetes, pool)
 
         def token_of(node: str, of_pool: str) -> str:
             return "dry-run" if dry_run else node_token(state, node, of_pool)

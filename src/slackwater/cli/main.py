@@ -1,4 +1,4 @@
-"""`slackwater`: the commands, each imported only when it is called."""
+"""`slackwater`: the commands; each is imported only when it is called."""
 
 import importlib
 import sys
@@ -16,28 +16,33 @@ _UsageError: type[Any] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-# name -> (module with a typer `app`, one line of help). Add a command by adding a line. Those of
-# `benchmarks` need a checkout.
+# name -> (module with a typer `app`, one line of help). Modules of `benchmarks` need a checkout.
 COMMANDS: dict[str, tuple[str, str]] = {
     "up": ("slackwater.cli.up", "Start the service: models behind the Tinker and OpenAI APIs."),
     "down": ("slackwater.cli.down", "Stop the service."),
     "status": ("slackwater.cli.status", "Show what the service is doing."),
     "agent": ("slackwater.cli.agent", "Join this machine to a fleet."),
-    "node": ("slackwater.cli.node", "The fleet's machines: list them, or make a token to join."),
-    "launch": ("slackwater.cli.launch", "Bring a fleet's nodes up: Slurm, Kubernetes."),
+    "node": ("slackwater.cli.node", "Machines of a fleet: list, token, revoke."),
+    "launch": ("slackwater.cli.launch", "Start a fleet's nodes on Slurm or Kubernetes."),
     "job": ("slackwater.cli.job", "Jobs: submit, list, show, logs, stop, resume."),
-    "demo": ("slackwater.cli.demo", "Run a folder of jobs on one small fleet, and show the cost."),
-    "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, use, slowdowns."),
+    "demo": ("slackwater.cli.demo", "Run a folder of jobs alone and together, and compare."),
+    "top": ("slackwater.cli.top", "Watch jobs share the fleet: permits, utilization, slowdowns."),
     "dashboard": ("slackwater.cli.dashboard", "Show the service or a recorded run in a browser."),
     "instance": ("slackwater.cli.instance", "Engines: list, add, drain, kill, replay a trace."),
-    "action": ("slackwater.cli.action", "Run commands in sandboxes, and see what runs: run, top."),
-    "bench": ("benchmarks.cli.bench", "Run benchmarks."),
+    "action": ("slackwater.cli.action", "Commands in sandboxes: run, top, mcp."),
+    "bench": ("benchmarks.cli.bench", "Run benchmarks (needs a checkout)."),
     "plan": ("slackwater.cli.plan", "Plan how jobs share a fleet, and what that saves."),
-    "sim": ("slackwater.cli.sim", "Run a fleet in virtual time: run, compare, replay, list."),
-    "rollout": ("benchmarks.cli.rollout", "Simulate a rollout scenario under each of its rules."),
-    "storm": ("benchmarks.cli.storm", "Inject random faults into the controllers, from a seed."),
-    "model": ("slackwater.cli.model", "Get or make models."),
-    "train": ("slackwater.cli.train", "Train: GRPO, supervised or on preferences."),
+    "sim": ("slackwater.cli.sim", "Simulate a fleet: run, compare, replay, list."),
+    "rollout": (
+        "benchmarks.cli.rollout",
+        "Simulate a rollout scenario under each policy (needs a checkout).",
+    ),
+    "storm": (
+        "benchmarks.cli.storm",
+        "Inject random faults into the controllers (needs a checkout).",
+    ),
+    "model": ("slackwater.cli.model", "Models: get, make, list, export, untie."),
+    "train": ("slackwater.cli.train", "Train with GRPO, supervised fine-tuning or DPO."),
     "eval": ("slackwater.cli.eval", "Evaluate a served model with lm-eval or inspect-ai."),
 }
 
@@ -54,7 +59,7 @@ class LateCommands(TyperGroup):
         if COMMANDS[cmd_name][0].startswith("benchmarks"):
             load_benchmarks()
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        module.app.rich_markup_mode = None  # help in one style, whatever the command
+        module.app.rich_markup_mode = None  # the same style of help for every command
         return typer.main.get_command(module.app)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -107,7 +112,7 @@ def main() -> None:
         if str(error.name).startswith("slackwater"):
             raise
         print(
-            f"slackwater: {error.name} is not installed; this command needs more than the planner: "
+            f"slackwater: {error.name} is not installed, but this command needs it: "
             "pip install -c constraints.txt '.[serve,rl]'",
             file=sys.stderr,
         )
@@ -123,5 +128,7 @@ def main() -> None:
 def _show_usage(error: Any) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-    else:
-        print(f"slackwater: {error.format_message()} (see --help)", file=sys.stderr)
+        return
+    command = error.ctx.command_path if error.ctx else "slackwater"
+    message = error.format_message().rstrip(".")
+    print(f"slackwater: {message}; see `{command} --help`", file=sys.stderr)

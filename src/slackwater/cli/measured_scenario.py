@@ -16,7 +16,7 @@ from slackwater.sim.slacks.scenario import PERIOD_S
 _PROFILE = ("rollout_s", "train_s", "rollout_nodes", "train_nodes")
 
 
-def measured_tables(
+def measure_tables(
     service: ServiceClient, table: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
     """The file's tables with the service's jobs, its SLO, its requests in the median ten minutes of

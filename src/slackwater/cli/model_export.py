@@ -1,4 +1,4 @@
-"""Trained weights out of a service: what `slackwater model export` does, step by step."""
+"""Downloads trained weights from a service, for `slackwater model export`."""
 
 import shutil
 import tempfile
@@ -13,7 +13,7 @@ _TEMPORARY_S = 3600
 
 
 class WeightSource:
-    """One service, seen by one tenant."""
+    """One service, accessed by one tenant."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url, self._key = url, key
@@ -22,9 +22,9 @@ class WeightSource:
     def export(
         self, path: str, out: Path, *, merge: bool, base: Path | None, progress: Progress
     ) -> None:
-        """Write a `tinker://` path's weights to `out`, which must not be there yet."""
+        """Write the weights of a `tinker://` path to `out`, which must not exist."""
         if out.exists():
-            raise ConfigError.of("DIR", str(out), "is there already; name one that is not")
+            raise ConfigError.of("DIR", str(out), "exists already; name a new folder")
         base_model = self._client.ask("POST", "/api/v1/weights_info", {"tinker_path": path})[
             "base_model"
         ]
@@ -46,7 +46,7 @@ class WeightSource:
         if "/weights/" not in path:
             self._fetch(path, folder, progress)
             return
-        # a training state leaves by way of a short-lived export, as in the SDK's own tools
+        # A training state is exported for an hour and then downloaded, as in the SDK's own tools.
         from slackwater.rl.sdk_client import closing, load_sdk
 
         load_sdk()
@@ -79,8 +79,8 @@ class WeightSource:
         from slackwater.zoo.sources import is_model, models_directory
 
         models = self._client.ask("GET", "/slackwater/status").get("models", {})
-        places = [Path(str(models[name]))] if isinstance(models, dict) and name in models else []
-        for place in (*places, models_directory() / name):
-            if is_model(place):
-                return place
-        raise ConfigError.of("--base", None, f"is needed: the folder of {name}, to merge into")
+        folders = [Path(str(models[name]))] if isinstance(models, dict) and name in models else []
+        for folder in (*folders, models_directory() / name):
+            if is_model(folder):
+                return folder
+        raise ConfigError(f"--base: is required with --merge: the folder of {name}")

@@ -1,4 +1,4 @@
-"""What fits the memory of this machine: the table of `slackwater model list`."""
+"""Which models fit this machine's memory: the table of `slackwater model list`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from slackwater.zoo.sources import StoredModel
 
 _GIB = 1 << 30
 _KV_BYTES = 1 << 30  # the default of `slackwater up --kv-mb`
-# Bytes a parameter: an engine's copy, and beside it a trainer's: frozen under an adapter, or with
-# an fp32 master, gradient and both moments of Adam.
+# Bytes per parameter. `serve`: the engine's copy. `adapter`: and a frozen copy of the trainer.
+# `full`: and an fp32 master, a gradient and both moments of Adam.
 _CPU_BYTES = {"serve": 4, "adapter": 8, "full": 20}
 _GPU_BYTES = {"serve": 2, "adapter": 4, "full": 20}
 
 
 @dataclass(frozen=True, slots=True)
 class MachineMemory:
-    """The memory of one device of this machine: of its smallest GPU, or of the machine."""
+    """The memory of this machine's smallest GPU, or of the machine if it has none."""
 
     device: str
     size: int
@@ -35,7 +35,7 @@ def machine_memory() -> MachineMemory:
 
 
 def fit_table(models: Sequence[StoredModel], memory: MachineMemory) -> list[dict[str, Any]]:
-    """Each model with the bytes that a use of it needs on one device, and whether they fit."""
+    """Each model with the bytes that each use needs on one device, and whether they fit."""
     each = _GPU_BYTES if memory.device == CUDA else _CPU_BYTES
     rows = []
     for model in models:
@@ -53,9 +53,9 @@ def fit_table(models: Sequence[StoredModel], memory: MachineMemory) -> list[dict
 
 
 def fit_lines(table: Sequence[dict[str, Any]], memory: MachineMemory) -> Iterator[str]:
-    yield f"one device here: {memory.device} with {memory.size / _GIB:.1f} GiB"
+    yield f"smallest device of this machine: {memory.device} with {memory.size / _GIB:.1f} GiB"
     if not table:
-        yield "no models; get one: `slackwater model get ORG/NAME`, `slackwater model make tiny`"
+        yield "no models; see `slackwater model get --help` and `slackwater model make --help`"
         return
     width = max(len(row["name"]) for row in table)
     yield f"{'name':{width}}  {'parameters':>10}  {'serve':>10}  {'adapter':>10}  {'full':>10}"
@@ -69,4 +69,4 @@ def fit_lines(table: Sequence[dict[str, Any]], memory: MachineMemory) -> Iterato
         ]
         count = f"{row['parameters'] / 1e6:.1f} M"
         yield f"{row['name']:{width}}  {count:>10}  {'  '.join(cells)}  {row['directory']}"
-    yield "GiB that serving, training an adapter and training all weights need, without activations"
+    yield "columns: GiB to serve, to train an adapter, to train all weights; without activations"

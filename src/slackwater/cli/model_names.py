@@ -1,4 +1,4 @@
-"""A model by any of its names: a directory, a GGUF file, one of the models' folder, ORG/NAME."""
+"""Finds a model by name: a directory, a GGUF file, an entry of the models' folder, ORG/NAME."""
 
 import hashlib
 import subprocess
@@ -15,12 +15,12 @@ def find_model(given: str, option: str = "--model", models: Path | None = None) 
     if path.is_dir():
         return path
     if path.suffix == ".gguf" and path.is_file():
-        return _converted(path.resolve(), models)
+        return _convert(path.resolve(), models)
     folder = models_directory(models)
     if given and is_model(folder / given):
         return folder / given
     if not is_hub_name(given):
-        fix = f"must be a directory, a .gguf file, a model in {folder}, or ORG/NAME of the hub"
+        fix = f"must be a directory, a .gguf file, a model in {folder}, or ORG/NAME on the hub"
         raise ConfigError.of(option, given, fix)
     try:
         return hub_snapshot(given)
@@ -29,13 +29,13 @@ def find_model(given: str, option: str = "--model", models: Path | None = None) 
 
 
 def gguf_directory(file: Path, models: Path | None = None) -> Path:
-    """The folder for a GGUF file's model; a changed file has another."""
+    """The folder for a GGUF file's model; a changed file gets another one."""
     seen = file.stat()
     digest = hashlib.sha256(f"{file}\0{seen.st_size}\0{seen.st_mtime_ns}".encode()).hexdigest()
     return models_directory(models) / f"{file.stem}-{digest[:8]}"
 
 
-def _converted(file: Path, models: Path | None) -> Path:
+def _convert(file: Path, models: Path | None) -> Path:
     directory = gguf_directory(file, models)
     if not is_model(directory):
         run_model_command("get", str(file), "--models", str(directory.parent))
@@ -43,7 +43,7 @@ def _converted(file: Path, models: Path | None) -> Path:
 
 
 def run_model_command(*arguments: str) -> None:
-    """Run `slackwater model` in a process of its own, since it loads PyTorch."""
+    """Run `slackwater model` in a child process, because it loads PyTorch."""
     command = [sys.executable, "-m", "slackwater", "model", *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""`slackwater node`: the machines of a fleet, and how another one joins."""
+"""`slackwater node`: lists the machines of a fleet, and makes tokens for new ones."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from slackwater.cli.running_service import AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import UnavailableError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Machines of a fleet.")
 
 
 _COLUMNS = ("node", "pool", "state", "host", "cores", "memory_mb", "here_s", "workers")
@@ -19,7 +19,7 @@ _DEVICE_COLUMNS = ("device", "memory_mb", "domain", "owners")
 
 @app.command("list")
 def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
-    """Show every node, whether it is here, what runs on it, and who owns its devices."""
+    """List nodes: whether they have joined, their workers and devices."""
     found = ask_service(state, "GET", "/slackwater/nodes")
     if as_json:
         print(json.dumps(found))
@@ -34,7 +34,7 @@ def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
         shown["workers"] = ", ".join(row["workers"])
         table.add_row(*(str(shown.get(column, "")) for column in _COLUMNS))
     devices = Table(*_DEVICE_COLUMNS, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for device in (one for row in found["nodes"] for one in row.get("devices", [])):
+    for device in (each for row in found["nodes"] for each in row.get("devices", [])):
         shown = device | {"owners": ", ".join(device["owners"])}
         devices.add_row(*(str(shown[column]) for column in _DEVICE_COLUMNS))
     Console().print(table, devices)
@@ -42,13 +42,13 @@ def list_nodes(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
 
 @app.command()
 def token(
-    node: Annotated[str, typer.Argument(help="The machine's name in the fleet.")],
+    node: Annotated[str, typer.Argument(help="Name of the machine in the fleet.")],
     pool: Annotated[
-        str | None, typer.Option(help="Its pool, unless the fleet file lists the node.")
+        str | None, typer.Option(help="Pool of the node, unless the fleet file lists it.")
     ] = None,
     state: State = DEFAULT_STATE,
 ) -> None:
-    """Print NODE's join token, which holds its key, for `slackwater agent --join-file FILE`."""
+    """Print NODE's secret join token, for `agent --join-file FILE`."""
     print(node_token(state, node, pool))
 
 
@@ -64,7 +64,7 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
     server = folder.read_server()
     if server is None or not folder.is_locked():
         raise UnavailableError(
-            f"no service is running on {folder.root}; `slackwater up --fleet FILE` starts one"
+            f"no service is running on {folder.root}; start one with `slackwater up --fleet FILE`"
         )
     own = {"node": node, "pool": pool, "key": NodeKeys(folder).key(node, pool)}
     return write_token(server["join"] | own)
@@ -74,7 +74,7 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
 def revoke(
     node: Annotated[str, typer.Argument(help="Name of a node.")], state: State = DEFAULT_STATE
 ) -> None:
-    """Revoke NODE's tokens and disconnect it; a new token lets it join again."""
+    """Revoke NODE's tokens and disconnect it."""
     from slackwater.runtime.launch.fleet_file import check_name
     from slackwater.runtime.launch.node_keys import NodeKeys
     from slackwater.runtime.store.state_directory import StateDirectory
@@ -85,4 +85,4 @@ def revoke(
         ask_service(state, "POST", f"/slackwater/nodes/{node}/revoke")
     else:
         NodeKeys(folder).revoke(node)
-    print(f"node {node}: its tokens are revoked")
+    print(f"node {node}: tokens revoked")

@@ -1,4 +1,4 @@
-"""A service for one command, stopped after it or when it dies."""
+"""A service that lives as long as the command that starts it."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.sandbox.linux import die_with_parent
 
-START_S = 240.0  # a first start compiles
+START_S = 240.0  # the first start compiles
 STOP_S = 30.0
 
 
@@ -22,14 +22,14 @@ STOP_S = 30.0
 def own_service(
     state: Path, model: str, directory: Path, *options: str
 ) -> Iterator[tuple[str, str]]:
-    """A service of one model; yields the URL and the key."""
-    with started(state, "--model", f"{model}={directory}", *options) as found:
+    """Start a service with one model; yields the URL and the key."""
+    with start_service(state, "--model", f"{model}={directory}", *options) as found:
         yield found
 
 
 @contextlib.contextmanager
-def started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
-    """`slackwater up` with these options; yields the URL and the key."""
+def start_service(state: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """Run `slackwater up` with these options; yields the URL and the key."""
     folder = StateDirectory(state)
     command = [sys.executable, "-m", "slackwater", "up", "--state", str(folder.root), "--port", "0"]
     log = folder.root / "service.log"
@@ -38,25 +38,27 @@ def started(state: Path, *options: str) -> Iterator[tuple[str, str]]:
             [*command, *options],
             stdout=output,
             stderr=output,
-            # Ctrl-C reaches this process, which then stops the service in order
+            # A new session, so that Ctrl-C reaches only this process, which then stops the service.
             start_new_session=True,
             preexec_fn=partial(_end_with, os.getpid()),
         )
         try:
-            yield _ready(folder, process, log)
+            yield _wait_until_serving(folder, process, log)
         finally:
             _stop(process)
 
 
 def _end_with(command: int) -> None:
-    """The service is asked to stop when the thread of the command that started it dies."""
+    """Stop the service (SIGTERM) when the thread of the starting command dies."""
     if sys.platform == "linux":
         die_with_parent(signal.SIGTERM)
     if os.getppid() != command:  # it died before the call
         os._exit(1)
 
 
-def _ready(folder: StateDirectory, process: subprocess.Popen[bytes], log: Path) -> tuple[str, str]:
+def _wait_until_serving(
+    folder: StateDirectory, process: subprocess.Popen[bytes], log: Path
+) -> tuple[str, str]:
     deadline_s = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline_s:
         server = folder.read_server()

@@ -1,4 +1,4 @@
-"""Pictures of a simulated run, written whole or not at all."""
+"""Writes the picture and the trace of a simulated run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ def write_pictures(
     trace: Path | None,
     hours: tuple[float, float] | None = None,
 ) -> None:
-    """The timeline to `plot`, of some `hours` only if asked; a trace for Perfetto to `trace`."""
+    """Draw the timeline (or some `hours` of it) to `plot`; write a Perfetto trace to `trace`."""
     from slackwater.cli.atomic_file import atomic_file, write_atomically
 
     if trace:

@@ -1,4 +1,4 @@
-"""`slackwater plan`: how should these jobs share this fleet, and what would that save?"""
+"""`slackwater plan`: plans how jobs share a fleet, and what that saves."""
 
 import json
 import sys
@@ -26,43 +26,53 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @app.command()
 def plan(
     fleet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="fleet.toml: [rollout] and [train] pools.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Fleet file (TOML) with [rollout] and [train] pools."),
     ] = None,
     jobs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="jobs.csv: one row per job.")
+        Path | None, typer.Option(metavar="FILE", help="Job table (CSV) with one row per job.")
     ] = None,
     slacks: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Instead: a fleet with five kinds of slack."),
+        typer.Option(
+            metavar="FILE",
+            help="Instead of --fleet and --jobs: a scenario with five kinds of slack.",
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="With --slacks: seeds.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="With --slacks: number of seeds.")] = 3,
     from_service: Annotated[
         bool,
-        typer.Option("--from-service", help="With --slacks: a service's jobs and last week."),
+        typer.Option(
+            "--from-service",
+            help="With --slacks: use the jobs and the last week of a running service.",
+        ),
     ] = False,
     url: Url = None,
     key: Key = None,
     state: State = DEFAULT_STATE,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change the fleet; repeatable."),
+        typer.Option("--set", metavar="A.B=C", help="Change one setting of the file; repeatable."),
     ] = None,
     policy: Annotated[str, typer.Option(help="Placement policy.")] = "interleaving",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the input and stop.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved input and stop.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw some cycles: .png, .svg or .pdf.")
+        Path | None, typer.Option(metavar="FILE", help="Draw some iterations: .png, .svg or .pdf.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan for `up --config FILE`.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the plan as a file for `slackwater up --config`."),
     ] = None,
 ) -> None:
-    """Plan which jobs share which nodes, their slowdowns, and the savings.
+    """Plan which jobs share which nodes, their slowdowns and the savings.
 
-    With --slacks: what each kind of slack saves.
+    With --slacks, show what each kind of slack saves.
     """
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.pictures import write_pictures
@@ -82,18 +92,19 @@ def plan(
 
     unwind_on_terminate()
     if slacks is not None:
-        from slackwater.cli.slack_plan import check_alone, plan_slacks
+        from slackwater.cli.slack_plan import plan_slacks, refuse_fleet_and_jobs
 
-        check_alone(fleet, jobs)
+        refuse_fleet_and_jobs(fleet, jobs)
         with tempfile.TemporaryDirectory(prefix="slackwater-plan-") as folder:
             measure = None
             if from_service:
-                from slackwater.cli.measured_scenario import measured_tables
+                from slackwater.cli.measured_scenario import measure_tables
 
                 service = ServiceClient(*find_service(url, key, state))
-                measure = partial(measured_tables, service, folder=Path(folder))
+                measure = partial(measure_tables, service, folder=Path(folder))
             plan_slacks(
-                *(slacks, sets or []),
+                slacks,
+                sets or [],
                 seeds=seeds,
                 dry_run=dry_run,
                 as_json=as_json,
@@ -103,9 +114,12 @@ def plan(
             )
         return
     if from_service:
-        raise ConfigError("--from-service: needs --slacks FILE, which has the pools and prices")
+        raise ConfigError("--from-service: needs --slacks FILE, which has the pools and the prices")
     if fleet is None or jobs is None:
-        raise ConfigError("--fleet and --jobs: both are needed, or --slacks FILE instead")
+        raise ConfigError(
+            "--fleet, --jobs: both are required, or --slacks FILE instead "
+            "(examples: examples/plan, examples/five_slacks)"
+        )
     entry = read_fleet(fleet, sets or [])
     specs = read_jobs(jobs)
     fmt = plot_format(plot)
@@ -161,7 +175,7 @@ def _service_file(
 
 
 def _say_first(plan: "SharingPlan") -> None:
-    """One line on stderr, while the plan is still being improved and measured."""
+    """Print a first answer to stderr while the plan is still improved and measured."""
     waiting = len(plan.jobs) - len(plan.placed)
     without = f", {waiting} without nodes" if waiting else ""
     print(
@@ -221,7 +235,7 @@ _BY = {
 
 
 def _summary(figures: dict[str, Any]) -> list[str]:
-    """Numbers of placed jobs, their savings, and why others were not placed."""
+    """Counts of placed jobs, their savings, and why others were not placed."""
     from slackwater.cli.run_tables import share, times
 
     refusals = figures["refusals"]

@@ -1,4 +1,4 @@
-"""Checks before a service starts; they read headers only, no weights and no PyTorch."""
+"""Checks before a service starts; they read headers only and do not import PyTorch."""
 
 import ctypes
 import sys
@@ -15,13 +15,13 @@ HOW_TO_ISOLATE = "install bubblewrap (apt-get install bubblewrap, dnf install bu
 
 
 def check_device(device: str) -> None:
-    """`cpu`, `cuda` or `cuda:N`, and there."""
+    """Check that it is `cpu`, `cuda` or `cuda:N`, and exists."""
     kind, _, number = device.partition(":")
     if kind not in ("cpu", "cuda") or (number and not number.isdecimal()):
         raise ConfigError.of("--device", device, "must be cpu, cuda or cuda:N")
     if kind == "cuda" and (found := _cuda_devices()) <= int(number or 0):
         raise RefusedError(
-            f"--device: {device} is not here ({found} CUDA devices found); write --device cpu"
+            f"--device: {device} is not here ({found} CUDA devices found); use --device cpu"
         )
 
 
@@ -39,7 +39,7 @@ def _cuda_devices() -> int:
 def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
     """Require isolated sandboxes for several tenants on this machine; warn a single tenant.
 
-    Nodes of a fleet file are other machines; their sandboxes are checked when they join.
+    Nodes of a fleet file are other machines, which check their sandboxes when they join.
     """
     from slackwater.sandbox.choice import find_isolation_gap
 
@@ -50,19 +50,19 @@ def check_isolation(settings: "ServiceSettings", tenants: int) -> None:
         return
     if tenants > 1 and not settings.trust_tenants:
         raise RefusedError(
-            f"--sandbox-backend: {tenants} tenants need sandboxes that isolate them, and there are "
-            f"none here ({why}); {HOW_TO_ISOLATE}, or write --trust-tenants if none means harm"
+            f"--sandbox-backend: {tenants} tenants need isolated sandboxes, which are missing here "
+            f"({why}); {HOW_TO_ISOLATE}, or give --trust-tenants if you trust them all"
         )
     print(
-        f"WARNING: actions are not isolated ({why}). Whatever they run, also code that a model "
-        "wrote, can read and change all that this user can, the service's keys included; "
+        f"WARNING: actions are not isolated ({why}). Code that they run, also code that a model "
+        "wrote, can read and change everything that this user can, including the service's keys; "
         f"{HOW_TO_ISOLATE}",
         file=sys.stderr,
     )
 
 
 def check_models(models: Mapping[str, Path]) -> None:
-    """Every model's architecture is one that the engine has, and its weights are whole."""
+    """Check that the engine has every model's architecture and that its weights are complete."""
     from slackwater.zoo.sources import describe_model
 
     for name, directory in models.items():

@@ -19,7 +19,7 @@ class Progress(Protocol):
 @contextlib.contextmanager
 def progress_bar(name: str) -> Iterator[Progress]:
     console = Console(stderr=True)
-    with Bar(console=console, transient=True) as bar, saying_that_it_compiles(console.print):
+    with Bar(console=console, transient=True) as bar, announce_compilation(console.print):
         task = bar.add_task(name, total=1.0)
 
         def move(share: float, what: str = "") -> None:
@@ -29,7 +29,7 @@ def progress_bar(name: str) -> Iterator[Progress]:
 
 
 @contextlib.contextmanager
-def saying_that_it_compiles(say: Callable[[str], Any]) -> Iterator[None]:
+def announce_compilation(say: Callable[[str], Any]) -> Iterator[None]:
     """Announce that the first run on a machine compiles the policies' hot loops."""
     listening: Callable[[str, event.Listener], AbstractContextManager[None]] = (
         event.install_listener
@@ -44,8 +44,10 @@ class _FirstCompilation(event.Listener):
 
     def on_start(self, event: Any) -> None:
         if self._say is not None:
-            self._say("compiling the policies' hot loops: half a minute, once on this machine")
+            self._say(
+                "compiling the policies' hot loops: about half a minute, once on this machine"
+            )
             self._say = None
 
     def on_end(self, event: Any) -> None:
-        """Nothing to say."""
+        """Required by the base class."""

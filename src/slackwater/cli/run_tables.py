@@ -1,4 +1,4 @@
-"""Reports as tables for people."""
+"""Simulation reports as tables."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _PIPED_WIDTH = 110
 
 
 def show(what: RenderableType) -> None:
-    """Print a renderable; files and pipes get a fixed width."""
+    """Print a renderable; pipes and files get a fixed width."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
@@ -24,7 +24,7 @@ def show(what: RenderableType) -> None:
 
 
 def run_table(report: RunReport) -> RenderableType:
-    """One run: its totals, then its jobs (the first of many)."""
+    """One run: its totals, then its first jobs."""
     heading = Table(
         title=f"{report.scenario}: policy {report.policy}, order {report.ordering}, seed "
         f"{report.seed}",
@@ -74,7 +74,7 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
         "$/h": True,
         f"x below {against.policy}": True,
         "SLO kept": True,
-        "of real lengths": both,
+        "by real lengths": both,
         "slow- down": True,
         "idle rollout": True,
         "idle train": True,
@@ -105,7 +105,7 @@ def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
 
 
 def hours(seconds: float) -> str:
-    """A length of time as a person would say it."""
+    """A duration in a readable unit."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -114,7 +114,7 @@ def hours(seconds: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share in percent; only all is 100 %."""
+    """A share in percent; only exactly 1 prints as 100 %."""
     text = f"{100 * value:.1f}"
     return "99.9%" if text == "100.0" and value < 1 else f"{text}%"
 

@@ -1,4 +1,4 @@
-"""Finds the service that a command talks to: the named one, or the state folder's."""
+"""Finds the service that a command talks to, by URL and key or by its state folder."""
 
 import functools
 import ssl
@@ -19,10 +19,13 @@ from slackwater.model.errors import (
 if TYPE_CHECKING:
     import httpx
 
-State = Annotated[Path, typer.Option(help="The service's folder.")]
-Url = Annotated[str | None, typer.Option(envvar="TINKER_BASE_URL", help="The service's address.")]
+State = Annotated[Path, typer.Option(help="Folder of the running service.")]
+Url = Annotated[
+    str | None,
+    typer.Option(envvar="TINKER_BASE_URL", help="URL of the service. Default: that of --state."),
+]
 Key = Annotated[
-    str | None, typer.Option(envvar="TINKER_API_KEY", help="The key `slackwater up` printed.")
+    str | None, typer.Option(envvar="TINKER_API_KEY", help="Key that `slackwater up` printed.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -31,14 +34,14 @@ _ANSWER_S = 10.0
 
 
 def is_on_command_line(secret: str) -> bool:
-    """Whether the command line exposes it to other users."""
+    """Whether the secret is on the command line, where other users can read it."""
     return any(secret in part for part in sys.argv[1:])
 
 
 def read_key(key: str | None, file: Path | None) -> str | None:
-    """The key of a long-running process: from the environment or a file, never its arguments."""
+    """The key of a long-running process, from the environment or a file; refuses arguments."""
     if key is not None and is_on_command_line(key):
-        fix = f"would show the key to everybody here; set {KEY_VARIABLE}, or give --key-file"
+        fix = f"would show the key to every user here; set {KEY_VARIABLE}, or give --key-file"
         raise ConfigError.of("--key", f"{key[:4]}...", fix)
     if file is None:
         return key
@@ -51,10 +54,10 @@ def read_key(key: str | None, file: Path | None) -> str | None:
 def find_service(
     url: str | None, key: str | None, state: Path, *, or_by_url: bool = True
 ) -> tuple[str, str]:
-    """URL and key, from the arguments or the state folder; `or_by_url` if there is a --url."""
+    """URL and key from the arguments or the state folder; `or_by_url`: the command has --url."""
     if key is not None and is_on_command_line(key):
         print(
-            f"slackwater: --key shows the key to everybody on this machine; set {KEY_VARIABLE}",
+            f"slackwater: --key shows the key to every user of this machine; set {KEY_VARIABLE}",
             file=sys.stderr,
         )
     if url is not None and key is not None:
@@ -64,26 +67,29 @@ def find_service(
     folder = StateDirectory(state)
     server = folder.read_server()
     if server is None or not folder.is_locked():
-        missing = "--url" if url is None else "--key"
-        other = f"name one ({missing} is missing)" if or_by_url else "give the --state of one"
+        given = {"--url": url, "--key": key} if or_by_url else {"--state": None}
+        missing = " and ".join(name for name, value in given.items() if value is None)
         raise UnavailableError(
-            f"no service is running on {folder.root}: start one with `slackwater up`, or {other}"
+            f"no service is running on {folder.root}; start one with `slackwater up`, "
+            f"or give the {missing} of one"
         )
     if url is not None and url.rstrip("/") != server["url"]:
-        raise UnavailableError(f"--key is needed for {url}: give what `slackwater up` printed")
+        raise UnavailableError(
+            f"--key: is required for {url}; give the key that `slackwater up` printed"
+        )
     return str(server["url"]), str(key or server["key"])
 
 
 @functools.cache
 def _tls(needed: bool) -> ssl.SSLContext:
-    """Reading the certificates takes 60 ms, and some commands ask five times a second."""
+    """Cached: reading the certificates takes 60 ms, and some commands poll five times a second."""
     import httpx
 
     return httpx.create_ssl_context() if needed else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 class ServiceClient:
-    """Requests to one service as one tenant; its errors are raised as ours."""
+    """Sends requests to one service as one tenant; raises its errors as SlackwaterError."""
 
     def __init__(self, url: str, key: str, timeout_s: float = 30.0) -> None:
         import httpx
@@ -123,26 +129,28 @@ class ServiceClient:
         if answer.is_success:
             return answer
         is_json = answer.headers.get("content-type", "").startswith("application/json")
-        said = str(answer.json()["error"]) if is_json else f"{path}: {answer.text[:500]}"
+        message = str(answer.json()["error"]) if is_json else f"{path}: {answer.text[:500]}"
         kinds = {404: NotFoundError, 422: ConfigError, 429: UnavailableError, 503: UnavailableError}
-        raise kinds.get(answer.status_code, RefusedError)(said)
+        raise kinds.get(answer.status_code, RefusedError)(message)
 
 
 def ask_service(
     state: Path, method: str, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One request of the operator to the service that runs on the state folder."""
+    """Send one request as the operator to the service of a state folder."""
     return ServiceClient(*find_service(None, None, state, or_by_url=False)).ask(method, path, body)
 
 
 def check_service(url: str, key: str, model: str) -> None:
-    """Fail within seconds if the service is away, rejects the key, or lacks the model."""
+    """Fail within seconds if the service is down, rejects the key, or lacks the model."""
     try:
         answer = ServiceClient(url, key, _ANSWER_S).send("GET", "/api/v1/get_server_capabilities")
     except UnavailableError as error:
         raise UnavailableError(f"--url: {error}; is `slackwater up` running there?") from None
     if answer.status_code == 401:
-        raise ConfigError(f"--key: it is not known at {url}; give the one `slackwater up` printed")
+        raise ConfigError(
+            f"--key: is not known at {url}; give the key that `slackwater up` printed"
+        )
     try:
         served = [str(found["model_name"]) for found in answer.json()["supported_models"]]
     except (ValueError, KeyError, TypeError):
@@ -151,12 +159,12 @@ def check_service(url: str, key: str, model: str) -> None:
         ) from None
     if model not in served:
         raise ConfigError.of(
-            "model.base", model, f"is not served at {url}; there are: {', '.join(served)}"
+            "model.base", model, f"is not served at {url}; must be one of: {', '.join(served)}"
         )
 
 
 def service_problems(url: str, key: str) -> list[str]:
-    """The service's problems as the key's tenant may see them, or that it is unreachable."""
+    """The service's problems that the key's tenant may see, or that it is unreachable."""
     try:
         found = ServiceClient(url, key, _ANSWER_S).ask("GET", "/slackwater/status")
     except UnavailableError as error:

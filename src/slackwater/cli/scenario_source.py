@@ -1,4 +1,4 @@
-"""Command arguments to runnable scenarios, and back to text for `--dry-run`."""
+"""Turns command arguments into scenarios, and scenarios into text for `--dry-run`."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ PLOT_FORMATS = ("png", "svg", "pdf")
 def read_source(
     source: str, sets: list[str] | None, policy: str | None, seed: int | None
 ) -> tuple[ScenarioFile, ClusterScenario]:
-    """A file or shipped scenario with the command's changes, as written and as run."""
+    """A scenario with the command's changes: as written in the file, and as it runs."""
     assignments = list(sets or [])
     if policy is not None:
         assignments.append(f"policy.name={policy}")
@@ -35,35 +35,35 @@ def read_source(
         if spec.job not in listed:
             check_fits(spec, fleet_of(scenario), "workload")
     if policy is not None:
-        scenario = _under(scenario, policy)
+        scenario = _under_policy(scenario, policy)
     return written, scenario
 
 
 def check_policy(scenario: ClusterScenario) -> None:
-    """Refuse a policy that is not known, or an option that it does not have."""
+    """Refuse an unknown policy, or an option that it does not have."""
     make_policy(scenario.policy.name, fleet_of(scenario), scenario.policy.options, scenario.seed)
 
 
-def under_each(
+def under_policies(
     scenario: ClusterScenario, written: ScenarioFile, policies: str | None
 ) -> list[ClusterScenario]:
     """The scenario under every policy to compare."""
     names = [name.strip() for name in policies.split(",")] if policies else list(written.compare)
     names = list(dict.fromkeys(names or [scenario.policy.name, "group", "solo"]))
-    result = [_under(scenario, name) for name in names]
-    for one in result:
-        check_policy(one)
+    result = [_under_policy(scenario, name) for name in names]
+    for each in result:
+        check_policy(each)
     return result
 
 
-def _under(scenario: ClusterScenario, name: str) -> ClusterScenario:
+def _under_policy(scenario: ClusterScenario, name: str) -> ClusterScenario:
     """The scenario under another policy with the options it supports; refuses unknown ones."""
     fleet = fleet_of(scenario)
     own = option_names(name, fleet)
-    everyones = {option for policy in POLICIES for option in option_names(policy, fleet)}
+    all_options = {option for policy in POLICIES for option in option_names(policy, fleet)}
     for option, value in scenario.policy.options.items():
-        if option not in everyones:
-            fix = f"is no option of any policy; there are: {', '.join(sorted(everyones))}"
+        if option not in all_options:
+            fix = f"is no option of any policy; must be one of: {', '.join(sorted(all_options))}"
             raise ConfigError.of(f"policy.options.{option}", value, fix)
     options = {key: value for key, value in scenario.policy.options.items() if key in own}
     policy: PolicyConfig = dataclasses.replace(scenario.policy, name=name, options=options)
@@ -81,12 +81,12 @@ def fleet_of_pools(pools: tuple[Pool, ...]) -> FleetView:
 
 
 def settings_text(table: Mapping[str, Any], as_json: bool) -> str:
-    """Settings as they were read, defaults too; as TOML they can be saved and run."""
+    """Settings with their defaults; the TOML form can be saved and run."""
     return json.dumps(table) if as_json else toml_text(table).rstrip("\n")
 
 
 def plot_format(path: Path | None) -> str:
-    """By the file's name, which must be one that can be written."""
+    """The format by the file's ending; checks that the file can be written."""
     if path is None:
         return PLOT_FORMATS[0]
     check_place(path, "--plot")
@@ -106,5 +106,5 @@ def hour_window(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         raise ConfigError.of("--hours", text, "must be written FROM:TO, such as 0:6") from None
     if not 0 <= window[0] < window[1]:
-        raise ConfigError.of("--hours", text, "must begin at 0 or later and end after its begin")
+        raise ConfigError.of("--hours", text, "must start at 0 or later and end after its start")
     return window

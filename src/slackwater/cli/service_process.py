@@ -1,4 +1,4 @@
-"""The process of a service in the foreground: what `slackwater up` becomes."""
+"""The process of the service, which `slackwater up` becomes."""
 
 import asyncio
 import logging
@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from slackwater.cli.background_start import HOW_TO_STOP
+from slackwater.cli.background_start import STOP_HINT
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -15,7 +15,7 @@ from slackwater.wire.memory import keep_heap_small
 
 
 def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
-    """Serve on this folder, which is locked, until a signal comes; the exit status."""
+    """Serve on this locked folder until a signal; returns the exit status."""
     keep_heap_small()
     try:
         import uvloop
@@ -26,8 +26,7 @@ def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
 
 
 async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
-    # Threads that write or read give way to the event loop soon: it wants to go on some twenty
-    # times for one request.
+    # Other threads yield the GIL to the event loop soon: one request needs it about twenty times.
     sys.setswitchinterval(0.0002)
     from slackwater.cli.preflight import check_isolation
     from slackwater.runtime.services.garbage import collect_when_idle
@@ -40,15 +39,15 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     folder.logs.mkdir(parents=True, exist_ok=True)
     _log_to(folder.logs / "service.log")
     listening = bind(settings.host, settings.port)
-    reached_at = _reached_at(settings.host, listening.getsockname()[1])
-    plane = ControlPlane(settings, folder, ExportCatalog(folder.weights), reached_at)
+    local_url = _local_url(settings.host, listening.getsockname()[1])
+    plane = ControlPlane(settings, folder, ExportCatalog(folder.weights), local_url)
     check_isolation(settings, len(plane.tenants.names()))
     url = f"http://{settings.host}:{listening.getsockname()[1]}"
     key = plane.tenants.key_of(settings.tenants[0])
     app = create_app(plane)
     channel = FrontChannel(plane)
     fronts = FrontEnds(channel, app, listening, folder)
-    await fronts.start(settings.front_ends)  # they take a while, too
+    await fronts.start(settings.front_ends)  # first: they take a while to start
     try:
         await plane.start()
     except BaseException:
@@ -57,15 +56,15 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     channel.open()
     try:
         join = plane.join_address()
-        told = {"hub": join.hub, "depot": join.depot, "pin": join.pin}
-        folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": told})
+        address = {"hub": join.hub, "depot": join.depot, "pin": join.pin}
+        folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": address})
         _announce(plane, url, settings, folder)
         collecting = collect_when_idle(lambda: plane.rollout.live() == 0)
         sampling = app.state.dashboard.sampler.run()
         works = (collecting, plane.loop_watch.run(), sampling)
         beside = [asyncio.create_task(work) for work in works]
         signalled = await until_signalled(plane)
-        await plane.drivers.close()  # while they can still say goodbye
+        await plane.drivers.close()  # while they can still end their sessions
         plane.release_waiters()
         await fronts.stop()
         for task in beside:
@@ -74,34 +73,34 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     finally:
         await plane.stop()
     if signalled is None:
-        print(f"slackwater: a part of the service died; see {folder.logs}", file=sys.stderr)
+        print(f"slackwater: a part of the service failed; see {folder.logs}", file=sys.stderr)
         return 1
     print("stopped", file=sys.stderr)
     return 130 if signalled == signal.SIGINT else 0
 
 
-def _reached_at(host: str, port: int) -> str:
-    """Where processes of this machine find the service."""
-    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where others bind it to
-    near = everywhere.get(host, host)
-    return f"http://[{near}]:{port}" if ":" in near else f"http://{near}:{port}"
+def _local_url(host: str, port: int) -> str:
+    """The URL at which processes of this machine reach the service."""
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address for a wildcard bind
+    address = loopback.get(host, host)
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _log_to(file: Path) -> None:
     """Log everything to the file, and warnings to the terminal too."""
-    whole = logging.FileHandler(file)
-    whole.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    file_handler = logging.FileHandler(file)
+    file_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)
     warnings.setFormatter(logging.Formatter("slackwater: %(message)s"))
-    for handler in (whole, warnings):
+    for handler in (file_handler, warnings):
         handler.addFilter(_is_no_cancellation)
-    logging.basicConfig(level=logging.INFO, handlers=[whole, warnings])
-    logging.raiseExceptions = False  # a full disk costs log lines, not tracebacks about them
+    logging.basicConfig(level=logging.INFO, handlers=[file_handler, warnings])
+    logging.raiseExceptions = False  # a full disk loses log lines without printing tracebacks
 
 
 def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Whether a record is anything but a request cancelled by a stop."""
+    """False for requests that the stop cancelled."""
     return record.exc_info is None or record.exc_info[0] is not asyncio.CancelledError
 
 
@@ -115,4 +114,4 @@ def _announce(
         print(f"model  {base.name}   ({base.directory})")
     print(f"state  {folder.root}")
     print(f"watch  {url}/dashboard   (log in with a key)")
-    print(HOW_TO_STOP, flush=True)
+    print(STOP_HINT, flush=True)

@@ -1,4 +1,4 @@
-"""`slackwater sim`: run a fleet in virtual time."""
+"""`slackwater sim`: simulates a fleet in virtual time."""
 
 import contextlib
 import json
@@ -18,11 +18,11 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Run a fleet in virtual time.",
+    help="Simulate a fleet in virtual time.",
 )
 
 File = Annotated[
-    str, typer.Argument(metavar="FILE", help="Scenario file, or a name of `sim list`.")
+    str, typer.Argument(metavar="FILE", help="Scenario file (.toml), or a name from `sim list`.")
 ]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")
@@ -39,25 +39,29 @@ Plot = Annotated[
 def run(
     file: File,
     sets: Sets = None,
-    policy: Annotated[str | None, typer.Option(help="Short for --set policy.name=...")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Placement policy; short for --set policy.name=...")
+    ] = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     plot: Plot = None,
     hours: Annotated[
-        str | None, typer.Option(metavar="FROM:TO", help="Hours of the run that --plot shows.")
+        str | None, typer.Option(metavar="FROM:TO", help="Hours of the run to --plot.")
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write every event and command, to replay.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write every event and command, for `sim replay`."),
     ] = None,
     joint: Annotated[
-        bool, typer.Option("--joint", help="Turn by turn: engines, versions and permits together.")
+        bool,
+        typer.Option("--joint", help="Simulate every turn: engines, weight versions and permits."),
     ] = False,
 ) -> None:
-    """Run one scenario under its policy."""
+    """Run a scenario under one policy."""
     from slackwater.cli import scenario_source as source
     from slackwater.cli.atomic_file import atomic_file, check_place, unwind_on_terminate
     from slackwater.cli.pictures import write_pictures
@@ -80,7 +84,7 @@ def run(
         sink = outputs.enter_context(atomic_file(record, "--record")) if record else None
         with progress_bar(scenario.name) as progress:
             report = simulate(
-                scenario, spans=bool(plot or trace), progress=progress, record=_into(sink)
+                scenario, spans=bool(plot or trace), progress=progress, record=_line_writer(sink)
             )
     write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
@@ -98,20 +102,20 @@ def compare(
     file: File,
     sets: Sets = None,
     policies: Annotated[
-        str | None, typer.Option(metavar="A,B,C", help="Policies, instead of the file's `compare`.")
+        str | None, typer.Option(metavar="A,B,C", help="Policies. Default: `compare` of the file.")
     ] = None,
     seed: Seed = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
     plot: Plot = None,
 ) -> None:
-    """Run one scenario under several policies and compare their costs."""
+    """Run a scenario under several policies and compare costs."""
     from slackwater.cli import scenario_source as source
     from slackwater.cli.atomic_file import write_atomically
     from slackwater.cli.progress import progress_bar
 
     written, scenario = source.read_source(file, sets, None, seed)
-    scenarios = source.under_each(scenario, written, policies)
+    scenarios = source.under_policies(scenario, written, policies)
     fmt = source.plot_format(plot)
     if dry_run:
         print(source.settings_text(plain(written), as_json))
@@ -120,12 +124,14 @@ def compare(
 
     reports = []
     with progress_bar(scenario.name) as progress:
-        for number, one in enumerate(scenarios):
+        for number, each in enumerate(scenarios):
 
-            def moved(share: float, done: int = number, name: str = one.policy.name) -> None:
+            def report_progress(
+                share: float, done: int = number, name: str = each.policy.name
+            ) -> None:
                 progress((done + share) / len(scenarios), name)
 
-            reports.append(simulate(one, progress=moved))
+            reports.append(simulate(each, progress=report_progress))
     if plot:
         from slackwater.timeline.plot import comparison_image
 
@@ -144,19 +150,17 @@ def compare(
 
 @app.command()
 def replay(
-    record: Annotated[
-        Path, typer.Argument(metavar="RECORD", help="What `sim run --record` wrote.")
-    ],
+    record: Annotated[Path, typer.Argument(metavar="RECORD", help="File of `sim run --record`.")],
     as_json: AsJson = False,
 ) -> None:
-    """Replay a recorded run and check that the co-scheduler decides the same."""
-    agreed, divergence = _replayed(record)
+    """Replay a record and check that every decision is the same."""
+    agreed, divergence = _replay(record)
     if as_json:
         print(json.dumps({"events_agreed": agreed, "divergence": plain(divergence)}))
     elif divergence is None:
         print(f"{agreed:,} events replayed; every command is the same")
     else:
-        print(f"{agreed:,} events agreed; line {divergence.line + 1} does not: {divergence.event}")
+        print(f"{agreed:,} events agreed; line {divergence.line + 1} differs: {divergence.event}")
         print(f"recorded: {divergence.recorded}")
         print(f"replayed: {divergence.replayed}")
     if divergence is not None:
@@ -201,7 +205,7 @@ def results(
     ] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
 ) -> None:
-    """Write the page that compares the papers' figures with ours."""
+    """Write the page of results against the papers (needs a checkout)."""
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
     from slackwater.cli.checkout import load_benchmarks
     from slackwater.cli.progress import progress_bar
@@ -244,7 +248,7 @@ def _run_jointly(scenario: "ClusterScenario", as_json: bool, trace: Path | None)
         print(f"{name:>16}  {value:,.1f}" if isinstance(value, float) else f"{name:>16}  {value}")
 
 
-def _replayed(record: Path) -> "tuple[int, Divergence | None]":
+def _replay(record: Path) -> "tuple[int, Divergence | None]":
     import msgspec
 
     from slackwater.model.errors import ConfigError
@@ -252,7 +256,7 @@ def _replayed(record: Path) -> "tuple[int, Divergence | None]":
 
     number = 0
 
-    def counted(lines: IO[bytes]) -> Iterator[bytes]:
+    def count_lines(lines: IO[bytes]) -> Iterator[bytes]:
         nonlocal number
         for line in lines:
             number += 1
@@ -260,17 +264,17 @@ def _replayed(record: Path) -> "tuple[int, Divergence | None]":
 
     try:
         with record.open("rb") as lines:
-            return replay_run(counted(lines))
+            return replay_run(count_lines(lines))
     except OSError as error:
         raise ConfigError.of("RECORD", str(record), f"cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{record.name} line {number}: is not a line of a record ({error}); use a file of "
-            "--record"
+            f"{record.name} line {number}: is not a line of a record ({error}); use a file "
+            "that `sim run --record` wrote"
         ) from None
 
 
-def _into(sink: IO[bytes] | None) -> Callable[[bytes], None] | None:
+def _line_writer(sink: IO[bytes] | None) -> Callable[[bytes], None] | None:
     def write(line: bytes) -> None:
         assert sink is not None
         sink.write(line)

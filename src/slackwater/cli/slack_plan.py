@@ -1,4 +1,4 @@
-"""`slackwater plan --slacks FILE`: what does each kind of slack bring this fleet?"""
+"""`slackwater plan --slacks FILE`: what each kind of slack saves on a fleet."""
 
 import json
 import sys
@@ -27,8 +27,9 @@ def plan_slacks(
     output: Path | None,
     measure: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
 ) -> None:
-    """Print a first answer on stderr, then what all combinations say, over the seeds. `measure`
-    puts what was measured in the place of the file's tables.
+    """Print a first answer to stderr, then the result of all combinations over the seeds.
+
+    `measure` replaces tables of the file by what a service measured.
     """
     from slackwater.cli.atomic_file import check_place, write_atomically
     from slackwater.cli.progress import progress_bar
@@ -48,7 +49,7 @@ def plan_slacks(
     study = SlackStudy(scenario)
     with progress_bar("plan") as progress:
         steps = study_in_steps(study, seeds, lambda share: progress(share, "all combinations"))
-        print(f"first answer: {_in_words(next(steps))}", file=sys.stderr, flush=True)
+        print(f"first answer: {_first_answer(next(steps))}", file=sys.stderr, flush=True)
         *_, figures = steps
     if plot is not None:
         from slackwater.timeline.plot import contribution_image
@@ -63,15 +64,15 @@ def plan_slacks(
         show(_tables(figures))
 
 
-def check_alone(fleet: Path | None, jobs: Path | None) -> None:
-    """Refuse files of the other kind of plan."""
+def refuse_fleet_and_jobs(fleet: Path | None, jobs: Path | None) -> None:
+    """Refuse --fleet and --jobs beside --slacks."""
     given = "--fleet" if fleet is not None else "--jobs" if jobs is not None else ""
     if given:
-        fix = "must not be given with --slacks, whose file has the fleet and the jobs"
+        fix = "excludes --slacks, whose file has the fleet and the jobs; leave one out"
         raise ConfigError.of(given, str(fleet or jobs), fix)
 
 
-def _in_words(figures: dict[str, Any]) -> str:
+def _first_answer(figures: dict[str, Any]) -> str:
     none, whole = figures["none"], figures["all"]
     saved = {kind: -row["cost"]["mean"] for kind, row in figures["kinds"].items()}
     by_kind = ", ".join(f"{kind} {value:+.2f}" for kind, value in saved.items())
@@ -88,7 +89,7 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
 
     table = Table(
-        title="What each kind of slack brings",
+        title="What each kind of slack saves",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -125,14 +126,14 @@ def _tables(figures: dict[str, Any]) -> "RenderableType":
     ]
     meaning = (
         f"means of {figures['seeds']} seeds (least to most) over {figures['combinations']} "
-        "combinations; they add up to the difference. Beside the others: what is lost without "
-        "that kind alone. SLO columns in points"
+        "combinations; the kinds add up to the difference. Beside the others: the loss if only "
+        "that kind is off. SLO columns: percentage points"
     )
     return Group(table, *lines, f"rollout tokens with all five: {tokens}", meaning)
 
 
 def _spread(row: dict[str, float], digits: int) -> str:
-    """A saving: what is less with the kind on counts as positive."""
+    """A saving: a lower value with the kind on is positive."""
     mean, low, high = (-row[name] for name in ("mean", "most", "least"))
     return f"{mean:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
@@ -142,7 +143,7 @@ def _bar(share: float) -> str:
 
 
 def _service_file(scenario: "SlackScenario", nodes: list[str], figures: dict[str, Any]) -> str:
-    """A service's configuration: the nodes that the jobs use, and the kinds that pay."""
+    """A service's configuration: the nodes that the jobs use, and the kinds that save."""
     from slackwater.model.node import Role
     from slackwater.model.toml_text import toml_text
 

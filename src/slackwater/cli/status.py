@@ -1,4 +1,4 @@
-"""`slackwater status`: what the service of a state directory is doing."""
+"""`slackwater status`: shows the state of the service of a state directory."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def status(state: State = DEFAULT_STATE, as_json: AsJson = False) -> int:
-    """Show problems, models, workers, nodes, jobs and queues. Exit 0 if it runs, else 1."""
+    """Show problems, models, workers, nodes, jobs and queues; exit 1 if it is down."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
     folder = StateDirectory(state)

@@ -15,14 +15,14 @@ _JOBS_SHOWN, _MINUTES_SHOWN, _NAMES_SHOWN = 12, 5, 6
 
 
 def status_screen(found: dict[str, Any]) -> RenderableType:
-    """`found` is what `/slackwater/status` answers the operator, with the URL and the pid."""
+    """`found` is the operator's `/slackwater/status`, with the URL and the pid added."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for name, values in _rows(found):
         for place, value in enumerate(values):
             table.add_row("" if place else name, value)
-    # Unbroken, since they may hold a command to copy.
+    # Not wrapped, because they may contain a command to copy.
     problems = [
         Text(f"! {line}", style="red", no_wrap=True, overflow="ignore")
         for line in found.get("problems", [])
@@ -38,7 +38,7 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
     starting = found.get("starting", [])
     yield "service", [f"{found['url']}   pid {found['pid']}"]
     if starting:
-        yield "starting", [names_shown(starting)]
+        yield "starting", [format_names(starting)]
     yield (
         "models",
         [
@@ -48,7 +48,7 @@ def _rows(found: dict[str, Any]) -> Iterable[tuple[str, Sequence[str]]]:
     )
     trainers = found["workers"].get("trainer", [])
     if trainers:
-        yield "trainers", [f"{len(trainers)}: {names_shown(trainers)}"]
+        yield "trainers", [f"{len(trainers)}: {format_names(trainers)}"]
     if nodes := [_node(row) for row in found.get("nodes", [])]:
         yield "nodes", nodes
     yield "devices", [line for row in found.get("nodes", []) for line in _devices(row)]
@@ -77,34 +77,33 @@ def _engines_of(model: str, instances: list[dict[str, Any]]) -> str:
     if not states:
         return "no engine"
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
-    said = ", ".join(f"{count} {state}" for state, count in counts.items())
-    return f"engines: {said}"
+    return f"engines: {', '.join(f'{count} {state}' for state, count in counts.items())}"
 
 
 def _node(row: dict[str, Any]) -> str:
     if "host" not in row:
-        return f"{row['node']}   not here"
+        return f"{row['node']}   away"
     memory = f"{row['memory_mb'] / 1024:.0f} GiB"
     return f"{row['node']}   {row['cores']} cores, {memory}, {len(row['workers'])} workers"
 
 
 def _devices(row: dict[str, Any]) -> list[str]:
-    """Who owns which device of a node that has several."""
+    """The owners of each device of a node that has several."""
     devices = row.get("devices", [])
     if len(devices) < 2:
         return []
-    return [f"{one['device']}   {', '.join(one['owners']) or 'unused'}" for one in devices]
+    return [f"{each['device']}   {', '.join(each['owners']) or 'unused'}" for each in devices]
 
 
-def names_shown(names: Sequence[str]) -> str:
-    """A few names, and the number of others."""
+def format_names(names: Sequence[str]) -> str:
+    """The first names, and the number of others."""
     more = len(names) - _NAMES_SHOWN
     return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _job_counts(rows: list[dict[str, Any]]) -> str:
     stages = [str(row["stage"]) for row in rows]
-    return ", ".join(f"{stages.count(one)} {one}" for one in dict.fromkeys(stages)) or "none"
+    return ", ".join(f"{stages.count(stage)} {stage}" for stage in dict.fromkeys(stages)) or "none"
 
 
 def _jobs(rows: list[dict[str, Any]]) -> Table:
@@ -121,7 +120,7 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
 
 
 def _serving(serving: dict[str, Any] | None) -> Iterable[tuple[str, Sequence[str]]]:
-    """The SLO of the served model, which job borrows which device, and the last minutes."""
+    """The served model's SLO, the loans of its devices, and the last minutes."""
     if serving is None:
         return
     slo = serving["slo"]
@@ -130,8 +129,8 @@ def _serving(serving: dict[str, Any] | None) -> Iterable[tuple[str, Sequence[str
     yield "loans", [f"{worker}   to {job}" for worker, job in serving["lent"].items()] or ["none"]
     yield "not lent", [f"{worker}   {why}" for worker, why in serving["not_lent"].items()]
     for minute in serving["minutes"][-_MINUTES_SHOWN:]:
-        said = (
+        line = (
             f"{minute['attainment']:.1%} of {minute['requests']:.0f} requests within the SLO,"
             f" p99 TTFT {minute['ttft_p99_s']:.3f} s, TPOT {minute['tpot_p99_s']:.3f} s"
         )
-        yield f"minute {minute['minute']:.0f}", [said]
+        yield f"minute {minute['minute']:.0f}", [line]

@@ -13,7 +13,7 @@ from slackwater.model.errors import RefusedError
 
 app = typer.Typer(add_completion=False)
 
-# What a frame is made of: its name, and where the service tells it.
+# The parts of a frame and their paths.
 _PARTS = {
     "status": "/slackwater/status",
     "jobs": "/slackwater/jobs",
@@ -29,10 +29,12 @@ def top(
     every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds per frame.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Jobs that are over, too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also show jobs that have ended.")
+    ] = False,
 ) -> int:
-    """Show who holds which node, what is idle, and every job's progress and slowdown."""
-    source = FrameSource(*find_service(None, None, state))
+    """Watch which job holds which node, and every job's progress and slowdown."""
+    source = FrameSource(*find_service(None, None, state, or_by_url=False))
     if as_json:
         print(json.dumps(source.take()))
         return 0
@@ -57,7 +59,7 @@ def top(
 
 
 class FrameSource:
-    """Asks the service, and remembers the frame before to tell rates from."""
+    """Polls the service; keeps the last frame to compute rates."""
 
     def __init__(self, url: str, key: str) -> None:
         self._client = ServiceClient(url, key, timeout_s=10)

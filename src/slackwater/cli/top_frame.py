@@ -18,10 +18,10 @@ _BLOCKS = "▏▎▍▌▋▊▉█"
 def draw(
     frame: dict[str, Any], width: int, height: int = 1000, *, everything: bool = False
 ) -> RenderableType:
-    """The most important part first; hidden rows are counted at the end."""
+    """One screen, the most important part first; hidden rows are counted at the end."""
     shared = frame["shared"]
     jobs = _jobs(frame, everything)
-    parts: list[RenderableType] = [_head(frame)]
+    parts: list[RenderableType] = [_headline(frame)]
     if shared is not None:
         parts += [_pools(shared, width), _nodes(shared, width)]
     else:
@@ -43,21 +43,21 @@ def _lines(part: RenderableType) -> int:
     return part.row_count + 3 if isinstance(part, Table) else 1
 
 
-def _head(frame: dict[str, Any]) -> Text:
+def _headline(frame: dict[str, Any]) -> Text:
     gauges = frame["status"]["gauges"]
     waits = (
         f"turns {gauges['rollout_live_turns']:.0f} live, {gauges['rollout_waiting_turns']:.0f} "
         "waiting"
     )
     ops = f"operations {gauges['waiting_operations']:.0f} waiting"
-    said = [time.strftime("%H:%M:%S", time.localtime(frame["at_s"])), frame["url"], waits, ops]
+    parts = [time.strftime("%H:%M:%S", time.localtime(frame["at_s"])), frame["url"], waits, ops]
     if "tokens_per_s" in frame:
-        said.append(f"{frame['tokens_per_s']:,.0f} tokens/s")
-    return Text(" · ".join(said), style="bold", overflow="ellipsis", no_wrap=True)
+        parts.append(f"{frame['tokens_per_s']:,.0f} tokens/s")
+    return Text(" · ".join(parts), style="bold", overflow="ellipsis", no_wrap=True)
 
 
 def bar(share: float, width: int) -> str:
-    """A share of 1 as a bar of `width` cells."""
+    """A share from 0 to 1 as a bar of `width` cells."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     whole, rest = divmod(eighths, 8)
     return ("█" * whole + (_BLOCKS[rest - 1] if rest else "")).ljust(width, "·")
@@ -92,8 +92,8 @@ def _nodes(shared: dict[str, Any], width: int) -> Table:
         columns += ["host", "tail of"]
     table = _table(*columns, right=("for s",))
     for row in shared["nodes"]:
-        held = row["job"] is not None
-        job = Text(_short(row["job"])) if held else Text("idle", style="dim")
+        is_idle = row["job"] is None
+        job = Text("idle", style="dim") if is_idle else Text(_short(row["job"]))
         cells = [row["node"], job, row["phase"] or "", number(row["since_s"], 1)]
         cells.append(f"{row['utilisation']:4.0%}")
         if width >= _WIDE:
@@ -111,12 +111,12 @@ def _plain_nodes(nodes: list[dict[str, Any]]) -> Table:
 
 
 def _jobs(frame: dict[str, Any], everything: bool) -> list[dict[str, Any]]:
-    """Rows of accounts, with what the co-scheduler knows of them; those that run first."""
+    """Rows of accounts merged with the co-scheduler's; jobs that are over come last."""
     shared = frame["shared"] or {"jobs": []}
     more = {row["job"]: row for row in shared["jobs"]}
     rows = [more.get(row["job"], {}) | row for row in frame["jobs"]]
-    living = [row for row in rows if everything or row["stage"] not in _OVER]
-    return sorted(living, key=lambda row: row["stage"] in _OVER)
+    shown = [row for row in rows if everything or row["stage"] not in _OVER]
+    return sorted(shown, key=lambda row: row["stage"] in _OVER)
 
 
 def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
@@ -146,7 +146,7 @@ def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
 
 
 def _slowdown(row: dict[str, Any]) -> Text:
-    """Against the bound; red when it is past it."""
+    """Slowdown and bound; red if it is above the bound."""
     slow, bound = row.get("slowdown"), row.get("bound")
     if slow is None:
         return Text("" if bound is None else f"-/{bound:.2f}", style="dim")
@@ -177,6 +177,6 @@ def _instances(rows: list[dict[str, Any]], width: int) -> Table:
 
 
 def _short(job: str) -> str:
-    """Without its tenant, which an operator mostly knows."""
+    """The job's name without its tenant."""
     tenant, slash, name = job.partition("/")
     return name if slash else tenant[:12]

@@ -1,4 +1,4 @@
-"""`slackwater train`: run a recipe against a service, or against one that it starts for the run."""
+"""`slackwater train`: runs a recipe on a service, or on one that it starts for the run."""
 
 import contextlib
 import json
@@ -25,49 +25,53 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, a .toml file, or `list`.")],
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, a .toml file, or `list`.")],
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change a setting.")
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Base model by its name; sets model.base.")
+        str | None, typer.Option(help="Name of the base model; sets model.base.")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help=".jsonl or .parquet file, or a name for `datasets`; environment.data."),
+        typer.Option(
+            help=".jsonl or .parquet file, or a name for `datasets`; sets environment.data."
+        ),
     ] = None,
     verifier: Annotated[
         str | None,
         typer.Option(help="exact, regex:PATTERN or MODULE:FUNCTION; sets environment.verifier."),
     ] = None,
     kl: Annotated[
-        float | None, typer.Option(help="Penalty on the KL to the base model; sets grpo.kl.")
+        float | None,
+        typer.Option(help="Penalty on the KL divergence from the base model; sets grpo.kl."),
     ] = None,
     track: Annotated[
-        str, typer.Option(help="Trackers: tensorboard, mlflow, wandb, separated by commas.")
+        str, typer.Option(help="Trackers, separated by commas: tensorboard, mlflow, wandb.")
     ] = "tensorboard",
     run: Annotated[
-        Path | None, typer.Option("--run", help="The run's folder (default: runs/RECIPE).")
+        Path | None, typer.Option("--run", help="Folder of the run. Default: runs/RECIPE.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the settings and stop.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over, deleting the run's folder.")
+        bool, typer.Option("--fresh", help="Delete the run's folder and start over.")
     ] = False,
     url: Url = None,
     key: Key = None,
     up: Annotated[
-        bool, typer.Option("--up", help="Start a service for this run, and stop it after.")
+        bool, typer.Option("--up", help="Start a service for this run and stop it afterwards.")
     ] = False,
     models: Annotated[
-        Path | None, typer.Option("--models", help="With --up: the folder of models.")
+        Path | None, typer.Option("--models", help="With --up: folder of models.")
     ] = None,
     state: Annotated[
-        Path, typer.Option(help="Without --url: the folder of a running service.")
+        Path, typer.Option(help="Folder of the running service, if --url is not given.")
     ] = DEFAULT_STATE,
 ) -> None:
-    """Run a recipe (GRPO, SFT or DPO); repeat the command to resume from the last checkpoint."""
+    """Run a recipe (GRPO, SFT or DPO); the same command again resumes it."""
     from slackwater.cli.atomic_file import unwind_on_terminate
     from slackwater.model.config import plain
     from slackwater.rl.recipe import load_recipe, recipe_description, recipe_names
@@ -92,7 +96,7 @@ def train(
         return
     folder = run or Path("runs") / Path(recipe).stem
     if fresh:
-        _forget(folder)
+        _delete_run(folder)
     unwind_on_terminate()
     given: dict[str, Any] = {"--model": model, "--data": data, "--verifier": verifier, "--kl": kl}
     given |= {"--track": track if track != "tensorboard" else None, "--set": assignments}
@@ -100,7 +104,7 @@ def train(
     given["--state"] = state if state != DEFAULT_STATE else None
     again = command_of("slackwater train", recipe, given)
     with (
-        saying_how_to_resume(folder, again),
+        print_resume_command_on_failure(folder, again),
         _service(up, url, key, settings, models, folder, state) as (address, secret),
     ):
         _train(settings, address, secret, folder, trackers)
@@ -136,7 +140,7 @@ def _service(
     elif not is_model(directory):
         make_model(base, directory)
     options = ("--sandboxes", "1") if needs_sandboxes(settings.environment) else ()
-    print(f"starting a service of its own on {folder / 'service'}", flush=True)
+    print(f"starting a service for this run in {folder / 'service'}", flush=True)
     with own_service(folder / "service", base, directory, *options) as found:
         yield found
 
@@ -176,7 +180,7 @@ def _train(settings: "Recipe", url: str, key: str, folder: Path, trackers: Seque
             raise UnavailableError(f"the service at {url} failed: {error}") from None
     curve = [row[settings.curve] for row in files.metrics()]
     console.print(plot(curve, settings.curve), highlight=False, markup=False)
-    # Plain lines: what is to be copied into a shell must not be wrapped.
+    # Plain prints: lines to copy into a shell must not be wrapped.
     print(f"{settings.curve:<11} {reward_summary(curve)}")
     print(f"weights     {weights}")
     print(f"export      slackwater model export {weights} DIR --merge")
@@ -197,18 +201,18 @@ def _actions(
 
 
 def reward_summary(rewards: list[float]) -> str:
-    """The mean of the first steps and of the last ones, which are others."""
+    """The means of the first and of the last steps, which do not overlap."""
     if not rewards:
         return "no steps"
     count = min(5, len(rewards) // 2)
     if not count:
         return f"{rewards[0]:.3f} in one step"
     first, last = sum(rewards[:count]) / count, sum(rewards[-count:]) / count
-    of = "step" if count == 1 else f"{count} steps"
-    return f"{first:.3f} in the first {of}, {last:.3f} in the last {of}"
+    steps = "step" if count == 1 else f"{count} steps"
+    return f"{first:.3f} in the first {steps}, {last:.3f} in the last {steps}"
 
 
-def _forget(folder: Path) -> None:
+def _delete_run(folder: Path) -> None:
     import shutil
 
     if (folder / "recipe.json").is_file():
@@ -216,7 +220,7 @@ def _forget(folder: Path) -> None:
 
 
 def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
-    """The command line with those options that are set; a list repeats its option."""
+    """The command line with the options that are set; a list repeats its option."""
     words = [argument]
     for name, value in options.items():
         if value is True:
@@ -229,33 +233,33 @@ def command_of(command: str, argument: str, options: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def saying_how_to_resume(folder: Path, again: str) -> Iterator[None]:
+def print_resume_command_on_failure(folder: Path, again: str) -> Iterator[None]:
     """Print the resume command when a run ends early; a full disk is one clear error."""
     threading.excepthook = _hook(threading.excepthook)
     try:
         yield
     except (KeyboardInterrupt, SystemExit, SlackwaterError) as ended:
         if not isinstance(ended, ConfigError):
-            _say(folder, again)
+            _print_resume_command(folder, again)
         raise
     except OSError as error:
         if error.errno not in DISK_FAULTS:
             raise
-        _say(folder, again)
+        _print_resume_command(folder, again)
         where = error.filename or folder
         fix = "make room and run the command again"
         raise UnavailableError(f"{where} cannot be written: {error.strerror}; {fix}") from None
 
 
-def _say(folder: Path, again: str) -> None:
+def _print_resume_command(folder: Path, again: str) -> None:
     if (folder / "recipe.json").is_file():
         begun = (folder / "checkpoint.json").is_file()
-        how = "resume from the last checkpoint" if begun else "no checkpoint yet: start again"
+        how = "resume from the last checkpoint" if begun else "no checkpoint yet; start again"
         print(f"{how} with: {again}", file=sys.stderr, flush=True)
 
 
 def _hook(usual: Any) -> Any:
-    """Ignore a full disk in the metrics thread: the run itself reports it."""
+    """Ignore disk faults in the metrics thread: the run itself reports them."""
 
     def hook(caught: threading.ExceptHookArgs) -> None:
         error = caught.exc_value

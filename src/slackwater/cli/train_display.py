@@ -1,4 +1,4 @@
-"""The live line of a training run: step, stage, reward or loss with its curve, time left."""
+"""The live line of a training run: step, stage, reward or loss curve, time left."""
 
 import contextlib
 import threading
@@ -13,8 +13,8 @@ _STALLED_S = 15.0
 Problems = Callable[[], list[str]]
 
 
-def squeezed(values: Sequence[float], width: int) -> list[float]:
-    """At most `width` numbers: means of neighbouring ones."""
+def downsample(values: Sequence[float], width: int) -> list[float]:
+    """At most `width` values: means of neighbours."""
     if len(values) <= width:
         return list(values)
     edges = [round(place * len(values) / width) for place in range(width + 1)]
@@ -24,7 +24,7 @@ def squeezed(values: Sequence[float], width: int) -> list[float]:
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
     """One line; the lowest value is the lowest block."""
-    shown = squeezed(values, width)
+    shown = downsample(values, width)
     if not shown:
         return ""
     low, high = min(shown), max(shown)
@@ -34,7 +34,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 def plot(values: Sequence[float], title: str, width: int = 60, height: int = 8) -> str:
     """A filled curve of `height` lines from 0 (or the lowest value) to the highest."""
-    shown = squeezed(values, width)
+    shown = downsample(values, width)
     if not shown:
         return f"{title}: no points"
     low, high = min(0.0, *shown), max(shown)
@@ -50,9 +50,9 @@ def plot(values: Sequence[float], title: str, width: int = 60, height: int = 8) 
 
 
 class TrainDisplay:
-    """Called after each step; `stage` tells what the run waits for.
+    """Shows progress: called after each step; `stage` names what the run waits for.
 
-    Without a terminal it prints a line per stage before the first step, then a line now and then.
+    Without a terminal it prints a line per stage before the first step, then about twenty lines.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TrainDisplay:
             self._console.print(line, highlight=False)
 
     def stage(self, what: str) -> None:
-        """Something else is waited for."""
+        """Show what the run waits for now."""
         self.moved_s = time.monotonic()
         if self._values:
             return
@@ -82,9 +82,10 @@ class TrainDisplay:
             self._console.print(f"waiting for {what}", highlight=False)
 
     def tell(self, problem: str) -> None:
-        """Why nothing moves, above the line; unbroken, since it may hold a command to copy."""
-        said = f"the run waits: {problem}"
-        self._console.print(said, style="red", highlight=False, soft_wrap=True)
+        """Print why the run stalls; not wrapped, because it may contain a command to copy."""
+        self._console.print(
+            f"the run waits: {problem}", style="red", highlight=False, soft_wrap=True
+        )
 
     def _progress(self) -> str:
         return f"{self._curve} {self._values[-1]:.3f} {sparkline(self._values)}"
@@ -98,7 +99,7 @@ def display(
     problems: Problems | None = None,
     curve: str = "reward",
 ) -> Iterator[TrainDisplay]:
-    """Yields what to call after each step. Asks `problems` when nothing has moved for a while."""
+    """Yields what to call after each step; asks `problems` when the run stalls."""
     columns = (
         TextColumn("step"),
         MofNCompleteColumn(),
@@ -121,7 +122,7 @@ def display(
 def watch_stalls(
     shown: TrainDisplay, problems: Problems, over: threading.Event, stalled_s: float = _STALLED_S
 ) -> None:
-    """Say each problem of the service once for every time that the run stands still."""
+    """Print each problem of the service once per stall."""
     told: dict[str, float] = {}
     while not over.wait(min(stalled_s / 3, 5.0)):
         if time.monotonic() - shown.moved_s < stalled_s:

@@ -1,4 +1,4 @@
-"""The options of `slackwater up`, each in one place: its flag, its help, and the setting it is."""
+"""The options of `slackwater up`: flag, help and configuration key of each in one place."""
 
 import inspect
 from collections.abc import Callable
@@ -16,61 +16,71 @@ DEFAULT_STATE = Path("~/.local/share/slackwater")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The option sets this key of `ServiceSettings`, which a configuration file has too."""
+    """Marks an option that sets this key of `ServiceSettings`."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """Command-line options of `up`; those without a `Setting` map to none or several settings."""
+    """Command-line options of `up`; those without a `Setting` set none or several keys."""
 
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="[NAME=]MODEL: directory, .gguf file or ORG/NAME of the hub; repeatable."
+            metavar="[NAME=]MODEL",
+            help="Model: a directory, a .gguf file or ORG/NAME on the hub; repeatable.",
         ),
     ] = None
     engines: Annotated[
         int | None,
-        typer.Option(help="Engines per model. Default: on all devices that no trainer has."),
+        typer.Option(help="Engines per model. Default: on all devices without a trainer."),
         Setting("engines"),
     ] = None
     serve: Annotated[
-        str | None, typer.Option(help="[NAME=]MODEL to serve with an SLO (--slo).")
+        str | None, typer.Option(metavar="[NAME=]MODEL", help="Model to serve with an SLO (--slo).")
     ] = None
-    slo: Annotated[str, typer.Option(help="The SLO, seconds at p99: ttft=0.5,tpot=0.15.")] = (
-        "ttft=0.5,tpot=0.15"
-    )
+    slo: Annotated[
+        str, typer.Option(help="SLO of --serve: seconds to the first token and per token, at p99.")
+    ] = "ttft=0.5,tpot=0.15"
     lend: Annotated[
-        bool, typer.Option("--lend", help="Lend the served model's devices for rollouts.")
+        bool, typer.Option("--lend", help="Lend the served model's idle devices to rollouts.")
     ] = False
     instances: Annotated[
-        Path | None, typer.Option(help="TOML list of more instances, for example vLLM servers.")
+        Path | None,
+        typer.Option(help="TOML file with a list of more instances, such as vLLM servers."),
     ] = None
     fleet: Annotated[
         Path | None,
-        typer.Option(help="TOML of pools and nodes; replaces --engines and --trainers."),
+        typer.Option(
+            help="Fleet file: TOML with pools and nodes; replaces --engines and --trainers."
+        ),
     ] = None
     local_engines: Annotated[
         int,
-        typer.Option(help="Engines per model that run while the trainers are idle."),
+        typer.Option(
+            help="Engines per model on the trainers' devices, active while these are idle."
+        ),
         Setting("local_engines"),
     ] = 0
     local_engine: Annotated[
         EngineName,
-        typer.Option(help="What those are: a server sleeps while the trainers work."),
+        typer.Option(help="Kind of --local-engines; a server sleeps while the trainers work."),
         Setting("local_engine"),
     ] = "embedded"
-    trainers: Annotated[int, typer.Option(help="Trainer processes."), Setting("trainers")] = 1
+    trainers: Annotated[
+        int, typer.Option(help="Number of trainer processes."), Setting("trainers")
+    ] = 1
     sandboxes: Annotated[
         int,
-        typer.Option(help="Sandbox processes for actions; they share the cores."),
+        typer.Option(help="Number of sandbox processes for actions; they share the cores."),
         Setting("sandboxes"),
     ] = 0
     sandbox_backend: Annotated[
         str,
-        typer.Option(help="auto (bubblewrap where it runs), process, bubblewrap, docker, gvisor."),
+        typer.Option(
+            help="auto (bubblewrap if it works here), process, bubblewrap, docker or gvisor."
+        ),
         Setting("sandbox_backend"),
     ] = "auto"
     sandbox_folder: Annotated[
@@ -82,48 +92,49 @@ class UpOptions:
     ] = None
     sandbox_image: Annotated[
         str | None,
-        typer.Option(help="Image of docker's containers; default python:3.11-slim."),
+        typer.Option(help="Image of docker containers. Default: python:3.11-slim."),
         Setting("sandbox_image"),
     ] = None
     sandbox_allow: Annotated[
         list[str] | None,
-        typer.Option(help="HOST:PORT that actions with a network may reach; repeatable."),
+        typer.Option(metavar="HOST:PORT", help="Address that actions may reach; repeatable."),
         Setting("sandbox_allow"),
     ] = None
     trust_tenants: Annotated[
         bool,
-        typer.Option("--trust-tenants", help="Allow several tenants' actions without isolation."),
+        typer.Option("--trust-tenants", help="Allow actions of several tenants without isolation."),
         Setting("trust_tenants"),
     ] = False
     max_waiting_actions: Annotated[
         int,
-        typer.Option(help="Limit of waiting actions; more are refused (429)."),
+        typer.Option(help="Maximum number of waiting actions; more are refused (429)."),
         Setting("max_waiting_actions"),
     ] = 20_000
-    state: Annotated[Path, typer.Option(help="Folder for all of the service's state.")] = (
-        DEFAULT_STATE
-    )
+    state: Annotated[Path, typer.Option(help="Folder for the service's state.")] = DEFAULT_STATE
     host: Annotated[str, typer.Option(help="Address to listen on."), Setting("host")] = "127.0.0.1"
     port: Annotated[int, typer.Option(help="Port to listen on."), Setting("port")] = 8123
     front_ends: Annotated[
-        int, typer.Option(help="Processes that speak HTTP."), Setting("front_ends")
+        int, typer.Option(help="Number of HTTP processes."), Setting("front_ends")
     ] = 1
     allowed_host: Annotated[
         list[str] | None,
-        typer.Option(help="Another host name of the service; repeatable; * is any."),
+        typer.Option(
+            metavar="HOST", help="Another host name of the service; * is any; repeatable."
+        ),
     ] = None
     tenant: Annotated[
-        list[str] | None, typer.Option(help="A tenant, who gets a key; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tenant, with a key of its own; repeatable."),
     ] = None
     database: Annotated[
         str | None,
-        typer.Option(help="Database URL, such as postgresql://...; default SQLite."),
+        typer.Option(help="Database URL, such as postgresql://... Default: SQLite in --state."),
         Setting("database_url"),
     ] = None
     device: Annotated[str, typer.Option(help="cpu or cuda."), Setting("device")] = "cpu"
     devices: Annotated[
         int,
-        typer.Option(help="On a CPU: so many equal slices of the cores, each a device."),
+        typer.Option(help="On a CPU: split the cores into this many devices."),
         Setting("devices"),
     ] = 1
     gpu_ids: Annotated[
@@ -153,37 +164,40 @@ class UpOptions:
         int, typer.Option(help="KV cache of each engine, in MiB."), Setting("kv_mb")
     ] = 1024
     max_running: Annotated[
-        int, typer.Option(help="Concurrent turns per engine."), Setting("max_running")
+        int,
+        typer.Option(help="Maximum number of concurrent turns per engine."),
+        Setting("max_running"),
     ] = 64
     session_timeout: Annotated[
         float,
-        typer.Option(help="End a client's session after this many silent seconds."),
+        typer.Option(help="Seconds of silence after which a client's session ends."),
         Setting("session_silent_after_s"),
     ] = 300.0
     record: Annotated[
         Path | None,
-        typer.Option(help="Record the controllers' events in this file."),
+        typer.Option(help="File to record the controllers' events in."),
         Setting("record"),
     ] = None
     background: Annotated[
         bool,
         typer.Option(
-            "--background", help="Return once the workers are up; `slackwater down` stops it."
+            "--background", help="Return once the workers are up; `slackwater down` stops them."
         ),
     ] = False
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML file with these settings; the command line takes precedence."),
+        typer.Option(help="Configuration file (TOML); the command line takes precedence."),
     ] = None
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="a.b=value: change one setting; repeatable.")
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable."),
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
     ] = False
 
 
-def given_settings(ctx: typer.Context) -> dict[str, Any]:
+def command_line_settings(ctx: typer.Context) -> dict[str, Any]:
     """The settings given on the command line, by key."""
     return {
         setting.key: plain(ctx.params[name])
@@ -198,7 +212,7 @@ def is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def option_settings() -> dict[str, Setting]:
-    """Which setting an option is, by the option's name."""
+    """The setting of each option, by the option's name."""
     hints = get_type_hints(UpOptions, include_extras=True)
     return {
         name: mark
@@ -209,9 +223,9 @@ def option_settings() -> dict[str, Setting]:
 
 
 def with_up_options(command: Callable[[typer.Context, UpOptions], int]) -> Callable[..., int]:
-    """The command as typer reads it: a parameter for every option."""
+    """A command for typer with one parameter per option."""
 
-    def called(ctx: typer.Context, **given: Any) -> int:
+    def run(ctx: typer.Context, **given: Any) -> int:
         return command(ctx, UpOptions(**given))
 
     hints = {"ctx": typer.Context, **get_type_hints(UpOptions, include_extras=True)}
@@ -221,7 +235,7 @@ def with_up_options(command: Callable[[typer.Context, UpOptions], int]) -> Calla
         inspect.Parameter(name, keyword, default=defaults.get(name, empty), annotation=hint)
         for name, hint in hints.items()
     ]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
-    called.__annotations__ = hints
-    called.__name__, called.__doc__ = command.__name__, command.__doc__
-    return called
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # inspect reads it
+    run.__annotations__ = hints
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run

@@ -24,8 +24,8 @@ class ConfigError(SlackwaterError, ValueError):
 
     @classmethod
     def of(cls, field: str, value: object, fix: str) -> "ConfigError":
-        """Name the field, the value seen and the fix."""
-        return cls(f"{field}: {value!r} {fix}")
+        """Name the field, the value seen (unless it is None, for a missing one) and the fix."""
+        return cls(f"{field}: {fix}" if value is None else f"{field}: {value!r} {fix}")
 
 
 def check_above_zero(where: str, of: object, *fields: str) -> None:

@@ -47,7 +47,7 @@ def test_efficiency_is_straight_between_its_points_and_flat_outside() -> None:
         ({"deadline_s": float("inf")}, "deadline_s"),
         ({"retries": 1, "environment": EnvironmentId("e")}, "retries: 1"),
         ({"service": ServiceName("judge")}, "service: 'judge'"),
-        ({"needs": (Need(GPUS, Amounts.exactly(1)),)}, "service: None"),
+        ({"needs": (Need(GPUS, Amounts.exactly(1)),)}, "service: "),
     ],
 )
 def test_a_bad_action_is_told_which_field_is_wrong(fields: dict[str, object], says: str) -> None:

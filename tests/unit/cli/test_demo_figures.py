@@ -32,28 +32,30 @@ STALLED = [0.0, 20.0, 22.0, 24.0, 31.0, 33.0, 35.0]  # the fourth iteration of t
 
 def test_a_stall_is_in_no_typical_iteration() -> None:
     job = watched("one", STALLED, engine_s=1.2, trainer_s=0.8)
-    typical = TypicalIteration.of(job)
+    typical = TypicalIteration.from_job(job)
     assert typical.seconds == pytest.approx(2.0)
     assert typical.used == pytest.approx({"engine_s": 1.2, "trainer_s": 0.8})
 
 
 def test_a_job_of_which_one_iteration_was_seen_counts_from_its_start() -> None:
     job = watched("one", [10.0, 16.0], engine_s=1.0, trainer_s=1.0)
-    assert TypicalIteration.of(job).seconds == pytest.approx(6.0)
+    assert TypicalIteration.from_job(job).seconds == pytest.approx(6.0)
 
 
 def test_iterations_that_passed_between_two_looks_are_divided() -> None:
     job = WatchedJob("one")
     for number, at_s in ((0, 0.0), (1, 1.0), (4, 4.0)):
         job.look({"iteration": number, "engine_s": number, "trainer_s": 0.0, "stage": ""}, at_s)
-    assert TypicalIteration.of(job).seconds == pytest.approx(1.0)
+    assert TypicalIteration.from_job(job).seconds == pytest.approx(1.0)
 
 
 def shared_run() -> dict[str, Any]:
     """Two jobs of ten iterations: 2 s each alone, with a stall; together 3 s each."""
     names = ("down", "up")
     alone = {
-        name: TypicalIteration.of(watched(f"{name}-alone", STALLED, engine_s=1.2, trainer_s=0.8))
+        name: TypicalIteration.from_job(
+            watched(f"{name}-alone", STALLED, engine_s=1.2, trainer_s=0.8)
+        )
         for name in names
     }
     ends_s = [100.0, *(110.0 + 3 * i for i in range(10))]

@@ -35,5 +35,5 @@ def test_waiting_is_shown_as_a_mean() -> None:
 def test_a_command_without_url_is_not_told_that_it_misses_one(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="or give the --state of one"):
         ask_service(tmp_path, "GET", "/slackwater/jobs")
-    with pytest.raises(UnavailableError, match="--url is missing"):
+    with pytest.raises(UnavailableError, match="or give the --url and --key of one"):
         find_service(None, None, tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.cli.measured_scenario import measured_tables, spot_rates, write_typical
+from slackwater.cli.measured_scenario import measure_tables, spot_rates, write_typical
 from slackwater.cli.running_service import ServiceClient
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.spot_trace import SpotEvent
@@ -75,7 +75,7 @@ def answers() -> Iterator[type[Answers]]:
 
 def scenario_of(answers: Any, folder: Path) -> Any:
     service = ServiceClient(answers.url, "key")
-    return read_slack_scenario(FLEET, (), lambda table: measured_tables(service, table, folder))
+    return read_slack_scenario(FLEET, (), lambda table: measure_tables(service, table, folder))
 
 
 def test_jobs_requests_and_spot_engines_are_those_that_the_service_saw(

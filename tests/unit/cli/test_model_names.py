@@ -106,7 +106,7 @@ def test_what_fits_is_told_from_the_memory_of_one_device() -> None:
     on_cpu = fit_table(models, MachineMemory("cpu", 20 << 30))
     assert on_cpu[1]["fits"]["serve"] is False, "fp32 on a CPU"
     lines = list(fit_lines(table, MachineMemory("cuda", 20 << 30)))
-    assert lines[0] == "one device here: cuda with 20.0 GiB"
+    assert lines[0] == "smallest device of this machine: cuda with 20.0 GiB"
     assert "cannot be used: model_type: 'x'" in lines[4]
 
 

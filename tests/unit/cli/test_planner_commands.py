@@ -163,7 +163,7 @@ def test_a_scenario_without_jobs_or_without_a_pool_is_refused(call: Call, tmp_pa
         (["sim", "run", "small.toml", "--plot", "no/a.png"], ["--plot", "folder that exists"]),
         (["sim", "run", "small.toml", "--record", "no/a"], ["--record", "folder that exists"]),
         (["sim", "run", "small.toml", "--hours", "3"], ["--hours", "FROM:TO"]),
-        (["sim", "run", "small.toml", "--hours", "5:3"], ["--hours", "end after its begin"]),
+        (["sim", "run", "small.toml", "--hours", "5:3"], ["--hours", "end after its start"]),
         (["sim", "compare", "small.toml", "--policies", "solo,nix"], ["policy.name", "'nix'"]),
         (
             ["sim", "compare", "small.toml", "--set", "policy.options.nix=1"],

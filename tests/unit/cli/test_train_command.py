@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from slackwater.cli.train import command_of, reward_summary, saying_how_to_resume
+from slackwater.cli.train import command_of, print_resume_command_on_failure, reward_summary
 from slackwater.cli.train_display import display, watch_stalls
 from slackwater.model.errors import ConfigError, UnavailableError
 
@@ -26,10 +26,10 @@ def test_the_command_to_resume_has_the_options_and_no_key() -> None:
 
 SCRIPT = """
 import pathlib, signal, sys, time
-from slackwater.cli.train import saying_how_to_resume
+from slackwater.cli.train import print_resume_command_on_failure
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 folder = pathlib.Path(sys.argv[1])
-with saying_how_to_resume(folder, sys.argv[2]):
+with print_resume_command_on_failure(folder, sys.argv[2]):
     (folder / "recipe.json").touch()
     (folder / "checkpoint.json").touch()
     print("runs", flush=True)
@@ -64,23 +64,23 @@ def test_a_full_disk_is_one_error_that_names_the_file(
 
     with (
         pytest.raises(UnavailableError, match="cannot be written: No space left on device"),
-        saying_how_to_resume(tmp_path, AGAIN),
+        print_resume_command_on_failure(tmp_path, AGAIN),
     ):
         thread = threading.Thread(target=write)
         thread.start()
         thread.join()
         write()
     said = capsys.readouterr().err
-    assert said == f"no checkpoint yet: start again with: {AGAIN}\n"
+    assert said == f"no checkpoint yet; start again with: {AGAIN}\n"
 
 
 def test_other_errors_pass_and_a_wrong_setting_is_not_to_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "recipe.json").touch()
-    with pytest.raises(OSError, match="odd"), saying_how_to_resume(tmp_path, AGAIN):
+    with pytest.raises(OSError, match="odd"), print_resume_command_on_failure(tmp_path, AGAIN):
         raise OSError(errno.ENOTTY, "odd")
-    with pytest.raises(ConfigError), saying_how_to_resume(tmp_path, AGAIN):
+    with pytest.raises(ConfigError), print_resume_command_on_failure(tmp_path, AGAIN):
         raise ConfigError("--run: is another")
     assert not capsys.readouterr().err
 

@@ -161,7 +161,7 @@ def shipped_scenarios() -> Mapping[str, ScenarioFile]:
     return {name: decode(ScenarioFile, table) for name, (table, _) in _shipped_tables().items()}
 
 
-def read_table(source: str) -> tuple[dict[str, Any], Path]:
+def read_table(source: str, field: str = "FILE") -> tuple[dict[str, Any], Path]:
     """The table of a file, or of a shipped scenario by its name, and the folder its paths start
     from.
     """
@@ -171,9 +171,9 @@ def read_table(source: str) -> tuple[dict[str, Any], Path]:
         if source not in shipped:
             close = difflib.get_close_matches(source, shipped, n=1)
             fix = f"did you mean {close[0]}?" if close else f"shipped: {', '.join(shipped)}"
-            raise ConfigError.of("FILE", source, f"is no .toml file and no shipped scenario; {fix}")
+            raise ConfigError.of(field, source, f"is no .toml file and no shipped scenario; {fix}")
         return shipped[source]
-    return read_toml("FILE", path), path.parent
+    return read_toml(field, path), path.parent
 
 
 def read_scenario(source: str, assignments: Iterable[str] = ()) -> tuple[ScenarioFile, Path]:
@@ -184,7 +184,7 @@ def read_scenario(source: str, assignments: Iterable[str] = ()) -> tuple[Scenari
 
 def read_fleet(path: Path, assignments: Iterable[str] = ()) -> FleetEntry:
     """`fleet.toml`: the tables `[rollout]` and `[train]`, or the same under `[fleet]`."""
-    table, _ = read_table(str(path))
+    table, _ = read_table(str(path), "--fleet")
     inner = override(table, assignments)
     if "fleet" in inner and not {"rollout", "train"} & inner.keys():
         return decode(FleetEntry, inner["fleet"], "fleet")

@@ -221,7 +221,7 @@ def read_slack_scenario(
     """A file with the tables that `measure` makes of it, and `--set a.b=c`, put in; the paths in it
     start from its folder.
     """
-    table, folder = read_table(str(path))
+    table, folder = read_table(str(path), "--slacks")
     table = override(table if measure is None else {**table, **measure(table)}, assignments)
     if "folder" in table:
         raise ConfigError("folder: is no key of the file; paths start from the file's folder")
