@@ -201,7 +201,7 @@ def worker_is_impersonated(target: Target) -> bool:
     for key in sorted(keys):
         hello = messages.Hello("sandbox-evil", "sandbox", sandbox=facts)
         try:
-            with Connection(hub, hello, key, orphaned=lambda: None) as connection:
+            with Connection(hub, hello, key, on_orphaned=lambda: None) as connection:
                 connection.receive(2.0)
                 return True
         except (SlackwaterError, OSError):

@@ -28,7 +28,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.nets.loading import load_net, net_config, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.directory import DirectoryWeightStore
-from slackwater.worker.engine_server.adapter import free_port, serving, until_healthy
+from slackwater.worker.engine_server.adapter import free_port, run_server, wait_until_healthy
 from slackwater.worker.engine_server.versions import VersionDirectories
 from slackwater.worker.engine_server.vllm import VllmServer
 from slackwater.worker.weight_lane import WeightLane, lora_meta
@@ -100,13 +100,13 @@ async def _measure(program: str, model: Path, options: BenchOptions) -> dict[str
         base = versions.directories.directory(_BASE)
         words, variables = VllmServer.command(program, base, port, folder, told)
         quiet = ["sh", "-c", 'exec "$@" > "$0" 2>&1', str(folder / "server.log"), *words]
-        process = await stack.enter_async_context(serving(quiet, variables))
+        process = await stack.enter_async_context(run_server(quiet, variables))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         server = VllmServer(session, f"http://127.0.0.1:{port}")
         options.progress("start of the server", 0.0)
-        await until_healthy(server, process)
-        await server.learn()
-        await server.load_adapter("none", versions.directories.neutral_adapter())
+        await wait_until_healthy(server, process)
+        await server.read_capabilities()
+        await server.load_adapter("none", versions.directories.write_neutral_adapter())
         figures = await _under_load(server, versions, updates, options)
         figures |= await _whole(server, versions, updates, options)
     merged_s = figures["merged_reload_s"]

@@ -63,7 +63,7 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
             relay,
             secret=_SECRET.encode(),
             node="node",
-            beside=True,
+            own_process=True,
         )
         puller = VersionPuller(engine, lane)
         for each in (lane, puller):
@@ -109,8 +109,8 @@ def _measured(
         steps = pairs[-1][1].steps if pairs else _STEPS
         stepping.steps(2)  # publishing has had the caches
         before = stepping.steps(steps)
-        puller.ask(name, [Payload(name, base)], keep=True)
-        during = stepping.until(lambda: bool(puller.settle()))
+        puller.request(name, [Payload(name, base)], keep=True)
+        during = stepping.until(lambda: bool(puller.advance()))
         after = stepping.steps(steps)
         pairs.append((before + after, during))
         if pull:

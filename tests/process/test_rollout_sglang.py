@@ -159,7 +159,7 @@ def test_both_ways_to_stream_give_the_same_tokens(tmp_path: Path, incremental: b
         contract = SglangContract(tmp_path / "model", incremental=incremental)
         async with contract.serving(free_port()), aiohttp.ClientSession() as session:
             server = SglangServer(session, contract.url)
-            await server.learn()
+            await server.read_capabilities()
             whole = continued(contract.weights, "", 3, PROMPT, 12)
             assert await sampled(server, "a", [*PROMPT], Sampling(12, seed=3), 0) == whole
             # A continued turn goes on in the same stream of random numbers.
@@ -182,7 +182,7 @@ def test_what_the_server_does_or_refuses_is_an_error_of_the_turn(tmp_path: Path)
         contract = SglangContract(tmp_path / "model")
         async with contract.serving(free_port()), aiohttp.ClientSession() as session:
             server = SglangServer(session, contract.url)
-            await server.learn()
+            await server.read_capabilities()
             once = Sampling(4, seed=1)
             with pytest.raises(ConfigError, match="vocabulary"):
                 await sampled(server, "a", [1, 99_999], once, 0)

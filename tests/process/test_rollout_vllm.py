@@ -185,7 +185,7 @@ async def adapters_are_updated_under_load(bench: ServerBench, server: psutil.Pro
     assert "adapter merged into the base" not in log
     async with aiohttp.ClientSession() as session:
         api = VllmServer(session, server_url(server))
-        await api.learn()
+        await api.read_capabilities()
         for version in versions:
             await api.load_adapter(f"alone-{version}", folders[version])
         for result in results:

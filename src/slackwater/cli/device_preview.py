@@ -33,7 +33,7 @@ def preview_devices(settings: ServiceSettings) -> list[str]:
             node,
             slices=entry.devices,
             gpu_ids=entry.gpu_ids or None,
-            look=plans.kind != CPU,
+            probe=plans.kind != CPU,
             share_gpu=not entry.gpu_ids,
         )
         devices = plans.usable(found, pool)

@@ -4,8 +4,8 @@
         --files folder:DIRECTORY | URL=CACHE --logs FOLDER
 
 The node's key comes in the environment, never on the command line. When the control plane is lost,
-the agent keeps the workers that have a grace period, and dials again: the control plane may adopt
-them. Once that is over it ends them. With `--redial` it goes on dialling; without, it exits.
+the agent keeps the workers that have a grace period and dials again: the control plane may adopt
+them. After the grace period it ends them. With `--redial` it keeps dialling; without, it exits.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
-from slackwater.wire import agent as says
+from slackwater.wire import agent as wire
 from slackwater.wire import messages
 from slackwater.worker.connection import Connection, DisconnectedError, RefusedByPlaneError
 from slackwater.worker.node_devices import node_devices, parse_gpu_ids
@@ -51,9 +51,9 @@ logger = logging.getLogger(__name__)
 _BY_HAND = "--by-hand"
 _LEAVE_S = 5.0
 _TAIL_BYTES = 16 << 10
-_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.25, 10.0
 _ADOPTABLE_PAUSE_S = 1.0
-_SETTLED_S = 1.0  # a connection that lasted so long was not refused
+_SETTLED_S = 1.0  # after this time a connection counts as accepted
 _RELAY_SHARE = 0.25
 
 
@@ -72,34 +72,34 @@ class NodeAgent:
         self._address = address_of(options.connect)
         self._connection: Connection | None = None
         self._groups: dict[str, RankGroup] = {}
-        self._ended: list[says.WorkerEnded] = []  # while nobody was connected
+        self._unreported_ends: list[wire.WorkerEnded] = []  # while nobody was connected
         self.lost_s: float | None = None
         self._lock = threading.Lock()
         self.template = WorkerTemplate()
         if relay is not None:
             relay.tell = self._report_fetch
 
-    def serve(self, place: says.StatePlace | None, notice: "EvictionNotice") -> None:
-        """One connection, until told to stop; DisconnectedError if the control plane is lost."""
+    def serve(self, state_place: wire.StatePlace | None, notice: "EvictionNotice") -> None:
+        """Serve one connection until stopped; DisconnectedError if the control plane is lost."""
         with self._lock:
-            self._ended.clear()
+            self._unreported_ends.clear()
             running = tuple(
-                says.RunningWorker(group.order, group.pid) for group in self._groups.values()
+                wire.RunningWorker(group.order, group.pid) for group in self._groups.values()
             )
-        facts = _facts(self._options, self._relay, place, running)
+        facts = _facts(self._options, self._relay, state_place, running)
         hello = messages.Hello(f"agent:{self._options.node}", "agent", node=facts)
         hung_up = threading.Event()
         with Connection(
-            self._address, hello, secret(), pin=pin(), orphaned=hung_up.set
+            self._address, hello, secret(), pin=pin(), on_orphaned=hung_up.set
         ) as connection:
             connection.report_gauges(self._states.counts)
             with self._lock:
                 self._connection = connection
-                for ended in self._ended:
+                for ended in self._unreported_ends:
                     connection.send(messages.encode(ended))
             began_s = time.monotonic()
             try:
-                with notice.reported_by(connection.send):
+                with notice.report_over(connection.send):
                     self._run(connection)
             finally:
                 self._connection, now_s = None, time.monotonic()
@@ -107,7 +107,7 @@ class NodeAgent:
                     self.lost_s = now_s
 
     def may_be_adopted(self) -> bool:
-        """Whether the control plane was lost only just now, for a worker that waits for it."""
+        """Whether some worker is still within its grace period."""
         running = self._groups.values()
         grace_s = max((group.order.grace_s for group in running), default=0.0)
         return self.lost_s is not None and time.monotonic() - self.lost_s < grace_s
@@ -118,49 +118,49 @@ class NodeAgent:
                 match message:
                     case messages.Stop():
                         return
-                    case says.StartWorker():
+                    case wire.StartWorker():
                         self._start(message)
-                    case says.SignalWorker(worker, number):
+                    case wire.SignalWorker(worker, number):
                         self._signal(worker, number)
-                    case says.PrefetchStates() | says.SendState() | says.ForgetStates():
-                        self._about_states(message)
-                    case says.TakeState(model, key):
+                    case wire.PrefetchStates() | wire.SendState() | wire.ForgetStates():
+                        self._handle_state_message(message)
+                    case wire.TakeState(model, key):
                         self._states.expected[key] = model
-                    case says.FetchPayload() | says.OfferPayload() | says.DropPayload():
-                        self._about_payloads(message)
+                    case wire.FetchPayload() | wire.OfferPayload() | wire.DropPayload():
+                        self._handle_payload_message(message)
                     case _:
                         logger.warning("not for an agent: %s", type(message).__name__)
 
-    def _about_payloads(
-        self, message: says.FetchPayload | says.OfferPayload | says.DropPayload
+    def _handle_payload_message(
+        self, message: wire.FetchPayload | wire.OfferPayload | wire.DropPayload
     ) -> None:
         if self._relay is None:
             return
         payload = Payload(message.version, message.base)
         try:
             match message:
-                case says.FetchPayload(source=source, address=address, certificate=certificate):
+                case wire.FetchPayload(source=source, address=address, certificate=certificate):
                     self._relay.bring(payload, source, address_of(address), certificate)
-                case says.OfferPayload(certificate=certificate):
+                case wire.OfferPayload(certificate=certificate):
                     self._relay.offer(payload, certificate)
-                case says.DropPayload():
+                case wire.DropPayload():
                     self._relay.drop(payload)
-        except ConfigError as error:  # what another node says of itself must not end this one
+        except ConfigError as error:  # a wrong address of another node must not end this one
             logger.warning("%s", error)
-            if isinstance(message, says.FetchPayload):
-                broke = (message.version, message.base, message.source, str(error))
-                self._tell(says.PayloadFailed(*broke))
+            if isinstance(message, wire.FetchPayload):
+                version, base = message.version, message.base
+                self._send(wire.PayloadFailed(version, base, message.source, str(error)))
 
-    def end_workers(self, *, all_of_them: bool = True) -> None:
-        """Ask every worker to leave, or those that no control plane may adopt; then make them."""
+    def end_workers(self, *, include_adoptable: bool = True) -> None:
+        """End all workers, or only those without a grace period: ask them to leave, then kill."""
         with self._lock:
             running = self._groups.values()
-            groups = [group for group in running if all_of_them or not group.order.grace_s]
+            groups = [group for group in running if include_adoptable or not group.order.grace_s]
         for group in groups:
             group.signal_all(leave_signal())
-        left = [process for group in groups for process in group.processes]
+        processes = [process for group in groups for process in group.processes]
         deadline_s = time.monotonic() + _LEAVE_S
-        for process in left:
+        for process in processes:
             try:
                 process.wait(max(deadline_s - time.monotonic(), 0.0))
             except subprocess.TimeoutExpired:
@@ -171,67 +171,68 @@ class NodeAgent:
                 if self._groups.get(group.order.worker) is group:
                     del self._groups[group.order.worker]
 
-    def _start(self, order: says.StartWorker) -> None:
+    def _start(self, order: wire.StartWorker) -> None:
         options = self._options
         arguments = ["--connect", options.connect, "--worker", order.worker]
         arguments += ["--files", options.files]
         if self._relay is not None:
             host, port = self._relay.address
             arguments += ["--node", options.node, "--relay", f"{host}:{port}"]
-        environment = {**os.environ, **self._states.environment, says.PARENT: str(os.getpid())}
+        environment = {**os.environ, **self._states.environment, wire.PARENT: str(os.getpid())}
         environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
         if order.grace_s:
-            environment[says.GRACE] = f"{order.grace_s:g}"
+            environment[wire.GRACE] = f"{order.grace_s:g}"
         command = [sys.executable, "-m", order.module, *arguments, *order.arguments]
         try:
             logs = Path(options.logs)
             logs.mkdir(parents=True, exist_ok=True)
             group = RankGroup(order, command, environment, logs, self.template)
         except OSError as error:
-            self._tell(says.WorkerNotStarted(order.worker, str(error)))
+            self._send(wire.WorkerNotStarted(order.worker, str(error)))
             return
         with self._lock:
             self._groups[order.worker] = group
-        self._tell(says.WorkerStarted(order.worker, group.pid))
-        threading.Thread(target=self._wait, args=(group,), daemon=True).start()
+        self._send(wire.WorkerStarted(order.worker, group.pid))
+        threading.Thread(target=self._wait_for_end, args=(group,), daemon=True).start()
 
-    def _wait(self, group: RankGroup) -> None:
-        status, log, began = group.wait()
-        said = last_words(log, began) if status > 0 else ""
+    def _wait_for_end(self, group: RankGroup) -> None:
+        status, log, log_start = group.wait()
+        last_line = last_log_line(log, log_start) if status > 0 else ""
         worker = group.order.worker
-        ended = says.WorkerEnded(worker, status, said)
+        ended = wire.WorkerEnded(worker, status, last_line)
         with self._lock:
             if self._groups.get(worker) is not group:
-                return  # another has its name by now
+                return  # a newer worker has this name
             del self._groups[worker]
-            if self._connection is None:  # maybe it has just been reported as running
-                self._ended.append(ended)
+            if self._connection is None:  # the control plane may still list it as running
+                self._unreported_ends.append(ended)
             else:
-                self._tell(ended)
+                self._send(ended)
 
-    def _about_states(
-        self, message: says.PrefetchStates | says.SendState | says.ForgetStates
+    def _handle_state_message(
+        self, message: wire.PrefetchStates | wire.SendState | wire.ForgetStates
     ) -> None:
         match message:
-            case says.PrefetchStates(models, holding):
+            case wire.PrefetchStates(models, holding):
                 self._states.prefetch(models, holding)
-            case says.ForgetStates(model):
+            case wire.ForgetStates(model):
                 self._states.forget(model)
-            case says.SendState():
-                sending = threading.Thread(target=self._send_state, args=(message,), daemon=True)
-                sending.start()
+            case wire.SendState():
+                thread = threading.Thread(target=self._send_state, args=(message,), daemon=True)
+                thread.start()
 
-    def _send_state(self, order: says.SendState) -> None:
+    def _send_state(self, order: wire.SendState) -> None:
         error = self._states.send(order.model, order.to, order.key)
-        self._tell(says.StateSent(order.move, order.model, error))
+        self._send(wire.StateSent(order.move, order.model, error))
 
-    def _report_fetch(self, brought: FetchOutcome) -> None:
+    def _report_fetch(self, outcome: FetchOutcome) -> None:
         """How a fetch ended."""
-        payload = brought.payload
-        said: messages.Message = says.PayloadArrived(payload.version, payload.base)
-        if brought.error:
-            said = says.PayloadFailed(payload.version, payload.base, brought.source, brought.error)
-        self._tell(said)
+        payload = outcome.payload
+        version, base = payload.version, payload.base
+        if outcome.error:
+            self._send(wire.PayloadFailed(version, base, outcome.source, outcome.error))
+        else:
+            self._send(wire.PayloadArrived(version, base))
 
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:
@@ -241,8 +242,8 @@ class NodeAgent:
         if group is not None:
             group.signal_all(number)
 
-    def _tell(self, message: messages.Message) -> None:
-        """Unless the control plane is lost."""
+    def _send(self, message: messages.Message) -> None:
+        """Send a message, unless the control plane is lost."""
         if (connection := self._connection) is not None:
             with contextlib.suppress(DisconnectedError):
                 connection.send(messages.encode(message))
@@ -251,23 +252,23 @@ class NodeAgent:
 class EvictionNotice:
     """Reports the first SIGTERM to the control plane, and ends the process `notice_s` later.
 
-    SIGTERM ends it at once while nobody is connected. Further ones during the notice do nothing: a
-    batch scheduler sends several.
+    Without a connection SIGTERM ends the process at once. Further ones during the notice do
+    nothing, since a batch scheduler sends several.
     """
 
     def __init__(self, notice_s: float) -> None:
         self._notice_s = notice_s
         self._send: Callable[[bytes], None] | None = None
-        self.given = False
-        self._over = False
+        self.is_given = False
+        self._expired = False
 
     @property
     def status(self) -> int:
-        """The agent's exit status; schedulers start again what has not ended with 0."""
-        return os.EX_TEMPFAIL if self.given else 0
+        """The agent's exit status; batch schedulers requeue what did not end with 0."""
+        return os.EX_TEMPFAIL if self.is_given else 0
 
     @contextlib.contextmanager
-    def reported_by(self, send: Callable[[bytes], None]) -> Iterator[None]:
+    def report_over(self, send: Callable[[bytes], None]) -> Iterator[None]:
         """Report it over this connection."""
         self._send = send
         try:
@@ -277,28 +278,28 @@ class EvictionNotice:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM."""
-        if self.given and not self._over:
+        if self.is_given and not self._expired:
             return
-        if self._over or self._send is None or not self._notice_s:
+        if self._expired or self._send is None or not self._notice_s:
             sys.exit(self.status)
-        self.given = True
+        self.is_given = True
         # The interrupted code may hold the connection's lock, so a thread sends.
         threading.Thread(target=self._report, args=(self._send,), daemon=True).start()
 
     def _report(self, send: Callable[[bytes], None]) -> None:
-        logger.info("told to leave; turns move within %g s", self._notice_s)
+        logger.info("eviction notice received; turns move within %g s", self._notice_s)
         with contextlib.suppress(DisconnectedError):
-            send(messages.encode(says.NodeLeaving(self._notice_s)))
+            send(messages.encode(wire.NodeLeaving(self._notice_s)))
         time.sleep(self._notice_s)
-        self._over = True
+        self._expired = True
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def last_words(log: Path, after: int) -> str:
+def last_log_line(log: Path, offset: int) -> str:
     """The last line of a log after an offset, without logging's time and name."""
     try:
         with log.open("rb") as file:
-            file.seek(max(after, log.stat().st_size - _TAIL_BYTES))
+            file.seek(max(offset, log.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""
@@ -308,7 +309,7 @@ def last_words(log: Path, after: int) -> str:
 
 
 def _relay(options: argparse.Namespace, hub: tuple[str, int], node_secret: str) -> NodeRelay | None:
-    """The node's weight relay; None if it may have no memory."""
+    """The node's weight relay; None if its memory limit is 0."""
     max_bytes = int(options.weights_gb * (1 << 30))
     if options.weights_gb < 0:
         max_bytes = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _RELAY_SHARE)
@@ -318,7 +319,7 @@ def _relay(options: argparse.Namespace, hub: tuple[str, int], node_secret: str) 
 
 
 def _own_host(hub: tuple[str, int]) -> str:
-    """The address by which the control plane's network reaches this machine."""
+    """This machine's address in the control plane's network."""
     family, kind, *_, address = socket.getaddrinfo(*hub, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)
@@ -329,11 +330,11 @@ def _own_host(hub: tuple[str, int]) -> str:
 def _facts(
     options: argparse.Namespace,
     relay: NodeRelay | None,
-    states: says.StatePlace | None,
-    running: tuple[says.RunningWorker, ...],
-) -> says.NodeFacts:
+    states: wire.StatePlace | None,
+    running: tuple[wire.RunningWorker, ...],
+) -> wire.NodeFacts:
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return says.NodeFacts(
+    return wire.NodeFacts(
         node=options.node,
         pool=options.pool,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
@@ -355,7 +356,7 @@ def _devices(options: argparse.Namespace) -> tuple[Device, ...]:
         NodeId(options.node),
         slices=options.devices,
         gpu_ids=gpu_ids,
-        look=options.device != CPU,
+        probe=options.device != CPU,
         share_gpu=options.share_gpu,
     )
 
@@ -384,7 +385,9 @@ def main() -> None:
     parser.add_argument(
         "--notice-s", type=float, default=0.0, help="time to leave after SIGTERM, to move turns"
     )
-    parser.add_argument("--redial", action="store_true", help="try again when the plane has gone")
+    parser.add_argument(
+        "--redial", action="store_true", help="reconnect after the control plane was lost"
+    )
     parser.add_argument(_BY_HAND, action="store_true", help="outlive whoever started it")
     options = parser.parse_args()
     if options.cores:
@@ -392,54 +395,52 @@ def main() -> None:
     notice = EvictionNotice(options.notice_s)
     signal.signal(signal.SIGTERM, notice.receive)
     if options.notice_s:
-        os.environ[says.NOTICED] = "1"
-    # Threads of workers that wait by spinning take the cores from each other: on a busy machine a
+        os.environ[wire.NOTICED] = "1"
+    # Spinning OpenMP threads of several workers take cores from each other: on a busy machine a
     # pass took ten times the CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = "1"
     # The states outlive the connection to the control plane, and every worker.
     node_secret = secrets.token_urlsafe(32)
     with state_service(Path(options.logs), node_secret) as states:
-        serve_until_told(options, states, node_secret, notice)
+        serve_until_stopped(options, states, node_secret, notice)
     sys.exit(notice.status)
 
 
-def serve_until_told(
+def serve_until_stopped(
     options: argparse.Namespace, states: NodeStates, node_secret: str, notice: EvictionNotice
 ) -> None:
-    """Serve connections until told to leave; while workers may be adopted, or with `--redial`,
-    reconnect.
-    """
+    """Serve connections until stopped; reconnect with `--redial` or to have workers adopted."""
     address = address_of(options.connect)
-    with contextlib.ExitStack() as open_here:
+    with contextlib.ExitStack() as stack:
         relay = _relay(options, address, node_secret)
         if relay is not None:
-            open_here.callback(relay.close)
-        taking = states.taking(partial(_own_host, address), encrypted=pin() is not None)
-        place = open_here.enter_context(taking)
+            stack.callback(relay.close)
+        receiving = states.receiving(partial(_own_host, address), encrypted=pin() is not None)
+        state_place = stack.enter_context(receiving)
         agent = NodeAgent(options, node_secret, states, relay)
-        open_here.callback(agent.template.close)
-        open_here.callback(agent.end_workers)
-        pause_s, lost_s = _SHORTEST_PAUSE_S, agent.lost_s
+        stack.callback(agent.template.close)
+        stack.callback(agent.end_workers)
+        pause_s, lost_s = _MIN_PAUSE_S, agent.lost_s
         while True:
             try:
-                agent.serve(place, notice)
+                agent.serve(state_place, notice)
                 return
             except (DisconnectedError, UnavailableError) as error:
                 final = isinstance(error, RefusedByPlaneError) and not error.again
-                if notice.given:
+                if notice.is_given:
                     return
                 if agent.lost_s != lost_s:
-                    pause_s, lost_s = _SHORTEST_PAUSE_S, agent.lost_s
+                    pause_s, lost_s = _MIN_PAUSE_S, agent.lost_s
                 adoptable = not final and agent.may_be_adopted()
                 if not adoptable and (final or not options.redial):
                     raise
-                agent.end_workers(all_of_them=not adoptable)
+                agent.end_workers(include_adoptable=not adoptable)
                 if relay is not None:
-                    relay.drop_all()  # of which no other control plane knows
+                    relay.drop_all()  # another control plane does not know its payloads
                 logger.warning("%s; trying again in %.1f s", error, pause_s)
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _ADOPTABLE_PAUSE_S if adoptable else _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _ADOPTABLE_PAUSE_S if adoptable else _MAX_PAUSE_S)
 
 
 if __name__ == "__main__":

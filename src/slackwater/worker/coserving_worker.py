@@ -33,13 +33,13 @@ from slackwater.worker.process import address_of, dial, engine_parser, pin, run_
 from slackwater.worker.weight_lane import WeightLane
 
 logger = logging.getLogger(__name__)
-_REST_S = 0.002  # between two looks when somebody has work and nobody may run
-_ACTIVATION_LOOK_S = 0.02
+_IDLE_PAUSE_S = 0.002  # pause when there is work but the budget allows no step
+_ACTIVATION_POLL_S = 0.02
 
-_FEASIBLE_PROMPT = 64  # tokens that a service must be able to answer in time even alone
+_FEASIBLE_PROMPT = 64  # tokens; a service alone must prefill these in time
 
 
-def feasible(cost: StepCost, slo: ServingSlo, step_tokens: int) -> str | None:
+def find_slo_fault(cost: StepCost, slo: ServingSlo, step_tokens: int) -> str | None:
     """Why the service cannot meet its SLO even alone, or None."""
     step_s = cost.decode.at(1)
     prompt_s = cost.prompt_s(_FEASIBLE_PROMPT, 0, step_tokens)
@@ -67,7 +67,7 @@ def _pool(device: str, kv_mb: int, page_kb: int) -> tuple[PagePool, int]:
 
 
 def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, str | None]:
-    """The service's engine on its pool, profiled; and why it must not lend, if it must not."""
+    """The service's engine on its pool, profiled; and the reason if it must not lend."""
     slo = ServingSlo.parse(options.slo)
     on_gpu = options.device.startswith("cuda")
     pool, page_bytes = _pool(options.device, options.kv_mb, options.page_kb)
@@ -85,7 +85,7 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, st
     net = load_net(model, dtype=dtype, device=options.device)
     engine = text_engine(model, net, config, default_executor(net, config, pool))
     cost = measure_step_cost(engine, net.config.vocab_size)
-    why = feasible(cost, slo, config.max_step_tokens)
+    fault = find_slo_fault(cost, slo, config.max_step_tokens)
     arbiter = Arbiter(
         mode_of(options.mode),
         slo,
@@ -97,16 +97,18 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, st
     executor = CoservingExecutor(engine, arbiter, time.perf_counter)
 
     def rollout_engine(weights: CausalLM, folder: Path, base_version: str) -> Engine:
-        own = replace(config, base_version=base_version)
-        return text_engine(folder, weights, own, default_executor(weights, own, pool))
+        rollout_config = replace(config, base_version=base_version)
+        return text_engine(
+            folder, weights, rollout_config, default_executor(weights, rollout_config, pool)
+        )
 
     address = address_of(options.connect)
     device = LentDevice(executor, files, rollout_engine, options.worker, address, options.device)
-    return device, why
+    return device, fault
 
 
-class SloCounts:
-    """Counted since the start; the control plane makes minutes of it."""
+class SloCounter:
+    """Requests and SLO hits since the start; the control plane derives rates per minute."""
 
     def __init__(self, slo: ServingSlo) -> None:
         self._slo = slo
@@ -125,35 +127,39 @@ class CoservingWorker:
     """One loop over both connections and the executor."""
 
     def __init__(
-        self, connection: Connection, desk: EngineWorker, device: LentDevice, counts: SloCounts
+        self, connection: Connection, frontend: EngineWorker, device: LentDevice, counts: SloCounter
     ) -> None:
-        self._connection, self._desk, self._device = connection, desk, device
+        self._connection, self._frontend, self._device = connection, frontend, device
         self._executor, self._counts = device.executor, counts
         self.loan: Loan | None = None
-        self._coming: Activation | None = None
+        self._activation: Activation | None = None
 
     def run(self) -> None:
         """Run until stopped."""
         executor = self._executor
-        rested = False
+        idle = False
         while True:
-            for message in self._connection.receive(self._patience_s(rested), *self._wakers()):
+            for message in self._connection.receive(self._wait_s(idle), *self._wakers()):
                 if isinstance(message, messages.Stop):
                     self._end_loan("")
                     return
-                self._do(message)
-            self._desk.settle()
-            if self._coming is not None and self._device.may_join(self._coming):
-                self._join(self._coming)
-            if self.loan is not None and not self.loan.attend():
-                self._end_loan("the control plane let the instance go")
-            if self.loan is not None and self.loan.cold and not executor.service.busy:
-                self.loan.warm_one()
-            rested = False
+                self._handle_message(message)
+            self._frontend.report_versions()
+            if self._activation is not None and self._device.may_join(self._activation):
+                self._join(self._activation)
+            if self.loan is not None and not self.loan.handle_messages():
+                self._end_loan("the control plane released the instance")
+            if (
+                self.loan is not None
+                and self.loan.has_uncaptured_shapes
+                and not executor.service.busy
+            ):
+                self.loan.capture_shape()
+            idle = False
             if executor.busy:
-                rested = self._tell(executor.step())
+                idle = self._send_results(executor.step())
 
-    def _do(self, message: messages.ToWorker) -> None:
+    def _handle_message(self, message: messages.ToWorker) -> None:
         match message:
             case lending.LendTo():
                 self._lend(message)
@@ -163,27 +169,27 @@ class CoservingWorker:
             case lending.TakeBack():
                 self._end_loan("", answer=True)
             case _:
-                self._desk.do(message)
+                self._frontend.handle_message(message)
 
-    def _patience_s(self, rested: bool) -> float | None:
+    def _wait_s(self, idle: bool) -> float | None:
         """How long to wait for a message."""
         if self._executor.busy:
-            return _REST_S if rested else 0.0
-        if self.loan is not None and self.loan.cold:
+            return _IDLE_PAUSE_S if idle else 0.0
+        if self.loan is not None and self.loan.has_uncaptured_shapes:
             return 0.0
-        return None if self._coming is None else _ACTIVATION_LOOK_S
+        return None if self._activation is None else _ACTIVATION_POLL_S
 
     def _wakers(self) -> tuple[HasFileno, ...]:
         loan = () if self.loan is None else self.loan.wakers
-        return (self._desk.puller, *loan)
+        return (self._frontend.puller, *loan)
 
     def _lend(self, message: lending.LendTo) -> None:
-        if self.loan is None and self._coming is None:
-            self._coming = self._device.activate(message)
+        if self.loan is None and self._activation is None:
+            self._activation = self._device.activate(message)
 
     def _join(self, activation: Activation) -> None:
         """Start the loan; a failure is reported and the service continues."""
-        self._coming = None
+        self._activation = None
         try:
             self.loan = self._device.lend(activation)
         except (SlackwaterError, OSError) as error:
@@ -194,30 +200,30 @@ class CoservingWorker:
 
     def _end_loan(self, error: str, *, answer: bool = False) -> None:
         loan, self.loan = self.loan, None
-        if self._coming is not None:
-            self._coming.go_on(RefusedError("the service took the device back"))
-        self._coming = None
-        given_back = self._executor.take_back()
+        if self._activation is not None:
+            self._activation.grant_memory(RefusedError("the service took the device back"))
+        self._activation = None
+        evicted = self._executor.take_back()
         if loan is not None:
-            loan.end(given_back)
+            loan.close(evicted)
         del loan
         self._device.release_memory()
         if error or answer:
             self._connection.send(messages.encode(lending.LoanOver(error)))
 
-    def _tell(self, step: CoservingStep) -> bool:
-        """Pass a step's results on; whether nothing could run."""
-        for ended in step.ended:
-            self._counts.count(ended)
+    def _send_results(self, step: CoservingStep) -> bool:
+        """Send a step's results; whether neither side could run."""
+        for times in step.ended:
+            self._counts.count(times)
         if step.served is not None:
-            self._desk.tell(step.served)
+            self._frontend.send_results(step.served)
         else:
-            self._desk.flush()
+            self._frontend.send_waiting_tokens()
         if self.loan is not None:
             try:
-                self.loan.tell(step)
+                self.loan.send_results(step)
             except DisconnectedError:
-                self._end_loan("the control plane let the instance go")
+                self._end_loan("the control plane released the instance")
         return step.served is None and step.rolled_out is None
 
     def gauges(self) -> dict[str, float]:
@@ -256,7 +262,7 @@ def _options() -> argparse.Namespace:
 
 
 def warm_up_broker(device: LentDevice, model: str, version: str) -> None:
-    """Get ready for a rollout of the model; one that does not fit is refused when it is wanted."""
+    """Prepare for a rollout of the model; one that does not fit is refused when it is ordered."""
     try:
         device.warm_up_broker(model, version)
     except (SlackwaterError, OSError, torch.OutOfMemoryError) as error:
@@ -267,10 +273,10 @@ def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
     files = node_files(options.files, secret(), pin())
-    device, why = build(options, files)
+    device, fault = build(options, files)
     engine, slo = device.executor.service, device.executor.arbiter.slo
-    if why is not None:
-        logger.error("%s; it serves, and lends nothing", why)
+    if fault is not None:
+        logger.error("%s; it serves, and lends nothing", fault)
     elif options.lend:
         for model, version in options.borrower:
             warm_up_broker(device, model, version)
@@ -280,16 +286,16 @@ def main() -> None:
         max_context_tokens=engine.max_context,
         kv_tokens=engine.capacity_tokens,
         max_versions=4,
-        lends=options.lend and why is None,
+        lends=options.lend and fault is None,
     )
     hello = messages.Hello(options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
-        if options.lend and why is not None:
-            connection.send(messages.encode(lending.LoanOver(why)))
+        if options.lend and fault is not None:
+            connection.send(messages.encode(lending.LoanOver(fault)))
         serve, abort = device.executor.serve, device.executor.abort_served
         lane = WeightLane(files.weights())
-        desk = EngineWorker(connection, engine, lane, add=serve, abort=abort)
-        worker = CoservingWorker(connection, desk, device, SloCounts(slo))
+        frontend = EngineWorker(connection, engine, lane, add=serve, abort=abort)
+        worker = CoservingWorker(connection, frontend, device, SloCounter(slo))
         connection.report_gauges(worker.gauges)
         worker.run()
 

@@ -2,10 +2,10 @@
 
     python -m slackwater.worker.driver_keeper FOLDER ATTEMPT LOCK GRACE_S COMMAND...
 
-It outlives the control plane, so that the log and the status are there when the plane returns; the
-lock that it inherits as descriptor LOCK shows whether it lives. On SIGTERM the driver's process
-group gets SIGTERM, and SIGKILL after GRACE_S. If the keeper is killed, the kernel kills the driver
-(Linux). Standard library only.
+It outlives the control plane, so that the log and the status are complete when the plane returns.
+The lock that it inherits as descriptor LOCK shows whether it is alive. On SIGTERM the driver's
+process group gets SIGTERM, and SIGKILL after GRACE_S. If the keeper is killed, the kernel kills the
+driver (Linux). It imports no third-party package.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from types import FrameType
 from slackwater.sandbox.linux import die_with_parent
 from slackwater.wire.driver_files import DriverFiles, DriverKeeperRecord, Exit, LogWriter
 
-_LOOK_S = 0.1
-_LAST_WORDS_S = 1.0
+_POLL_S = 0.1
+_DRAIN_S = 1.0
 NOT_STARTED = 127
 
 
@@ -36,21 +36,21 @@ class DriverKeeper:
         self._lock = lock
         self._grace_s = grace_s
         self._log = LogWriter(files)
-        self._asked_s: float | None = None
+        self._stop_requested_s: float | None = None
 
-    def ask_to_leave(self, number: int, frame: FrameType | None) -> None:
-        if self._asked_s is None:
-            self._asked_s = time.monotonic()
+    def request_stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_requested_s is None:
+            self._stop_requested_s = time.monotonic()
 
     def run(self, command: list[str]) -> None:
-        """Until the driver has ended."""
-        reading, writing = os.pipe()
+        """Run the driver until it ends."""
+        output_read, output_write = os.pipe()
         try:
             driver = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=writing,
-                stderr=writing,
+                stdout=output_write,
+                stderr=output_write,
                 start_new_session=True,
                 pass_fds=(self._lock,),
                 preexec_fn=partial(_die_with_keeper, os.getpid()),
@@ -59,48 +59,51 @@ class DriverKeeper:
             self._log.write(f"{command[0]}: {error.strerror}\n".encode())
             self._files.write_exit(Exit(self._attempt, NOT_STARTED))
             return
-        os.close(writing)
+        os.close(output_write)
         url = os.environ.get("SLACKWATER_URL", "")
         self._files.write_keeper(DriverKeeperRecord(self._attempt, os.getpid(), driver.pid, url))
-        status = self._follow(driver, reading)
+        status = self._follow(driver, output_read)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(driver.pid, signal.SIGKILL)  # what it left behind
+            os.killpg(driver.pid, signal.SIGKILL)  # leftover processes of the driver
         self._log.close()
         self._files.write_exit(Exit(self._attempt, status))
 
-    def _follow(self, driver: "subprocess.Popen[bytes]", reading: int) -> int:
-        told = killed = False
+    def _follow(self, driver: "subprocess.Popen[bytes]", output_read: int) -> int:
+        terminated = killed = False
         ended_s: float | None = None
-        hears = True
+        has_output = True
         while True:
-            if hears:
-                hears = self._hear(reading)
+            if has_output:
+                has_output = self._copy_output(output_read)
             else:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
             now_s = time.monotonic()
             status = driver.poll()
             if status is not None:
                 ended_s = now_s if ended_s is None else ended_s
-                # Descendants may hold the pipe open for ever; they get a moment.
-                if not hears or now_s - ended_s > _LAST_WORDS_S:
+                # Descendants may keep the pipe open for ever, so it is drained for a moment only.
+                if not has_output or now_s - ended_s > _DRAIN_S:
                     return status
                 continue
-            if self._asked_s is not None and not told:
-                told = _signal(driver.pid, signal.SIGTERM)
-            overdue = self._asked_s is not None and now_s - self._asked_s > self._grace_s
+            if self._stop_requested_s is not None and not terminated:
+                terminated = _signal(driver.pid, signal.SIGTERM)
+            overdue = (
+                self._stop_requested_s is not None
+                and now_s - self._stop_requested_s > self._grace_s
+            )
             if overdue and not killed:
                 killed = _signal(driver.pid, signal.SIGKILL)
 
-    def _hear(self, reading: int) -> bool:
+    def _copy_output(self, output_read: int) -> bool:
         """Log new output; False at its end."""
-        ready, _, _ = select.select([reading], [], [], _LOOK_S)
+        ready, _, _ = select.select([output_read], [], [], _POLL_S)
         if not ready:
             return True
-        said = os.read(reading, 1 << 16)
-        if said:
+        output = os.read(output_read, 1 << 16)
+        if output:
             with contextlib.suppress(OSError):  # a full disk costs lines, not the driver
-                self._log.write(said)
-        return bool(said)
+                self._log.write(output)
+        return bool(output)
 
 
 def _signal(group: int, number: signal.Signals) -> bool:
@@ -112,20 +115,20 @@ def _signal(group: int, number: signal.Signals) -> bool:
 def _die_with_keeper(keeper: int) -> None:
     if sys.platform == "linux":
         die_with_parent(signal.SIGKILL)
-    if os.getppid() != keeper:  # it died before the call
+    if os.getppid() != keeper:  # hazard: the keeper may have died before the call
         os._exit(NOT_STARTED)
 
 
-def _go_on(number: int, frame: FrameType | None) -> None:
-    """Not SIG_IGN, which the driver would inherit."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler instead of SIG_IGN, which the driver would inherit."""
 
 
 def main() -> None:
     folder, attempt, lock, grace_s, *command = sys.argv[1:]
     keeper = DriverKeeper(DriverFiles(Path(folder)), int(attempt), int(lock), float(grace_s))
-    signal.signal(signal.SIGTERM, keeper.ask_to_leave)
+    signal.signal(signal.SIGTERM, keeper.request_stop)
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, _go_on)
+        signal.signal(number, _ignore)
     keeper.run(command)
 
 

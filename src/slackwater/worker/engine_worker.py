@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 4
 _MAX_ADAPTERS = 64
-_VERSIONS_IN_PASSING = 4  # pulled before older ones are dropped
+_EXTRA_VERSIONS = 4  # pulled before older ones are dropped
 _PREFIX_KEPT_S = 120.0  # unused; turns of one trajectory follow each other within seconds
 _RELEASE_EVERY_S = 10.0
 _BEAT_S = 2.0
@@ -51,8 +51,8 @@ _BEAT_S = 2.0
 class EngineWorker:
     """One engine with one base model and its versions; `least_step_s` is for benchmarks.
 
-    `beat` tells the engine's other ranks, where it has some, that it is idle and alive. Requests go
-    through `add` and `abort` where the engine shares its device.
+    `beat` tells the engine's other ranks, if any, that it is idle and alive. `add` and `abort`
+    replace the engine's own methods where it shares its device.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class EngineWorker:
         self._engine = engine
         self.puller = VersionPuller(engine, lane)
         self._requests: dict[int, GenerationRequest] = {}
-        self._made = TurnHistory()
-        self._inherited: set[str] = set()  # versions that no control plane knows to be here
-        connection.returned = self._returned
+        self._history = TurnHistory()
+        self._inherited: set[str] = set()  # versions that the new control plane does not know of
+        connection.on_adopted = self._handle_adoption
         self._least_step_s = least_step_s
-        # A GPU's cache is reserved for good: nothing would be won by forgetting prefixes.
+        # A GPU's cache stays reserved, so releasing prefixes would free nothing.
         self._releases = not engine.on_gpu
         self._released_s = time.monotonic()
 
@@ -88,11 +88,11 @@ class EngineWorker:
             for message in self._connection.receive(waiting_s, self.puller):
                 if isinstance(message, messages.Stop):
                     return
-                self.do(message)
-            self.settle()
+                self.handle_message(message)
+            self.report_versions()
             self._release_memory()
             if not self._engine.busy:
-                self.flush()
+                self.send_waiting_tokens()
                 if self._beat is not None:
                     self._beat()
             if self._engine.busy:
@@ -100,7 +100,7 @@ class EngineWorker:
                 output = self._engine.step()
                 if self._least_step_s:
                     time.sleep(max(began_s + self._least_step_s - time.perf_counter(), 0.0))
-                self.tell(output)
+                self.send_results(output)
 
     def _release_memory(self) -> None:
         now_s = time.monotonic()
@@ -108,43 +108,44 @@ class EngineWorker:
             self._released_s = now_s
             self._engine.evict_and_release(now_s, now_s - _PREFIX_KEPT_S)
 
-    def settle(self) -> None:
-        """Say what became of versions that were asked for."""
-        for settled in self.puller.settle():
-            if settled.version not in self._inherited:
-                self._connection.send(messages.encode(settled))
+    def report_versions(self) -> None:
+        """Report the outcomes of requested versions."""
+        for outcome in self.puller.advance():
+            if outcome.version not in self._inherited:
+                self._connection.send(messages.encode(outcome))
 
-    def _returned(self) -> None:
-        """A control plane has adopted this engine: it hears of every turn, and sends again those
-        that it wants.
+    def _handle_adoption(self) -> None:
+        """After adoption by a new control plane: stop and report all turns.
+
+        It requests those again that it wants.
         """
         for request in self._requests:
             self._abort(request)
         self._requests.clear()
-        self._connection.send(messages.encode(self._made.report()))
+        self._connection.send(messages.encode(self._history.report()))
         self._inherited = {*self._engine.versions.names(), *self.puller.pulling()}
 
     def _drop_inherited(self) -> None:
-        """Another version needs the room of those that were not asked for again."""
-        kept = {version for version in self._inherited if version in self.puller.pulling()}
-        for version in self._inherited - kept:
+        """Drop versions that were not requested again: a new version needs their memory."""
+        still_pulling = {version for version in self._inherited if version in self.puller.pulling()}
+        for version in self._inherited - still_pulling:
             self._drop(version)
-        self._inherited = kept
+        self._inherited = still_pulling
 
-    def do(self, message: messages.ToWorker) -> None:
+    def handle_message(self, message: messages.ToWorker) -> None:
         match message:
             case messages.Generate():
                 self._generate(message)
             case messages.Abort(request):
                 self._abort(request)
                 self._requests.pop(request, None)
-                self._made.drop(request)
-            case messages.PullVersion(version, way, keep):
-                payloads = [Payload(*each) for each in way]
+                self._history.drop(request)
+            case messages.PullVersion(version, route, keep):
+                payloads = [Payload(*each) for each in route]
                 self._inherited.discard(version)
                 if version not in self._engine.versions.names():
                     self._drop_inherited()
-                if (ready := self.puller.ask(version, payloads, keep=keep)) is not None:
+                if (ready := self.puller.request(version, payloads, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)
@@ -156,12 +157,12 @@ class EngineWorker:
             request = _request(message)
             self._add(request)
         except SlackwaterError as error:
-            at_fault = isinstance(error, ConfigError)
-            refused = messages.GenerateRefused(message.request, str(error), at_fault)
-            self._connection.send(messages.encode(refused))
+            user_error = isinstance(error, ConfigError)
+            refusal = messages.GenerateRefused(message.request, str(error), user_error)
+            self._connection.send(messages.encode(refusal))
             return
         self._requests[request.request_id] = request
-        self._made.begin(message)
+        self._history.begin(message)
 
     def _drop(self, version: str) -> None:
         """Free a version; the base stays, since adapters need it."""
@@ -172,45 +173,47 @@ class EngineWorker:
         except SlackwaterError as error:
             logger.warning("version not dropped: %s", error)
 
-    def tell(self, output: StepOutput) -> None:
-        """Send a step's results in one write: prompt scores, alternatives, tokens with endings;
-        tokens alone may wait for those of the next steps.
+    def send_results(self, output: StepOutput) -> None:
+        """Send a step's results in one write: prompt scores, alternatives, tokens and endings.
+
+        Tokens alone may wait for those of the next steps.
         """
-        frames = self._unsent() if output.top else []  # alternatives are of one step's tokens
+        # A frame with alternatives contains the tokens of one step only.
+        frames = self._encode_unsent() if output.top else []
         frames += [messages.encode(_prompt_scores(scores)) for scores in output.prompt_scores]
         ids = output.request_ids.tolist()
-        self._made.append(ids, output.tokens.tolist(), output.logprobs.tolist())
+        self._history.append(ids, output.tokens.tolist(), output.logprobs.tolist())
         waited = frames or output.top or output.finished or output.failed
-        if waited or self._made.is_due(time.monotonic()):
-            frames += self._unsent(output)
+        if waited or self._history.is_due(time.monotonic()):
+            frames += self._encode_unsent(output)
         for failed in output.failed:
             self._requests.pop(failed.request_id)
-            self._made.drop(failed.request_id)
-            refused = messages.GenerateRefused(failed.request_id, failed.error, True)
-            frames.append(messages.encode(refused))
+            self._history.drop(failed.request_id)
+            refusal = messages.GenerateRefused(failed.request_id, failed.error, True)
+            frames.append(messages.encode(refusal))
         if frames:
             self._connection.send(*frames)
 
-    def flush(self) -> None:
-        """Send the tokens that wait."""
-        if frames := self._unsent():
+    def send_waiting_tokens(self) -> None:
+        """Send delayed tokens."""
+        if frames := self._encode_unsent():
             self._connection.send(*frames)
 
-    def _unsent(self, output: StepOutput | None = None) -> list[bytes]:
-        columns = self._made.unsent(time.monotonic())
-        finished = [self._finished(one) for one in output.finished] if output else ()
+    def _encode_unsent(self, output: StepOutput | None = None) -> list[bytes]:
+        columns = self._history.take_unsent(time.monotonic())
+        finished = [self._finish_turn(finished) for finished in output.finished] if output else ()
         if not (columns.requests or finished):
             return []
         frame = encode_tokens(replace(columns, finished=finished))
         if output is None or not output.top:
             return [frame]
-        rows = [_top(output, request) for request in columns.requests]
+        rows = [_top_row(output, request) for request in columns.requests]
         return [messages.encode(messages.SampledTopK(rows)), frame]
 
-    def _finished(self, one: FinishedGeneration) -> TurnFinished:
-        request = self._requests.pop(one.request_id)
-        total = self._made.end(one.request_id)
-        return TurnFinished(one.request_id, one.reason, total, request.version)
+    def _finish_turn(self, finished: FinishedGeneration) -> TurnFinished:
+        request = self._requests.pop(finished.request_id)
+        total = self._history.end(finished.request_id)
+        return TurnFinished(finished.request_id, finished.reason, total, request.version)
 
 
 def _request(message: messages.Generate) -> GenerationRequest:
@@ -236,14 +239,14 @@ def _prompt_scores(scores: PromptScoreRows) -> messages.PromptScores:
         topk = [list(zip(tokens, values, strict=True)) for tokens, values in rows]
         topk[0] = None
     targets = [row.tolist() for row in scores.targets]
-    drawn: list[list[tuple[int, float]]] = []
-    if (held := scores.alternatives) is not None:
-        pairs = zip(held.tokens.tolist(), held.logprobs.tolist(), strict=True)
-        drawn = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
-    return messages.PromptScores(scores.request_id, logprobs, topk, targets, drawn)
+    alternative_rows: list[list[tuple[int, float]]] = []
+    if (alternatives := scores.alternatives) is not None:
+        pairs = zip(alternatives.tokens.tolist(), alternatives.logprobs.tolist(), strict=True)
+        alternative_rows = [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+    return messages.PromptScores(scores.request_id, logprobs, topk, targets, alternative_rows)
 
 
-def _top(output: StepOutput, request: int) -> list[tuple[int, float]]:
+def _top_row(output: StepOutput, request: int) -> list[tuple[int, float]]:
     top = output.top.get(request)
     if top is None:
         return []
@@ -285,7 +288,7 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def text_engine(
     model: Path, net: CausalLM, config: EngineConfig, executor: Executor | None = None
 ) -> Engine:
-    """An engine that knows the text of a model directory's tokens."""
+    """An engine that can decode a model's tokens, for stop strings and grammars."""
     guides = grammar_guides(model, net.config)
     return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
 
@@ -299,7 +302,7 @@ def new_engine(
 def new_ranked_engine(
     model: Path, ranks: Ranks, *, device: str, kv_mb: int, max_running: int, base_version: str
 ) -> tuple[Engine, RankedExecutor]:
-    """Rank 0's engine, and what it reaches the other ranks by."""
+    """Rank 0's engine, and the executor that drives the other ranks."""
     net, config = _net_and_config(model, device, kv_mb, max_running, base_version, ranks)
     executor = RankedExecutor(default_executor(net, config), ranks)
     return text_engine(model, net, config, executor), executor
@@ -313,7 +316,7 @@ def _net_and_config(
     base_version: str,
     ranks: Ranks | None = None,
 ) -> tuple[CausalLM, EngineConfig]:
-    """On a GPU in bfloat16, with long prompt steps and few large pages."""
+    """The net and the engine's configuration; on a GPU bfloat16, long prompt steps, large pages."""
     on_gpu = device.startswith("cuda")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     if ranks is None:
@@ -329,8 +332,8 @@ def _net_and_config(
         page_bytes=(32 if on_gpu else 2) << 20,
         max_running=max_running,
         max_step_tokens=8192 if on_gpu else 512,
-        max_full_versions=_MAX_VERSIONS + _VERSIONS_IN_PASSING,
-        max_adapters=_MAX_ADAPTERS + _VERSIONS_IN_PASSING,
+        max_full_versions=_MAX_VERSIONS + _EXTRA_VERSIONS,
+        max_adapters=_MAX_ADAPTERS + _EXTRA_VERSIONS,
         base_version=base_version,
     )
     return net, config
@@ -339,7 +342,7 @@ def _net_and_config(
 def follow_engine(
     model: Path, weights: WeightStore, ranks: Ranks, *, device: str, kv_mb: int, max_running: int
 ) -> None:
-    """Any rank but 0: compute what rank 0's engine asks for, until that closes."""
+    """On ranks other than 0: execute rank 0's steps until its engine closes."""
     net, config = _net_and_config(model, device, kv_mb, max_running, "", ranks)
     lane = RankLane(weights, net.config, ranks)
     RankFollower(net, default_executor(net, config), ranks, lane.fetch).run()
@@ -358,15 +361,17 @@ def main() -> None:
     ranks = None if plan is None else Ranks.join(plan, options.device)
     files = node_files(options.files, secret(), pin())
     model, executor = files.model(options.model), None
-    how: dict[str, Any] = {"device": options.device, "kv_mb": options.kv_mb}
-    how["max_running"] = options.max_running
+    sizes: dict[str, Any] = {"device": options.device, "kv_mb": options.kv_mb}
+    sizes["max_running"] = options.max_running
     if ranks is None:
-        engine = new_engine(model, base_version=options.base_version, **how)
+        engine = new_engine(model, base_version=options.base_version, **sizes)
     elif ranks.leads:
-        engine, executor = new_ranked_engine(model, ranks, base_version=options.base_version, **how)
+        engine, executor = new_ranked_engine(
+            model, ranks, base_version=options.base_version, **sizes
+        )
     else:
         with fail_together():
-            follow_engine(model, files.weights(), ranks, **how)
+            follow_engine(model, files.weights(), ranks, **sizes)
         return
     facts = messages.EngineFacts(
         base_model=options.base,
@@ -383,14 +388,14 @@ def main() -> None:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
         least_step_s = options.least_step_ms / 1e3
         if ranks is not None and executor is not None:
-            ranked = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
+            rank_lane = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
             with fail_together():
                 EngineWorker(
-                    connection, engine, ranked, least_step_s, executor.send_heartbeat
+                    connection, engine, rank_lane, least_step_s, executor.send_heartbeat
                 ).run()
                 executor.close()
             return
-        lane = weight_lane(files.weights(), options, options.device, beside=True)
+        lane = weight_lane(files.weights(), options, options.device, own_process=True)
         EngineWorker(connection, engine, lane, least_step_s).run()
 
 

@@ -1,8 +1,8 @@
-"""A node's files: finds what URIs name and stores what workers make.
+"""A node's files: finds models, states and versions by URI, and stores workers' results.
 
 `SharedFiles` is for nodes that share the control plane's disk. `DepotFiles` is for all others: it
-caches what it fetches from the depot over HTTP, and uploads results, which become visible when they
-are complete.
+fetches files from the depot over HTTP into a cache, and uploads results, which become visible when
+they are complete.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from slackwater.wire.proof import pinned
 logger = logging.getLogger(__name__)
 
 MODELS_INDEX = "models.json"
-_VERSIONS_KEPT = 32
+_MAX_CACHED_VERSIONS = 32
 _LOCKS = 16
 T = TypeVar("T")
 
@@ -87,12 +87,12 @@ class DepotClient:
     def listing(self, uri: Uri) -> DepotListing:
         """The contents of a folder."""
 
-        def ask() -> DepotListing:
-            with self._answer("GET", _path(uri, query="list=1")) as answer:
-                found = json.loads(answer.read())
-            return DepotListing(found["files"], found["fingerprint"])
+        def attempt() -> DepotListing:
+            with self._request("GET", _path(uri, query="list=1")) as response:
+                content = json.loads(response.read())
+            return DepotListing(content["files"], content["fingerprint"])
 
-        return self._patiently(ask)
+        return self._retry(attempt)
 
     def fetch(self, uri: Uri, name: str | None, target: Path) -> None:
         """Fetch one file to `target` atomically, resuming after broken connections."""
@@ -100,61 +100,61 @@ class DepotClient:
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256()
 
-        def ask() -> None:
+        def attempt() -> None:
             nonlocal digest
-            have = partial.stat().st_size if partial.exists() else 0
-            headers = {"Range": f"bytes={have}-"} if have else {}
-            with self._answer("GET", _path(uri, name), headers) as answer:
-                resumed = answer.status == http.HTTPStatus.PARTIAL_CONTENT
+            received = partial.stat().st_size if partial.exists() else 0
+            headers = {"Range": f"bytes={received}-"} if received else {}
+            with self._request("GET", _path(uri, name), headers) as response:
+                resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
                 if not resumed:
                     digest = hashlib.sha256()
                 with partial.open("ab" if resumed else "wb") as file:
-                    while chunk := answer.read(_CHUNK_BYTES):
+                    while chunk := response.read(_CHUNK_BYTES):
                         file.write(chunk)
                         digest.update(chunk)
-            whole = int(answer.headers.get("X-Slackwater-Bytes", "-1"))
-            if partial.stat().st_size != whole:
-                raise ConnectionError(f"{partial.stat().st_size} of {whole} bytes came")
-            wanted = answer.headers.get("X-Slackwater-SHA256")
-            if wanted not in (None, digest.hexdigest()):
+            expected_bytes = int(response.headers.get("X-Slackwater-Bytes", "-1"))
+            if partial.stat().st_size != expected_bytes:
+                raise ConnectionError(f"{partial.stat().st_size} of {expected_bytes} bytes came")
+            expected = response.headers.get("X-Slackwater-SHA256")
+            if expected not in (None, digest.hexdigest()):
                 partial.unlink()
-                found = digest.hexdigest()[:16]
-                raise ConnectionError(f"{uri} came with sha256 {found}, not {wanted[:16]}")
+                actual = digest.hexdigest()[:16]
+                raise ConnectionError(f"{uri} came with sha256 {actual}, not {expected[:16]}")
 
         try:
-            self._patiently(ask)
+            self._retry(attempt)
             partial.rename(target)
         finally:
             partial.unlink(missing_ok=True)
 
     def put_file(self, uri: Uri, file: Path) -> None:
-        """Send one file; it is visible when it is whole."""
+        """Upload one file; it becomes visible when it is complete."""
         self._put(uri, {file.name: file}, folder=False)
 
     def put_folder(self, uri: Uri, files: Sequence[Path]) -> None:
-        """Send files as a folder; it is visible when all of them are there."""
+        """Upload files as a folder; it becomes visible when all are complete."""
         self._put(uri, {file.name: file for file in files}, folder=True)
 
     def _put(self, uri: Uri, files: Mapping[str, Path], *, folder: bool) -> None:
         upload = uuid.uuid4().hex
         for name, file in files.items():
-            self._patiently(partial(self._send, upload, name, file))
+            self._retry(partial(self._send, upload, name, file))
         query = urllib.parse.urlencode({"upload": upload, "folder": int(folder)})
 
         def commit() -> None:
-            with self._answer("POST", _path(uri, query=query)) as answer:
-                answer.read()
+            with self._request("POST", _path(uri, query=query)) as response:
+                response.read()
 
-        self._patiently(commit)
+        self._retry(commit)
 
     def _send(self, upload: str, name: str, file: Path) -> None:
         path = f"/uploads/{upload}/{urllib.parse.quote(name, safe='')}"
         with file.open("rb") as body:
             length = {"Content-Length": str(file.stat().st_size)}
-            with self._answer("PUT", path, length, body) as answer:
-                answer.read()
+            with self._request("PUT", path, length, body) as response:
+                response.read()
 
-    def _answer(
+    def _request(
         self,
         method: str,
         path: str,
@@ -166,24 +166,26 @@ class DepotClient:
         else:
             connection = _PinnedConnection(self._host, self._port, self._pin)
         connection.request(method, path, body, {**self._headers, **(headers or {})})
-        answer = connection.getresponse()
-        if answer.status >= 400:
-            said = answer.read(4096).decode(errors="replace").strip()
-            if answer.status >= 500:
-                raise ConnectionError(f"the depot answered {answer.status}: {said}")
-            kind = NotFoundError if answer.status == http.HTTPStatus.NOT_FOUND else UnavailableError
-            raise kind(said or f"the depot answered {answer.status}")
-        return answer
+        response = connection.getresponse()
+        if response.status >= 400:
+            reason = response.read(4096).decode(errors="replace").strip()
+            if response.status >= 500:
+                raise ConnectionError(f"the depot answered {response.status}: {reason}")
+            kind = (
+                NotFoundError if response.status == http.HTTPStatus.NOT_FOUND else UnavailableError
+            )
+            raise kind(reason or f"the depot answered {response.status}")
+        return response
 
-    def _patiently(self, ask: Callable[[], T]) -> T:
-        for attempt in range(_TRIES):
+    def _retry(self, attempt: Callable[[], T]) -> T:
+        for retry in range(_TRIES):
             try:
-                return ask()
+                return attempt()
             except (TimeoutError, OSError, http.client.HTTPException) as error:
                 if isinstance(error, UnavailableError):
                     raise
                 last = error
-                time.sleep(0.2 * 2**attempt)
+                time.sleep(0.2 * 2**retry)
         raise UnavailableError(f"the depot at {self._host}:{self._port} does not answer: {last}")
 
 
@@ -203,21 +205,21 @@ class SharedFiles:
         """The directory of a base model."""
         name = Uri.parse(uri).name
         try:
-            listed = json.loads((self._root / MODELS_INDEX).read_text())[name]
+            entry = json.loads((self._root / MODELS_INDEX).read_text())[name]
         except (OSError, ValueError, KeyError):
             raise NotFoundError(f"model {uri}: is not one that this service offers") from None
-        directory = Path(listed["directory"])
-        if fingerprint(directory) != listed["fingerprint"]:
+        directory = Path(entry["directory"])
+        if fingerprint(directory) != entry["fingerprint"]:
             raise RefusedError(changed(uri))
         return directory
 
     @contextlib.contextmanager
-    def saved_state(self, uri: str) -> Iterator[Path]:
-        """The folder of a saved state, to be read."""
+    def open_state(self, uri: str) -> Iterator[Path]:
+        """The folder of a saved state, read-only."""
         yield self._path(uri)
 
     @contextlib.contextmanager
-    def new_state(self, uri: str) -> Iterator[Path]:
+    def create_state(self, uri: str) -> Iterator[Path]:
         """A folder for a new state, which becomes visible when the block succeeds."""
         yield self._path(uri)
 
@@ -241,17 +243,17 @@ class DepotFiles:
     def model(self, uri: str) -> Path:
         parsed = Uri.parse(uri)
         listing = self._depot.listing(parsed)
-        kept = self._cache / "models" / f"{parsed.name.replace('/', '%2F')}@{listing.fingerprint}"
-        written = kept.with_name(f".{kept.name}.written")
-        with _alone(kept):
-            if not (kept.is_dir() and _is_as_written(kept, written)):
-                shutil.rmtree(kept, ignore_errors=True)
-                self._fetch_folder(parsed, kept)
-                written.write_text(fingerprint(kept))
-        return kept
+        cached = self._cache / "models" / f"{parsed.name.replace('/', '%2F')}@{listing.fingerprint}"
+        fingerprint_file = cached.with_name(f".{cached.name}.written")
+        with _lock_path(cached):
+            if not (cached.is_dir() and _is_unchanged(cached, fingerprint_file)):
+                shutil.rmtree(cached, ignore_errors=True)
+                self._fetch_folder(parsed, cached)
+                fingerprint_file.write_text(fingerprint(cached))
+        return cached
 
     @contextlib.contextmanager
-    def saved_state(self, uri: str) -> Iterator[Path]:
+    def open_state(self, uri: str) -> Iterator[Path]:
         folder = self._cache / "passing" / uuid.uuid4().hex
         try:
             self._fetch_folder(Uri.parse(uri), folder)
@@ -260,7 +262,7 @@ class DepotFiles:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def new_state(self, uri: str) -> Iterator[Path]:
+    def create_state(self, uri: str) -> Iterator[Path]:
         folder = self._cache / "passing" / uuid.uuid4().hex
         folder.mkdir(parents=True)
         try:
@@ -289,18 +291,18 @@ class DepotFiles:
 
 
 @contextlib.contextmanager
-def _alone(kept: Path) -> Iterator[None]:
-    """Workers of one node fetch a thing once: the others wait for the first."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_name(f".{kept.name}.lock").open("w") as lock:
+def _lock_path(cached: Path) -> Iterator[None]:
+    """A lock beside a path: the first worker of a node fetches it, the others wait."""
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    with cached.with_name(f".{cached.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _is_as_written(kept: Path, written: Path) -> bool:
-    """Whether a folder that was fetched once has been left alone since."""
+def _is_unchanged(cached: Path, fingerprint_file: Path) -> bool:
+    """Whether a cached folder is unchanged since it was fetched."""
     try:
-        return written.read_text() == fingerprint(kept)
+        return fingerprint_file.read_text() == fingerprint(cached)
     except OSError:
         return False
 
@@ -314,7 +316,7 @@ class DepotWeightStore:
 
     def __init__(self, depot: DepotClient, cache: Path) -> None:
         self._depot = depot
-        self._kept = DirectoryWeightStore(cache)
+        self._cache = DirectoryWeightStore(cache)
 
     def publish(
         self,
@@ -325,23 +327,23 @@ class DepotWeightStore:
         durable: bool = True,
     ) -> None:
         with contextlib.suppress(NotFoundError):
-            self._drop_damaged(version, lambda: self._kept.pull(version))
-        self._kept.publish(version, tensors, meta, durable=durable)
+            self._drop_damaged(version, lambda: self._cache.pull(version))
+        self._cache.publish(version, tensors, meta, durable=durable)
         try:
-            self._depot.put_file(version_uri(version), self._kept.path(version))
+            self._depot.put_file(version_uri(version), self._cache.path(version))
         except SlackwaterError:
-            self._kept.drop(version)  # it is not what the fleet calls so
+            self._cache.drop(version)  # the cached file is not the fleet's version
             raise
-        self._make_room()
+        self._evict_oldest()
 
     def pull(self, version: str, device: str = "cpu") -> dict[str, Tensor]:
-        return self._read(version, lambda: self._kept.pull(version, device))
+        return self._read(version, lambda: self._cache.pull(version, device))
 
     def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
-        return self._read(version, lambda: self._kept.pull_slices(version, receiver))
+        return self._read(version, lambda: self._cache.pull_slices(version, receiver))
 
     def manifest(self, version: str) -> TensorHeader:
-        return self._read(version, lambda: self._kept.manifest(version))
+        return self._read(version, lambda: self._cache.manifest(version))
 
     def _read(self, version: str, read: Callable[[], T]) -> T:
         def read_whole() -> T:
@@ -349,11 +351,11 @@ class DepotWeightStore:
             return read()
 
         self._fetch(version)
-        found = self._drop_damaged(version, read_whole)
-        if found is None:
+        result = self._drop_damaged(version, read_whole)
+        if result is None:
             self._fetch(version)
-            found = read_whole()
-        return found
+            result = read_whole()
+        return result
 
     def _drop_damaged(self, version: str, read: Callable[[], T]) -> T | None:
         """The result of `read`; None if the cached file was damaged and dropped."""
@@ -361,40 +363,42 @@ class DepotWeightStore:
             return read()
         except ConfigError as error:
             logger.warning("kept version dropped version=%s: %s", version, error)
-            self._kept.drop(version)
+            self._cache.drop(version)
             return None
 
     def _fetch(self, version: str) -> None:
-        path = self._kept.path(version)
+        path = self._cache.path(version)
         if path.is_file():
             return
-        # The ranks of an engine want the same parts at the same time. Few locks, since they stay.
+        # An engine's ranks fetch the same parts at once. Lock files stay, so there are few.
         lock = path.with_name(f"fetching-{zlib.crc32(path.name.encode()) % _LOCKS}")
-        with _alone(lock):
+        with _lock_path(lock):
             if not path.is_file():
                 self._depot.fetch(version_uri(version), None, path)
-                self._make_room()
+                self._evict_oldest()
 
     def _fetch_parts(self, version: str) -> None:
-        for part in parts_of(version, self._kept.meta(version)):
+        for part in parts_of(version, self._cache.meta(version)):
             self._fetch(part)
 
-    def _make_room(self) -> None:
+    def _evict_oldest(self) -> None:
         """Keep the newest cached versions."""
-        by_age = sorted(self._kept.versions(), key=lambda v: self._kept.path(v).stat().st_mtime)
-        for version in by_age[:-_VERSIONS_KEPT]:
-            self._kept.drop(version)
+        by_age = sorted(self._cache.versions(), key=lambda v: self._cache.path(v).stat().st_mtime)
+        for version in by_age[:-_MAX_CACHED_VERSIONS]:
+            self._cache.drop(version)
 
 
 NodeFiles: TypeAlias = SharedFiles | DepotFiles
 WeightStore: TypeAlias = DirectoryWeightStore | DepotWeightStore
 
 
-def node_files(where: str, secret: str, pin: str | None) -> NodeFiles:
+def node_files(location: str, secret: str, pin: str | None) -> NodeFiles:
     """From `--files`: `folder:DIRECTORY`, or `URL=CACHE`."""
-    if where.startswith("folder:"):
-        return SharedFiles(Path(where.removeprefix("folder:")))
-    url, equals, cache = where.partition("=")
+    if location.startswith("folder:"):
+        return SharedFiles(Path(location.removeprefix("folder:")))
+    url, equals, cache = location.partition("=")
     if not equals:
-        raise ConfigError.of("--files", where, "must be folder:DIRECTORY, or URL=CACHE of a depot")
+        raise ConfigError.of(
+            "--files", location, "must be folder:DIRECTORY, or URL=CACHE of a depot"
+        )
     return DepotFiles(DepotClient(url, secret, pin), Path(cache))

@@ -1,4 +1,4 @@
-"""A rollout's stay on a serving device: its engine, and its own connection to the control plane."""
+"""The loan of a serving device to a rollout: its engine and its own connection."""
 
 import logging
 import threading
@@ -26,100 +26,100 @@ from slackwater.worker.weight_lane import WeightLane
 logger = logging.getLogger(__name__)
 
 _MAX_VERSIONS = 4
-_ROOM_TO_BEGIN = 1 / 16  # of the pool; what a rollout needs beyond it, it asks for
-_WARM_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-_WARM_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
+_INITIAL_POOL_SHARE = 1 / 16  # of the pool; a rollout requests more as it needs it
+_CAPTURED_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+_CAPTURED_CONTEXTS = (200, 400, 900, 1900, 3900, 7900, 15900, 31900)
 
 
 class RolloutFrontend(EngineWorker):
-    """The rollout's turns."""
+    """The rollout's side of the worker: its turns and versions."""
 
-    def give_back(self, requests: Sequence[int], error: str) -> None:
+    def refuse_evicted(self, requests: Sequence[int], error: str) -> None:
         """Return evicted requests: they resume elsewhere with the tokens streamed so far."""
-        frames = self._unsent()
+        frames = self._encode_unsent()
         for request in requests:
             if self._requests.pop(request, None) is not None:
-                self._made.drop(request)
+                self._history.drop(request)
                 frames.append(messages.encode(messages.GenerateRefused(request, error, False)))
         if frames:
             self._connection.send(*frames)
 
 
 class Loan:
-    """From joining to leaving."""
+    """A running loan, from its connection to its end."""
 
     def __init__(
         self,
         connection: Connection,
-        desk: RolloutFrontend,
+        frontend: RolloutFrontend,
         executor: CoservingExecutor,
-        cold: list[tuple[int, int]],
+        uncaptured_shapes: list[tuple[int, int]],
     ) -> None:
-        self._connection, self._desk, self._executor = connection, desk, executor
-        self._told_lent = executor.arbiter.lent
-        self._cold = cold
+        self._connection, self._frontend, self._executor = connection, frontend, executor
+        self._reported_lent = executor.arbiter.lent
+        self._uncaptured = uncaptured_shapes
 
     @property
-    def cold(self) -> bool:
-        """Whether decode shapes are left that the device has not captured."""
-        return bool(self._cold)
+    def has_uncaptured_shapes(self) -> bool:
+        """Whether the device has decode shapes left to capture."""
+        return bool(self._uncaptured)
 
-    def warm_one(self) -> None:
-        """Prepare one of them; short, and yet too long for a service that has work."""
+    def capture_shape(self) -> None:
+        """Capture one decode shape; short, but too long while the service has work."""
         rollout = self._executor.rollout
-        rows, context = self._cold.pop()
+        rows, context = self._uncaptured.pop()
         if rollout is not None:
             rollout.warm_decode([rows], [context])
 
     @property
     def wakers(self) -> tuple[HasFileno, ...]:
-        """What may have something for the loop."""
-        return (self._connection, self._desk.puller)
+        """Descriptors that wake the worker's loop."""
+        return (self._connection, self._frontend.puller)
 
-    def attend(self) -> bool:
+    def handle_messages(self) -> bool:
         """Handle the control plane's messages; False if it released the instance."""
         try:
             for message in self._connection.receive(0.0):
                 if isinstance(message, messages.Stop):
                     return False
-                self._desk.do(message)
-            self._desk.settle()
+                self._frontend.handle_message(message)
+            self._frontend.report_versions()
         except DisconnectedError:
             return False
         return True
 
-    def tell(self, step: CoservingStep) -> None:
+    def send_results(self, step: CoservingStep) -> None:
         """Send the rollout's tokens, evicted requests, and a changed budget."""
         if step.rolled_out is not None:
-            self._desk.tell(step.rolled_out)
+            self._frontend.send_results(step.rolled_out)
         else:
-            self._desk.flush()
+            self._frontend.send_waiting_tokens()
         if step.given_back:
-            self._desk.give_back(step.given_back, "the service needs the memory")
-        if self._executor.arbiter.lent != self._told_lent:
-            self._tell_budget()
+            self._frontend.refuse_evicted(step.given_back, "the service needs the memory")
+        if self._executor.arbiter.lent != self._reported_lent:
+            self._report_budget()
 
     def begin_step(self) -> None:
-        """The job's next RL step: what the service left unused lately is lent."""
+        """At the job's next RL step: lend what the service left unused recently."""
         self._executor.begin_rl_step()
-        self._tell_budget()
+        self._report_budget()
 
-    def end(self, given_back: Sequence[int]) -> None:
+    def close(self, evicted: Sequence[int]) -> None:
         """Return unfinished requests and disconnect."""
         try:
-            self._desk.give_back(given_back, "the service took the device back")
+            self._frontend.refuse_evicted(evicted, "the service took the device back")
         except DisconnectedError as error:
             logger.info("the loan's connection is gone: %s", error)
-        self._desk.puller.close()
+        self._frontend.puller.close()
         self._connection.__exit__(None, None, None)
 
-    def _tell_budget(self) -> None:
-        self._told_lent = self._executor.arbiter.lent
+    def _report_budget(self) -> None:
+        self._reported_lent = self._executor.arbiter.lent
         self._connection.send(messages.encode(self._budget()))
 
     def _budget(self) -> lending.BudgetReport:
         rollout = self._executor.rollout
-        tokens = 0 if rollout is None else lent_tokens(self._executor, rollout)
+        tokens = 0 if rollout is None else count_lent_tokens(self._executor, rollout)
         running = 0 if rollout is None or not tokens else rollout.config.max_running
         return lending.BudgetReport(running, tokens)
 
@@ -131,7 +131,7 @@ class Loan:
         return {**heartbeat_gauges(rollout), "stalled": float(self._executor.stalled)}
 
 
-def lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
+def count_lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
     """The number of rollout tokens that the budget holds."""
     blocks = executor.arbiter.lent * executor.service.config.page_bytes // rollout.block_bytes
     total = rollout.gauges()["kv_blocks_total"]
@@ -139,20 +139,20 @@ def lent_tokens(executor: CoservingExecutor, rollout: Engine) -> int:
 
 
 def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
-    """Decode steps that a GPU captures, as rows and context, those wanted first last."""
+    """Decode steps for a GPU to capture, as rows and context; the most urgent is last."""
     longest = min(rollout.max_context, lent)
-    rows = [count for count in _WARM_ROWS if count <= rollout.config.max_running]
-    contexts = [context for context in _WARM_CONTEXTS if context <= longest]
+    rows = [count for count in _CAPTURED_ROWS if count <= rollout.config.max_running]
+    contexts = [context for context in _CAPTURED_CONTEXTS if context <= longest]
     return [(count, context) for context in reversed(contexts) for count in reversed(rows)]
 
 
 class Activation:
-    """Brings a rollout's weights to the host, then onto the device, beside the service's steps."""
+    """Loads a rollout's weights to the host, then to the device, while the service runs steps."""
 
-    def __init__(self, wanted: lending.LendTo, stage: Callable[[], StagedWeights]) -> None:
-        self.wanted = wanted
+    def __init__(self, order: lending.LendTo, stage: Callable[[], StagedWeights]) -> None:
+        self.order = order
         self._stage = stage
-        self._room = threading.Event()
+        self._memory_granted = threading.Event()
         self._net: CausalLM | None = None
         self._error: Exception | None = None
         self.staged: StagedWeights | None = None
@@ -164,17 +164,17 @@ class Activation:
         return not self._thread.is_alive()
 
     @property
-    def waits_for_room(self) -> bool:
-        """Whether its weights are on the host, and nobody has said that they may go on."""
-        return self.staged is not None and not self._room.is_set()
+    def waits_for_memory(self) -> bool:
+        """Whether its weights are on the host and wait for `grant_memory`."""
+        return self.staged is not None and not self._memory_granted.is_set()
 
-    def go_on(self, error: Exception | None = None) -> None:
-        """There is room on the device, or there is none for this reason."""
+    def grant_memory(self, error: Exception | None = None) -> None:
+        """Let the weights load to the device, or fail with this error."""
         self._error = error
-        self._room.set()
+        self._memory_granted.set()
 
     def result(self) -> CausalLM:
-        """The model; raises what went wrong."""
+        """The model; raises the thread's error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -184,7 +184,7 @@ class Activation:
     def _work(self) -> None:
         try:
             self.staged = self._stage()
-            self._room.wait()
+            self._memory_granted.wait()
             if self._error is None:
                 self._net = self.staged.on_device()
         except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
@@ -193,7 +193,7 @@ class Activation:
 
 @dataclass(slots=True)
 class LentDevice:
-    """What loans need of their worker; the first loan stages weights and measures steps."""
+    """A worker's device, as loans use it; the first loan stages weights and measures steps."""
 
     executor: CoservingExecutor
     files: NodeFiles
@@ -210,91 +210,92 @@ class LentDevice:
 
         Otherwise the first loan waits for an idle moment, which a busy service does not have.
         """
-        net = self._staged(model).on_device()
+        net = self._stage_model(model).on_device()
         rollout = self.new_rollout(net, self.files.model(model), base_version)
         try:
             self.costs[model] = measure_step_cost(rollout, net.config.vocab_size)
         finally:
             rollout.close()
 
-    def activate(self, wanted: lending.LendTo) -> Activation:
+    def activate(self, order: lending.LendTo) -> Activation:
         """Start loading a rollout's weights onto the device."""
-        return Activation(wanted, lambda: self._staged(wanted.model))
+        return Activation(order, lambda: self._stage_model(order.model))
 
     def may_join(self, activation: Activation) -> bool:
         """Its weights are loaded, and its steps are known or can be measured without delay."""
-        if activation.waits_for_room:
-            self._leave_room(activation)
-        known = activation.wanted.model in self.costs
-        return activation.done and (known or not self.executor.service.busy)
+        if activation.waits_for_memory:
+            self._request_memory(activation)
+        is_measured = activation.order.model in self.costs
+        return activation.done and (is_measured or not self.executor.service.busy)
 
-    def _leave_room(self, activation: Activation) -> None:
-        """Take what the device lacks for the weights from the pool, if the service can spare it."""
+    def _request_memory(self, activation: Activation) -> None:
+        """Free device memory for the weights from the pool, if the service can spare it."""
         staged, pool = activation.staged, self.executor.service.arena.pool
         assert staged is not None
         try:
             self.executor.reserve_weight_pages(staged.lacking_bytes(pool.unclaimed_bytes))
         except RefusedError as error:
-            activation.go_on(error)
+            activation.grant_memory(error)
         else:
-            activation.go_on()
+            activation.grant_memory()
 
     def release_memory(self) -> None:
-        """Let the pool have the memory of weights that are gone."""
+        """Return the memory of dropped weights to the pool."""
         if self.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
     def lend(self, activation: Activation) -> Loan:
-        """Join with the rollout. Raises if it does not fit or finds no room."""
-        executor, wanted = self.executor, activation.wanted
+        """Start the rollout on this device; raises if it does not fit or memory is short."""
+        executor, order = self.executor, activation.order
         net = activation.result()
-        known = wanted.model in self.costs
-        executor.reclaim_service_share(
-            _ROOM_TO_BEGIN if known else 1.0
-        )  # the first time its steps are measured
-        rollout = self.new_rollout(net, self.files.model(wanted.model), wanted.base_version)
-        if not known:
+        is_measured = order.model in self.costs
+        # The first rollout of a model gets the whole pool, to measure its steps.
+        executor.reclaim_service_share(_INITIAL_POOL_SHARE if is_measured else 1.0)
+        rollout = self.new_rollout(net, self.files.model(order.model), order.base_version)
+        if not is_measured:
             try:
-                self.costs[wanted.model] = measure_step_cost(rollout, net.config.vocab_size)
+                self.costs[order.model] = measure_step_cost(rollout, net.config.vocab_size)
             except BaseException:
                 rollout.close()
                 raise
-        executor.arbiter.rollout_cost = self.costs[wanted.model]
+        executor.arbiter.rollout_cost = self.costs[order.model]
         executor.lend(rollout)
         try:
-            return self._joined(wanted, rollout)
+            return self._connect(order, rollout)
         except BaseException:
             executor.take_back()
             raise
 
-    def _joined(self, wanted: lending.LendTo, rollout: Engine) -> Loan:
+    def _connect(self, order: lending.LendTo, rollout: Engine) -> Loan:
         executor = self.executor
-        tokens = lent_tokens(executor, rollout)
+        tokens = count_lent_tokens(executor, rollout)
         if executor.arbiter.stopped:
             raise RefusedError("the service misses its SLO now")
         if tokens < 2:
             raise RefusedError("the service leaves no KV memory to lend; raise --kv-mb")
         self.loans += 1
         facts = messages.EngineFacts(
-            base_model=wanted.base,
+            base_model=order.base,
             max_running=rollout.config.max_running,
             max_context_tokens=min(rollout.max_context, tokens),
             kv_tokens=tokens,
             max_versions=_MAX_VERSIONS,
             kind="borrowed",
-            job=wanted.job,
+            job=order.job,
         )
         hello = messages.Hello(f"{self.worker}~{self.loans}", "engine", facts)
-        connection = Connection(self.address, hello, secret(), pin=pin(), orphaned=_only_the_loan)
+        connection = Connection(
+            self.address, hello, secret(), pin=pin(), on_orphaned=_ignore_lost_loan
+        )
         lane = WeightLane(self.files.weights())
-        desk = RolloutFrontend(connection, rollout, lane, add=executor.roll_out)
-        cold = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
-        loan = Loan(connection, desk, executor, cold)
+        frontend = RolloutFrontend(connection, rollout, lane, add=executor.roll_out)
+        uncaptured_shapes = decode_shapes(rollout, tokens) if self.device.startswith("cuda") else []
+        loan = Loan(connection, frontend, executor, uncaptured_shapes)
         connection.report_gauges(loan.gauges)
         connection.__enter__()
         return loan
 
-    def _staged(self, model: str) -> StagedWeights:
+    def _stage_model(self, model: str) -> StagedWeights:
         """A model in host memory, loaded on first use by the activation's thread."""
         if model not in self.staged:
             self.staged.clear()  # one rollout model at a time: host memory is bounded
@@ -304,5 +305,5 @@ class LentDevice:
         return self.staged[model]
 
 
-def _only_the_loan() -> None:
+def _ignore_lost_loan() -> None:
     """A lost loan must not end the process: the service's own connection decides that."""

@@ -19,12 +19,12 @@ from slackwater.model.ids import NodeId
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _PROC = Path("/proc/driver/nvidia/gpus")
 _NUMA = Path("/sys/devices/system/node")
-_ANSWERS_WITHIN_S = 30.0  # without persistence mode the driver initializes every GPU first
+_TIMEOUT_S = 30.0  # without persistence mode the driver initializes every GPU first
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver tells of it."""
+    """One GPU as the driver reports it."""
 
     index: int
     uuid: str
@@ -45,80 +45,84 @@ def node_devices(
     *,
     slices: int = 1,
     gpu_ids: Sequence[str] | None = None,
-    look: bool = True,
+    probe: bool = True,
     share_gpu: bool = False,
 ) -> tuple[Device, ...]:
-    """GPUs, then `slices` of the cores. With `gpu_ids` the GPUs are those, whether the driver knows
-    them or not; otherwise the driver is asked, unless it is not to `look`. With `share_gpu` the
-    only GPU of the machine may be that of other nodes too.
+    """GPUs, then `slices` of the cores.
+
+    With `gpu_ids` the GPUs are those, known to the driver or not; otherwise the driver is asked,
+    unless `probe` is false. With `share_gpu` other nodes may report the machine's only GPU too.
     """
-    gpus = find_gpus() if look else []
+    gpus = find_gpus() if probe else []
     visible = os.environ.get(VISIBLE_VARIABLE)
-    if look and gpu_ids is None and visible is not None:
+    if probe and gpu_ids is None and visible is not None:
         gpu_ids = [part.strip() for part in visible.split(",") if part.strip()]
     if gpu_ids is None:
-        found = [_gpu_device(node, gpu.index, gpu) for gpu in gpus]
+        devices = [_gpu_device(node, gpu.index, gpu) for gpu in gpus]
     else:
-        known: Mapping[str, Gpu] = {
+        gpu_by_name: Mapping[str, Gpu] = {
             **{str(gpu.index): gpu for gpu in gpus},
             **{gpu.uuid: gpu for gpu in gpus},
         }
-        found = [
-            _gpu_device(node, number, known.get(name), name) for number, name in enumerate(gpu_ids)
+        devices = [
+            _gpu_device(node, number, gpu_by_name.get(name), name)
+            for number, name in enumerate(gpu_ids)
         ]
-    if share_gpu and len(found) == 1:
-        found = [replace(found[0], hardware="")]
-    return (*found, *_cpu_devices(node, slices))
+    if share_gpu and len(devices) == 1:
+        devices = [replace(devices[0], hardware="")]
+    return (*devices, *_cpu_devices(node, slices))
 
 
 def _gpu_device(node: NodeId, index: int, gpu: Gpu | None, name: str = "") -> Device:
-    """Named by its UUID where that is known: CUDA numbers GPUs otherwise than the driver does."""
+    """Named by its UUID where it is known: CUDA and the driver number GPUs differently."""
     if gpu is None:
         hardware = f"{socket.gethostname()}/gpu:{name}"
         return Device(node, index, CUDA, visible=name, hardware=hardware)
-    return Device(
-        *(node, index, CUDA, gpu.memory_mb, gpu.domain), visible=gpu.uuid, hardware=gpu.uuid
-    )
+    return Device(node, index, CUDA, gpu.memory_mb, gpu.domain, visible=gpu.uuid, hardware=gpu.uuid)
 
 
 def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
     if slices < 1:
         raise ConfigError.of("--devices", slices, "must be at least 1")
     memory_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    if slices == 1:  # all cores, wherever the node's processes may run
+    if slices == 1:  # all cores of the node
         return [Device(node, 0, memory_mb=memory_mb)]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
     domains = _numa_nodes()
     return [
         Device(
-            node, index, memory_mb=memory_mb // slices, domain=domains.get(mine[0], ""), cores=mine
+            node,
+            index,
+            memory_mb=memory_mb // slices,
+            domain=domains.get(slice_cores[0], ""),
+            cores=slice_cores,
         )
-        for index, mine in enumerate(core_slices(cores, slices))
+        for index, slice_cores in enumerate(core_slices(cores, slices))
     ]
 
 
 def _numa_nodes() -> dict[int, str]:
     """The NUMA node of each core."""
-    found: dict[int, str] = {}
+    numa_nodes: dict[int, str] = {}
     for path in sorted(_NUMA.glob("node[0-9]*/cpulist")):
         for part in filter(None, path.read_text().strip().split(",")):
             first, _, last = part.partition("-")
-            found |= dict.fromkeys(range(int(first), int(last or first) + 1), path.parent.name)
-    return found
+            numa_nodes |= dict.fromkeys(range(int(first), int(last or first) + 1), path.parent.name)
+    return numa_nodes
 
 
 def find_gpus() -> list[Gpu]:
-    """All GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says."""
+    """All GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES."""
     query = "--query-gpu=index,uuid,memory.total"
-    listed = _ask("nvidia-smi", query, "--format=csv,noheader,nounits")
-    gpus = _listed_gpus(listed) if listed else _proc_gpus()
+    output = _run("nvidia-smi", query, "--format=csv,noheader,nounits")
+    gpus = _parse_gpus(output) if output else _proc_gpus()
     if len(gpus) < 2:
         return gpus
-    domains = link_domains(_ask("nvidia-smi", "topo", "-m"))
+    domains = link_domains(_run("nvidia-smi", "topo", "-m"))
     return [replace(gpu, domain=domains.get(gpu.index, "")) for gpu in gpus]
 
 
-def _listed_gpus(text: str) -> list[Gpu]:
+def _parse_gpus(text: str) -> list[Gpu]:
     gpus = []
     for line in text.splitlines():
         index, uuid, memory = (part.strip() for part in line.split(","))
@@ -127,7 +131,7 @@ def _listed_gpus(text: str) -> list[Gpu]:
 
 
 def _proc_gpus() -> list[Gpu]:
-    """Of a machine, or a container, without `nvidia-smi`."""
+    """The GPUs of a machine or container without `nvidia-smi`."""
     gpus: list[Gpu] = []
     for path in sorted(_PROC.glob("*/information")):
         pairs = (line.partition(":")[::2] for line in path.read_text().splitlines())
@@ -138,7 +142,7 @@ def _proc_gpus() -> list[Gpu]:
 
 
 def link_domains(matrix: str) -> dict[int, str]:
-    """Each GPU's domain by `nvidia-smi topo -m`: joined by NVLink, or within one socket."""
+    """Each GPU's domain from `nvidia-smi topo -m`: the GPUs that NVLink or one socket joins."""
     rows = [line.split() for line in matrix.splitlines() if line.startswith("GPU")]
     links = [row[1 : 1 + len(rows)] for row in rows]
     has_nvlink = any(link.startswith("NV") for row in links for link in row)
@@ -146,18 +150,18 @@ def link_domains(matrix: str) -> dict[int, str]:
     for first, row in enumerate(links):
         domain = domains.setdefault(first, str(first))
         for other, link in enumerate(row):
-            near = link.startswith("NV") if has_nvlink else link not in ("SYS", "X")
-            if near:
+            is_near = link.startswith("NV") if has_nvlink else link not in ("SYS", "X")
+            if is_near:
                 domains.setdefault(other, domain)
     return domains
 
 
-def _ask(*command: str) -> str:
-    """What a program prints; nothing if it is missing, fails or hangs."""
+def _run(*command: str) -> str:
+    """A program's output; empty if it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWERS_WITHIN_S, check=True
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
+    return result.stdout

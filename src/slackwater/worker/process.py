@@ -1,4 +1,4 @@
-"""What every worker process does at its start and end."""
+"""Start and end of every worker process: options, keys, signals, exit status."""
 
 import argparse
 import atexit
@@ -18,10 +18,9 @@ from slackwater.wire.agent import GRACE, NOTICED, PARENT
 from slackwater.worker.connection import EXIT_ORPHANED, Connection, DisconnectedError
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"
-NODE_SECRET_VARIABLE = "SLACKWATER_NODE_SECRET"  # among the processes of one node
-PIN_VARIABLE = (
-    "SLACKWATER_HUB_PIN"  # SHA-256 of the control plane's certificate; unset on the loopback
-)
+NODE_SECRET_VARIABLE = "SLACKWATER_NODE_SECRET"  # shared by the processes of one node
+# SHA-256 of the control plane's certificate; unset on the loopback.
+PIN_VARIABLE = "SLACKWATER_HUB_PIN"
 
 
 def base_parser(description: str) -> argparse.ArgumentParser:
@@ -37,7 +36,7 @@ def base_parser(description: str) -> argparse.ArgumentParser:
 
 
 def engine_parser(description: str) -> argparse.ArgumentParser:
-    """Of a worker that samples from a model."""
+    """The parser of a worker that samples from a model."""
     parser = base_parser(description)
     parser.add_argument("--model", required=True, help="URI of the base model")
     parser.add_argument("--base", required=True, help="name of the base model")
@@ -56,17 +55,17 @@ def address_of(connect: str) -> tuple[str, int]:
 
 def secret() -> str:
     """This process's key, which it proves to the control plane."""
-    return _taken(SECRET_VARIABLE)
+    return _pop_variable(SECRET_VARIABLE)
 
 
 def node_secret() -> str:
-    """What proves to the other processes of this node that we are of it."""
-    return _taken(NODE_SECRET_VARIABLE)
+    """The key by which the processes of one node authenticate each other."""
+    return _pop_variable(NODE_SECRET_VARIABLE)
 
 
 @functools.cache
-def _taken(variable: str) -> str:
-    """Out of the environment: not for our own children."""
+def _pop_variable(variable: str) -> str:
+    """Remove a secret from the environment, so that child processes do not inherit it."""
     value = os.environ.pop(variable, "")
     if not value:
         raise ConfigError.of(variable, value, "must be set; `slackwater up` sets it")
@@ -74,13 +73,13 @@ def _taken(variable: str) -> str:
 
 
 def pin() -> str | None:
-    """The certificate that the control plane must show, if connections are encrypted."""
+    """The hash of the control plane's certificate, if connections are encrypted."""
     return os.environ.get(PIN_VARIABLE) or None
 
 
 def dial(connect: str, hello: messages.Hello) -> Connection:
     """The connection of a worker that an agent started."""
-    grace_s = float(os.environ.pop(GRACE, "0"))  # not for our own children
+    grace_s = float(os.environ.pop(GRACE, "0"))  # child processes must not inherit it
     return Connection(address_of(connect), hello, secret(), pin=pin(), grace_s=grace_s)
 
 
@@ -90,10 +89,10 @@ def leave_signal() -> signal.Signals:
 
 
 def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bool = False) -> None:
-    """Run a worker's main: exit 0 when told to stop, 3 when the control plane is lost.
+    """Run a worker's main: exit 0 when stopped, 3 when the control plane is lost.
 
-    One that `cleans_up` is asked to leave when its parent dies, others get SIGKILL. One started
-    `by_hand` outlives its parent and stops on Ctrl-C.
+    When its parent dies, a worker that `cleans_up` is asked to leave; others get SIGKILL. One
+    started `by_hand` outlives its parent and stops on Ctrl-C.
     """
     logging.basicConfig(
         level=logging.INFO,
@@ -101,15 +100,15 @@ def run_worker(main: Callable[[], None], *, cleans_up: bool = False, by_hand: bo
         stream=sys.stderr,
     )
     for variable in (SECRET_VARIABLE, NODE_SECRET_VARIABLE):
-        with contextlib.suppress(ConfigError):  # who needs it says so
-            _taken(variable)
-    leave = leave_signal()
-    signal.signal(signal.SIGTERM, _stay)
-    signal.signal(leave, _leave)
-    # Ctrl-C goes to the control plane, which stops us, unless we are all that was started.
+        with contextlib.suppress(ConfigError):  # a worker that needs it fails later with this error
+            _pop_variable(variable)
+    leave_number = leave_signal()
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(leave_number, _leave)
+    # On Ctrl-C the control plane stops its workers; a worker started by hand stops itself.
     signal.signal(signal.SIGINT, _leave if by_hand else signal.SIG_IGN)
     if not by_hand:
-        _die_with_parent(leave if cleans_up else signal.SIGKILL)
+        _die_with_parent(leave_number if cleans_up else signal.SIGKILL)
     try:
         main()
     except DisconnectedError as error:
@@ -144,15 +143,15 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _stay(number: int, frame: FrameType | None) -> None:
-    """Unlike SIG_IGN, not inherited by the programs that a worker starts."""
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """A handler instead of SIG_IGN, which the programs that a worker starts would inherit."""
 
 
 def _die_with_parent(number: signal.Signals) -> None:
-    """Linux: be sent a signal when the parent dies, whatever we are in the middle of."""
+    """Linux: get a signal when the parent dies, even during a long operation."""
     if sys.platform != "linux":
         return
-    parent = int(os.environ.pop(PARENT, os.getppid()))  # not for our own children
+    parent = int(os.environ.pop(PARENT, os.getppid()))  # child processes must not inherit it
     die_with_parent(number)
-    if os.getppid() != parent:  # it died before the call, maybe before our first line
+    if os.getppid() != parent:  # hazard: it may have died before the call
         sys.exit(EXIT_ORPHANED)

@@ -1,6 +1,6 @@
 """Publishes versions in a thread; the trainer waits only for the copy.
 
-The copy stays on the trainer's device if there is room and leaves it on streams of its own.
+The copy stays on the trainer's device if it fits, and leaves it on its own streams.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class _Job:
     op: int
-    line: str
+    model: str
     version: str
     tensors: Mapping[str, Tensor]
     meta: Mapping[str, Any]
@@ -37,7 +37,7 @@ class _Job:
 
 
 class VersionPublisher:
-    """Publishes one version after the other; calls `tell` and `failed` from its thread, in order.
+    """Publishes versions one after the other; its thread calls `report` and `make_failure`.
 
     One version may wait while another is written; a third blocks the caller, which bounds memory.
     """
@@ -45,13 +45,13 @@ class VersionPublisher:
     def __init__(
         self,
         store: WeightStore,
-        tell: Callable[[messages.Message], None],
-        failed: Callable[[int, Exception], messages.OpFailed],
+        report: Callable[[messages.Message], None],
+        make_failure: Callable[[int, Exception], messages.OpFailed],
         *,
         stocker: RelayStocker | None = None,
         node: str = "",
     ) -> None:
-        self._store, self._tell, self._failed = store, tell, failed
+        self._store, self._report, self._make_failure = store, report, make_failure
         self._stocker, self._node = stocker, node
         self._jobs: queue.Queue[_Job | None] = queue.Queue(maxsize=1)
         self._thread = threading.Thread(target=self._work, name="publishing", daemon=True)
@@ -60,7 +60,7 @@ class VersionPublisher:
     def begin(
         self,
         op: int,
-        line: str,
+        model: str,
         version: str,
         tensors: Mapping[str, Tensor],
         meta: Mapping[str, Any],
@@ -68,13 +68,13 @@ class VersionPublisher:
         durable: bool,
         stock: bool,
     ) -> None:
-        """Copy the tensors, tell `PublishDetached`, and return; `OpDone` or `OpFailed` follows.
+        """Copy the tensors, report `PublishDetached`, and return; `OpDone` or `OpFailed` follows.
 
         `stock`: other nodes may pull the version from this node's relay.
         """
         began_s = time.perf_counter()
-        job = _Job(op, line, version, _own(tensors), meta, durable, stock)
-        self._tell(messages.PublishDetached(op, time.perf_counter() - began_s))
+        job = _Job(op, model, version, _copy_tensors(tensors), meta, durable, stock)
+        self._report(messages.PublishDetached(op, time.perf_counter() - began_s))
         self._jobs.put(job)
 
     @property
@@ -91,32 +91,32 @@ class VersionPublisher:
         while (job := self._jobs.get()) is not None:
             began_s = time.perf_counter()
             try:
-                with _beside_the_trainer(job.tensors):
+                with _own_stream(job.tensors):
                     if job.stock:
                         self._stock(job)
                     self._store.publish(job.version, job.tensors, job.meta, durable=job.durable)
             except Exception as error:  # noqa: BLE001  (the thread's edge: one publish fails, not all)
-                self._tell(self._failed(job.op, error))
+                self._report(self._make_failure(job.op, error))
             else:
-                self._tell(messages.OpDone(job.op, time.perf_counter() - began_s))
+                self._report(messages.OpDone(job.op, time.perf_counter() - began_s))
             self._jobs.task_done()
 
     def _stock(self, job: _Job) -> None:
-        """Onto the relay of this node, where that pays; its failure costs speed alone."""
+        """Offer a large version on this node's relay; a failure only costs speed."""
         size = sum(tensor.nbytes for tensor in job.tensors.values())
         if self._stocker is None or not worth_a_relay(size):
             return
         try:
-            on_host = host_version(job.version, job.tensors, job.meta, own=True)
-            manifest = self._stocker.stock(job.line, on_host)
+            host_copy = host_version(job.version, job.tensors, job.meta, own=True)
+            manifest = self._stocker.stock(job.model, host_copy)
         except SlackwaterError as error:
-            logger.warning("relay left out version=%s: %s", job.version, error)
+            logger.warning("version not offered on the relay version=%s: %s", job.version, error)
             return
         sizes = {base: manifest.bytes_of(base) for base in manifest.sizes}
-        self._tell(messages.VersionStocked(job.version, self._node, sizes))
+        self._report(messages.VersionStocked(job.version, self._node, sizes))
 
 
-def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copy_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A complete private copy: on the tensors' device, or on the host if memory is short."""
     try:
         copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -127,11 +127,11 @@ def _own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _beside_the_trainer(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """What this thread asks of the device does not queue behind the trainer's next pass."""
+def _own_stream(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """A CUDA stream for this thread, so its copies do not queue behind the trainer's next pass."""
     if not any(tensor.is_cuda for tensor in tensors.values()):
         return contextlib.nullcontext()
     new_stream: Any = torch.cuda.Stream
-    beside: Any = torch.cuda.stream
-    stream: contextlib.AbstractContextManager[Any] = beside(new_stream())
+    use_stream: Any = torch.cuda.stream
+    stream: contextlib.AbstractContextManager[Any] = use_stream(new_stream())
     return stream

@@ -15,120 +15,120 @@ from slackwater.model.payload import Payload
 from slackwater.wire import messages
 from slackwater.worker.weight_lane import HostVersionCopy, WeightLane, lora_of
 
-_NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
+_NICENESS = 19  # little of a core that a step needs, all of an idle one
 
 
 @dataclass(slots=True)
 class _Pull:
-    """A version on its way: `taken` once it is in host memory, with `room` once whole weights have
-    a place in the engine, which no request sees yet.
+    """A version being pulled. `host_copy` is set once it is in host memory. Whole weights then get
+    a `slot` in the engine, which no request sees yet.
     """
 
     version: str
-    way: tuple[Payload, ...]
+    route: tuple[Payload, ...]
     keep: bool
-    taken: HostVersionCopy | None = None
-    room: WeightSlot | None = None
+    host_copy: HostVersionCopy | None = None
+    slot: WeightSlot | None = None
     error: Exception | None = None
 
 
 class VersionPuller:
     """Pulls versions into an engine; call every method from the thread that steps it.
 
-    `fileno()` becomes readable when `settle()` has work, so a loop may wait on it.
+    `fileno()` becomes readable when `advance()` has work, so a loop may wait on it.
     """
 
     def __init__(self, engine: Engine, lane: WeightLane) -> None:
         self._engine = engine
         self._lane = lane
-        self._to_do: queue.SimpleQueue[_Pull | None] = queue.SimpleQueue()
+        self._work_queue: queue.SimpleQueue[_Pull | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Pull] = queue.SimpleQueue()
-        self._bell, self._button = socket.socketpair()
-        self._pulling: dict[str, bool] = {}  # whether it is to be dropped as soon as it is there
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._pulling: dict[str, bool] = {}  # whether to drop the version on arrival
         self._thread = threading.Thread(target=self._work, name="weight puller", daemon=True)
         self._thread.start()
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wake_read.fileno()
 
-    def ask(
-        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
+    def request(
+        self, version: str, route: Sequence[Payload] = (), *, keep: bool = False
     ) -> messages.VersionReady | None:
-        """Start to pull a version over a relay route; answers at once if it is held already."""
+        """Start to pull a version over a relay route; answers at once if the engine has it."""
         if version in self._pulling:
             self._pulling[version] = False
             return None
         if version in self._engine.versions.names():
             return messages.VersionReady(version)
         self._pulling[version] = False
-        self._to_do.put(_Pull(version, tuple(way), keep))
+        self._work_queue.put(_Pull(version, tuple(route), keep))
         return None
 
     def pulling(self) -> tuple[str, ...]:
         return tuple(self._pulling)
 
     def drop_later(self, version: str) -> bool:
-        """Whether the version is on its way; if so it will be dropped once it is there."""
+        """Whether the version is being pulled; if so, drop it on arrival."""
         if version not in self._pulling:
             return False
         self._pulling[version] = True
         return True
 
-    def settle(self) -> list[messages.VersionReady | messages.VersionFailed]:
+    def advance(self) -> list[messages.VersionReady | messages.VersionFailed]:
         """Between two steps: place arrived versions, activate complete ones, report outcomes."""
-        said: list[messages.VersionReady | messages.VersionFailed] = []
+        outcomes: list[messages.VersionReady | messages.VersionFailed] = []
         while not self._done.empty():
-            self._bell.recv(1)
+            self._wake_read.recv(1)
             pull = self._done.get()
             try:
-                ready = self._advance(pull)
+                ready = self._advance_pull(pull)
             except (SlackwaterError, OSError) as error:
                 del self._pulling[pull.version]
-                said.append(messages.VersionFailed(pull.version, str(error)))
+                outcomes.append(messages.VersionFailed(pull.version, str(error)))
             else:
-                said += [] if ready is None else [ready]
-        return said
+                outcomes += [] if ready is None else [ready]
+        return outcomes
 
-    def _advance(self, pull: _Pull) -> messages.VersionReady | None:
-        """Give a version in host memory its place, or show it; raises what the thread met."""
+    def _advance_pull(self, pull: _Pull) -> messages.VersionReady | None:
+        """Give a version in host memory a slot, or activate it; raises the thread's error."""
         versions = self._engine.versions
         if pull.error is not None:
-            if pull.room is not None:
-                versions.abandon(pull.room)
+            if pull.slot is not None:
+                versions.abandon(pull.slot)
             raise pull.error
-        taken = pull.taken
-        assert taken is not None
-        if pull.room is not None:
-            versions.finish(pull.version, pull.room)
-        elif (lora := lora_of(taken.meta)) is not None:
-            versions.put(pull.version, taken.tensors, lora=lora)
+        host_copy = pull.host_copy
+        assert host_copy is not None
+        if pull.slot is not None:
+            versions.finish(pull.version, pull.slot)
+        elif (lora := lora_of(host_copy.meta)) is not None:
+            versions.put(pull.version, host_copy.tensors, lora=lora)
         else:
-            pull.room = versions.begin()
-            self._to_do.put(pull)
+            pull.slot = versions.begin()
+            self._work_queue.put(pull)
             return None
-        pull.taken = None  # the thread refers to it until its next pull
+        pull.host_copy = None  # free it: the thread refers to the pull until its next one
         if self._pulling.pop(pull.version):
             versions.drop(pull.version)
-        return messages.VersionReady(pull.version, taken.kept)
+        return messages.VersionReady(pull.version, host_copy.kept)
 
     def close(self) -> None:
-        """End the thread, after the pull that it is in."""
-        self._to_do.put(None)
+        """End the thread after its current pull."""
+        self._work_queue.put(None)
         self._thread.join()
-        self._bell.close()
-        self._button.close()
+        self._wake_read.close()
+        self._wake_write.close()
 
     def _work(self) -> None:
-        if sys.platform == "linux":  # where a thread has a priority of its own: steps come first
+        if sys.platform == "linux":  # threads have their own priority: steps come first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while (pull := self._to_do.get()) is not None:
+        while (pull := self._work_queue.get()) is not None:
             try:
-                if pull.taken is None:
-                    pull.taken = self._lane.take(pull.version, pull.way, keep=pull.keep)
+                if pull.host_copy is None:
+                    pull.host_copy = self._lane.take(pull.version, pull.route, keep=pull.keep)
                 else:
-                    assert pull.room is not None
-                    self._engine.versions.fill(pull.room, pull.taken.tensors)
+                    assert pull.slot is not None
+                    self._engine.versions.fill(pull.slot, pull.host_copy.tensors)
             except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
                 pull.error = error
             self._done.put(pull)
-            self._button.send(b"!")
+            self._wake_write.send(b"!")

@@ -1,8 +1,8 @@
-"""How the ranks of a deployment hear what to do: rank 0 talks with the control plane, and forwards.
+"""Messages for the ranks of a deployment: rank 0 talks to the control plane and forwards.
 
-Every rank takes the same messages in the same order. While nothing comes, rank 0 still forwards an
-empty message now and then: a rank that died or froze is noticed within the deadline, and whoever
-notices ends its process, which ends the others.
+Every rank receives the same messages in the same order. When idle, rank 0 forwards empty messages
+at intervals, so that a dead or frozen rank is noticed within the deadline. The rank that notices
+ends its process, which ends all others.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _SOON_S = 0.02  # while parts of a version are being written
 class RankLink:
     """One rank's source of messages; `connection` is rank 0's to the control plane.
 
-    A version is published when every rank has written its part: `begin_version` says what rank 0
-    does then, `report` is what the thread that writes tells.
+    A version is published when every rank has written its part: `begin_version` registers what rank
+    0 does then; the writing thread calls `report`.
     """
 
     def __init__(self, ranks: Ranks, connection: Connection | None) -> None:
@@ -39,7 +39,7 @@ class RankLink:
         self._parts: dict[int, list[str]] = {}
 
     def receive(self, timeout_s: float | None, *wakers: HasFileno) -> Sequence[messages.ToWorker]:
-        """What came, maybe nothing; every rank gets the same."""
+        """New messages, maybe none; the same on every rank."""
         with fail_together():
             return self._receive(timeout_s, wakers)
         raise AssertionError("a failed rank has left")
@@ -47,33 +47,33 @@ class RankLink:
     def _receive(
         self, timeout_s: float | None, wakers: Sequence[HasFileno]
     ) -> Sequence[messages.ToWorker]:
-        got: Sequence[messages.ToWorker] = ()
+        received: Sequence[messages.ToWorker] = ()
         if self._connection is not None:
             beat_s = _SOON_S if self._finish else _BEAT_S
             wait_s = beat_s if timeout_s is None else min(beat_s, timeout_s)
-            got = self._connection.receive(wait_s, *wakers)
-            self._ranks.broadcast(b"".join(map(messages.encode, got)))
+            received = self._connection.receive(wait_s, *wakers)
+            self._ranks.broadcast(b"".join(map(messages.encode, received)))
         else:
             frames = FrameDecoder().feed(self._ranks.broadcast(None))
-            got = [messages.decode_to_worker(frame.body) for frame in frames]
-        # A broadcast alone may end in a frozen rank's socket buffer.
+            received = [messages.decode_to_worker(frame.body) for frame in frames]
+        # A broadcast alone does not show a frozen rank: its socket buffer accepts it.
         self._ranks.wait_for_all()
         if self._finish:
             self._count_parts()
-        return got
+        return received
 
     def send(self, *frames: bytes) -> None:
-        """Rank 0 speaks for all."""
+        """Send to the control plane; only rank 0 does."""
         if self._connection is not None:
             self._connection.send(*frames)
 
     def begin_version(self, op: int, finish: Callable[[], None]) -> None:
-        """Every rank writes its part now; rank 0 calls `finish` when all are written."""
+        """Register a version; rank 0 calls `finish` when every rank has written its part."""
         self._finish[op] = finish
         self._parts[op] = []
 
     def report(self, message: messages.Message) -> None:
-        """What became of this rank's part; called from the thread that writes it."""
+        """Record the outcome of this rank's part; called from the writing thread."""
         if isinstance(message, messages.OpDone | messages.OpFailed):
             with self._lock:
                 error = message.error if isinstance(message, messages.OpFailed) else ""
@@ -83,20 +83,20 @@ class RankLink:
 
     @contextlib.contextmanager
     def share_folder(
-        self, opened: Callable[[], contextlib.AbstractContextManager[Path]]
+        self, open_folder: Callable[[], contextlib.AbstractContextManager[Path]]
     ) -> Iterator[Path]:
-        """A folder that rank 0 opens, for all ranks; it is closed when all are done with it."""
+        """A folder that rank 0 opens for all ranks and closes when all are done with it."""
         ranks = self._ranks
         if not ranks.leads:
-            said = json.loads(ranks.broadcast(None))
-            if "error" in said:
-                raise NotFoundError(said["error"])
-            yield Path(said["folder"])
+            text = json.loads(ranks.broadcast(None))
+            if "error" in text:
+                raise NotFoundError(text["error"])
+            yield Path(text["folder"])
             ranks.wait_for_all()
             return
         with contextlib.ExitStack() as stack:
             try:
-                folder = stack.enter_context(opened())
+                folder = stack.enter_context(open_folder())
             except (SlackwaterError, OSError) as error:
                 ranks.broadcast(json.dumps({"error": str(error)}).encode())
                 raise
@@ -105,7 +105,7 @@ class RankLink:
             ranks.wait_for_all()
 
     def agree(self, outcome: int) -> None:
-        """End the deployment unless every rank had the same outcome: their states differ now."""
+        """End the deployment unless every rank had the same outcome, since their states differ."""
         with fail_together():
             if self._ranks.largest(outcome) == -self._ranks.largest(-outcome):
                 return
@@ -114,12 +114,14 @@ class RankLink:
 
     def _count_parts(self) -> None:
         with self._lock:
-            own, self._written = self._written, {}
-        for said in self._ranks.exchange(json.dumps(own).encode()):
-            for op, error in json.loads(said).items():
+            local_parts, self._written = self._written, {}
+        for text in self._ranks.exchange(json.dumps(local_parts).encode()):
+            for op, error in json.loads(text).items():
                 self._parts[int(op)].append(error)
-        whole = [op for op, parts in self._parts.items() if len(parts) == self._ranks.layout.ranks]
-        for op in whole:
+        complete = [
+            op for op, parts in self._parts.items() if len(parts) == self._ranks.layout.ranks
+        ]
+        for op in complete:
             errors = [error for error in self._parts.pop(op) if error]
             finish = self._finish.pop(op)
             if self._connection is None:
@@ -129,7 +131,7 @@ class RankLink:
                     finish()
             except (SlackwaterError, OSError) as error:
                 errors = [str(error)]
-            done: messages.Message = messages.OpDone(op, 0.0)
+            outcome: messages.Message = messages.OpDone(op, 0.0)
             if errors:
-                done = messages.OpFailed(op, errors[0], "server", state_lost=False)
-            self.send(messages.encode(done))
+                outcome = messages.OpFailed(op, errors[0], "server", state_lost=False)
+            self.send(messages.encode(outcome))

@@ -44,16 +44,16 @@ from slackwater.worker.process import base_parser, dial, pin, run_worker, secret
 logger = logging.getLogger(__name__)
 
 _MIB = 1 << 20
-_SHARE_OF_DEVICE = 0.9
-_SHARE_OF_HOST = 0.25
+_DEVICE_SHARE = 0.9
+_HOST_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class _Staged:
+class _StagedModel:
     """A model in host memory and its declaration to the broker."""
 
     net: CausalLM
-    declared: GpuService
+    declaration: GpuService
 
 
 class RewardServices:
@@ -62,7 +62,7 @@ class RewardServices:
     def __init__(self, devices: Sequence[str], config: EngineConfig) -> None:
         self._devices = [torch.device(name) for name in devices]
         self._config = config
-        self._staged: dict[ServiceName, _Staged] = {}
+        self._staged: dict[ServiceName, _StagedModel] = {}
         self._resident: dict[tuple[ServiceName, int], Engine] = {}
         self.failed: dict[str, str] = {}
         self._requests = 0
@@ -74,13 +74,13 @@ class RewardServices:
             directory = find()
             return self.stage(service, directory)
         except UnavailableError:
-            raise  # its files cannot be fetched just now: the worker starts again
+            raise  # its files are not available now: the worker restarts
         except Exception as error:
             logger.exception("reward model failed service=%s", service)
             self._staged.pop(service, None)
-            known = isinstance(error, SlackwaterError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            # Tenants read it, and paths are the operator's.
+            is_expected = isinstance(error, SlackwaterError)
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            # Tenants read the reason, so it must not contain the operator's paths.
             self.failed[service] = reason.replace(f"{directory}/", "")
             return None
 
@@ -90,20 +90,22 @@ class RewardServices:
             raise RefusedError(f"service: {service!r} is staged already; take another name")
         on_gpu = self._devices[0].type == "cuda"
         net = load_net(directory, dtype=torch.bfloat16 if on_gpu else torch.float32)
-        if on_gpu:  # so that a restore goes at the speed of the bus
+        if on_gpu:  # so that a restore runs at the speed of the bus
             for tensor in net_tensors(net).values():
                 tensor.data = tensor.pin_memory()
         host_bytes = sum(tensor.nbytes for tensor in net_tensors(net).values())
         gpu_mib = -(-(host_bytes + self._config.kv_bytes) // _MIB)
-        self._staged[service] = _Staged(net, GpuService(service, (ServiceShape(1, gpu_mib, 0.0),)))
+        self._staged[service] = _StagedModel(
+            net, GpuService(service, (ServiceShape(1, gpu_mib, 0.0),))
+        )
         began_s = time.monotonic()
         self.restore(service, (0,))
         restore_s = time.monotonic() - began_s
         self.evict(service, (0,))
         degrees = (ServiceShape(1, gpu_mib, restore_s),)
-        declared = GpuService(service, degrees, host_mib=-(-host_bytes // _MIB))
-        self._staged[service] = _Staged(net, declared)
-        return declared
+        declaration = GpuService(service, degrees, host_mib=-(-host_bytes // _MIB))
+        self._staged[service] = _StagedModel(net, declaration)
+        return declaration
 
     def residents(self) -> list[tuple[ServiceName, int]]:
         """Resident (service, device) pairs."""
@@ -111,7 +113,7 @@ class RewardServices:
 
     def restore(self, service: ServiceName, gpus: Sequence[int]) -> None:
         """Copy a service from host memory to a device."""
-        staged, (gpu,) = self._find(service), gpus
+        staged, (gpu,) = self._find_model(service), gpus
         if (service, gpu) in self._resident:
             return
         device = self._devices[gpu]
@@ -163,22 +165,22 @@ class RewardServices:
                 return np.asarray(scores.logprobs[1:], dtype=np.float32)
         raise UnavailableError(f"service {service!r} gave no score")
 
-    def _find(self, service: ServiceName) -> _Staged:
-        found = self._staged.get(service)
+    def _find_model(self, service: ServiceName) -> _StagedModel:
+        staged = self._staged.get(service)
         if service in self.failed:
             raise RefusedError(failure(service, self.failed[service]))
-        if found is None:
+        if staged is None:
             raise NotFoundError(f"service: {service!r} is not staged here")
-        return found
+        return staged
 
 
 class RewardWorker:
-    """Between one connection and the services of one node."""
+    """Connects the services of one node to the control plane."""
 
     def __init__(self, connection: Connection, services: RewardServices, devices: int) -> None:
         self._connection = connection
         self._services = services
-        self._lines: list[queue.SimpleQueue[messages.ToWorker]] = [
+        self._queues: list[queue.SimpleQueue[messages.ToWorker]] = [
             queue.SimpleQueue() for _ in range(devices)
         ]
         self._stopped: set[int] = set()
@@ -186,19 +188,19 @@ class RewardWorker:
         self._lock = threading.Lock()
 
     def run(self) -> None:
-        for line in self._lines:
-            threading.Thread(target=self._work, args=(line,), daemon=True).start()
+        for tasks in self._queues:
+            threading.Thread(target=self._work, args=(tasks,), daemon=True).start()
         while True:
             for message in self._connection.receive(None):
                 match message:
                     case messages.Stop():
                         return
                     case rewards.RestoreService() | rewards.EvictService():
-                        self._lines[message.gpus[0]].put(message)
+                        self._queues[message.gpus[0]].put(message)
                     case rewards.ScoreTokens():
                         with self._lock:
                             self._waiting.add(message.attempt)
-                        self._lines[message.gpus[0]].put(message)
+                        self._queues[message.gpus[0]].put(message)
                     case sandbox.StopAction(attempt, _):
                         with self._lock:
                             if attempt in self._waiting:
@@ -206,10 +208,10 @@ class RewardWorker:
                     case _:
                         logger.warning("not for a reward worker: %s", type(message).__name__)
 
-    def _work(self, line: "queue.SimpleQueue[messages.ToWorker]") -> None:
+    def _work(self, tasks: "queue.SimpleQueue[messages.ToWorker]") -> None:
         """One device's loop; the process exits when the control plane is lost."""
         while True:
-            message = line.get()
+            message = tasks.get()
             try:
                 match message:
                     case rewards.RestoreService(service, gpus):
@@ -220,7 +222,7 @@ class RewardWorker:
                         self._score(message)
             except DisconnectedError:
                 return
-            except Exception:  # a score on this device will say why it cannot be given
+            except Exception:  # a later score on this device reports the reason
                 logger.exception("device failed message=%s", type(message).__name__)
 
     def _score(self, message: rewards.ScoreTokens) -> None:
@@ -229,23 +231,26 @@ class RewardWorker:
             is_stopped = message.attempt in self._stopped
             self._stopped.discard(message.attempt)
         if is_stopped:
-            self._over(message.attempt, "stopped", "it was stopped", 0.0)
+            self._report_end(message.attempt, "stopped", "it was stopped", 0.0)
             return
         began_s = time.monotonic()
         tokens = np.frombuffer(message.tokens, dtype="<u4").tolist()
         try:
-            found = self._services.logprobs(ServiceName(message.service), message.gpus, tokens)
+            logprobs = self._services.logprobs(ServiceName(message.service), message.gpus, tokens)
         except (SlackwaterError, RuntimeError) as error:
-            self._over(message.attempt, "failed", str(error), time.monotonic() - began_s)
+            self._report_end(message.attempt, "failed", str(error), time.monotonic() - began_s)
             return
-        said = {"score": float(np.mean(found)), "logprobs": [round(float(one), 6) for one in found]}
-        printed = sandbox.ActionPrinted(message.attempt, "stdout", json.dumps(said).encode())
-        self._over(message.attempt, "exited", "", time.monotonic() - began_s, printed)
+        output = {
+            "score": float(np.mean(logprobs)),
+            "logprobs": [round(float(logprob), 6) for logprob in logprobs],
+        }
+        printed = sandbox.ActionPrinted(message.attempt, "stdout", json.dumps(output).encode())
+        self._report_end(message.attempt, "exited", "", time.monotonic() - began_s, printed)
 
-    def _over(
-        self, attempt: int, end: str, reason: str, run_s: float, *first: messages.Message
+    def _report_end(
+        self, attempt: int, end: str, reason: str, run_s: float, *before: messages.Message
     ) -> None:
-        over = sandbox.ActionOver(
+        ended = sandbox.ActionOver(
             attempt=attempt,
             end=end,
             status=0 if end == "exited" else 1,
@@ -255,20 +260,20 @@ class RewardWorker:
             cpu_s=0.0,
             max_rss_bytes=0,
         )
-        self._connection.send(*(messages.encode(message) for message in (*first, over)))
+        self._connection.send(*(messages.encode(message) for message in (*before, ended)))
 
 
 def device_mib(devices: Sequence[str]) -> int:
     """The memory for services per device: most of a GPU, or a quarter of the machine's."""
-    found = []
+    sizes = []
     for name in devices:
         if name.startswith("cuda"):
             total = torch.cuda.get_device_properties(torch.device(name)).total_memory
-            found.append(int(total * _SHARE_OF_DEVICE))
+            sizes.append(int(total * _DEVICE_SHARE))
         else:
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            found.append(int(total * _SHARE_OF_HOST / len(devices)))
-    return min(found) // _MIB
+            sizes.append(int(total * _HOST_SHARE / len(devices)))
+    return min(sizes) // _MIB
 
 
 def main() -> None:
@@ -298,7 +303,7 @@ def main() -> None:
         node=options.node,
         devices=devices,
         device_mib=options.device_mib or device_mib(devices),
-        services=[declared for declared in staged if declared is not None],
+        services=[declaration for declaration in staged if declaration is not None],
         failed=services.failed,
     )
     hello = messages.Hello(options.worker, "rewards", rewards=facts)

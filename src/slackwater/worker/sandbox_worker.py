@@ -43,26 +43,26 @@ from slackwater.worker.connection import TRIM_EVERY_S, Connection, DisconnectedE
 from slackwater.worker.process import dial, run_worker
 
 _NODES = Path("/sys/devices/system/node")
-_SHARE_FOR_ENVIRONMENTS = 0.8
+_ENVIRONMENT_SHARE = 0.8
 logger = logging.getLogger(__name__)
 _ONE_OFF = "once-"
-_REASON_MOST = 4000
-_FAILURES_MOST = 256
-_USED_MOST = 16
+_MAX_REASON_CHARS = 4000
+_MAX_FAILURES = 256
+_MAX_FINISHED = 16
 
 
 def parse_cores(text: str) -> set[int]:
     """`0-3,8` as numbers."""
-    found: set[int] = set()
+    result: set[int] = set()
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
         try:
-            found.update(range(int(first), int(last if dash else first) + 1))
+            result.update(range(int(first), int(last if dash else first) + 1))
         except ValueError:
             raise ConfigError.of(
                 "--cores", text, "must be numbers and ranges, such as 0-3,8"
             ) from None
-    return found
+    return result
 
 
 def parse_share(text: str) -> tuple[int, int]:
@@ -74,35 +74,37 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def cores_by_numa(
-    wanted: str, share: tuple[int, int] = (0, 1), nodes: Path = _NODES
+    selection: str, share: tuple[int, int] = (0, 1), nodes: Path = _NODES
 ) -> list[list[int]]:
     """This worker's share of the (wanted) cores, by NUMA node."""
     allowed = set(os.sched_getaffinity(0))
-    if wanted:
-        asked = parse_cores(wanted)
-        if not asked <= allowed:
-            raise ConfigError.of("--cores", wanted, f"must be of this machine's: {sorted(allowed)}")
-        allowed = asked
+    if selection:
+        selected = parse_cores(selection)
+        if not selected <= allowed:
+            raise ConfigError.of(
+                "--cores", selection, f"must be of this machine's: {sorted(allowed)}"
+            )
+        allowed = selected
     number, count = share
     allowed = set(sorted(allowed)[number::count])
     if not allowed:
         raise ConfigError.of("--share", f"{number}/{count}", "leaves this worker no core")
-    found = []
+    result = []
     for folder in sorted(nodes.glob("node[0-9]*")):
         text = (folder / "cpulist").read_text().strip()
         if text and (cores := sorted(parse_cores(text) & allowed)):
-            found.append(cores)
+            result.append(cores)
             allowed -= set(cores)
-    return [*found, sorted(allowed)] if allowed else found
+    return [*result, sorted(allowed)] if allowed else result
 
 
 def memory_mib(share: tuple[int, int] = (0, 1)) -> int:
-    """Most of the machine's memory; the rest is the system's."""
+    """Memory for environments: most of the machine's, the rest is for the system."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(total * _SHARE_FOR_ENVIRONMENTS) // share[1] >> 20
+    return int(total * _ENVIRONMENT_SHARE) // share[1] >> 20
 
 
-def folder_for_all(service: str) -> Path:
+def default_folder(service: str) -> Path:
     """Default folder of environments, outside root's home, which other users cannot enter."""
     if os.getuid() == 0:
         return Path("/var/tmp") / f"slackwater-{service}"
@@ -110,7 +112,7 @@ def folder_for_all(service: str) -> Path:
 
 
 class SandboxWorker:
-    """Between one connection and one supervisor."""
+    """Connects one supervisor to the control plane."""
 
     def __init__(self, connection: Connection, supervisor: SandboxSupervisor) -> None:
         self._connection = connection
@@ -122,42 +124,43 @@ class SandboxWorker:
         self._snapshots: dict[str, int] = {}
         self._next_beat_s = self._next_trim_s = 0.0
         self._orders: deque[messages.ToWorker] = deque()
-        self._used: deque[str] = deque()  # environments of one action that has ended
+        self._finished_one_offs: deque[str] = deque()  # environments of ended one-off actions
         self._failed: dict[str, str] = {}
 
     def run(self) -> None:
         """Run until stopped."""
-        gc.freeze()  # what it starts with is no garbage, and need not be looked at again
+        gc.freeze()  # objects of the start are no garbage, so later collections skip them
         self._supervisor.watch(self._connection.fileno())
         while self.step():
             pass
 
     def step(self) -> bool:
         """Handle the supervisor's reports and the control plane's messages; False to stop."""
-        self._beat()
-        patience_s = max(self._next_beat_s - time.monotonic(), 0.0)
-        waits = not self._orders and not self._used
-        for report in self._supervisor.step(patience_s if waits else 0.0):
-            self._tell(report)
-        while came := self._connection.receive(0.0):
-            self._orders.extend(came)
-        # One at a time: each takes milliseconds, and what another tenant's action has ended with
-        # would wait for all of them.
+        self._send_heartbeat()
+        wait_s = max(self._next_beat_s - time.monotonic(), 0.0)
+        is_idle = not self._orders and not self._finished_one_offs
+        for report in self._supervisor.step(wait_s if is_idle else 0.0):
+            self._report(report)
+        while received := self._connection.receive(0.0):
+            self._orders.extend(received)
+        # One order at a time: each takes milliseconds, which delay the reports of other actions.
         message = self._orders.popleft() if self._orders else None
         if isinstance(message, messages.Stop):
             return False
         if message is not None:
-            self._do(message)
-        if self._used and (message is None or len(self._used) > _USED_MOST):
-            self._close_used(self._used.popleft())
+            self._handle_message(message)
+        if self._finished_one_offs and (
+            message is None or len(self._finished_one_offs) > _MAX_FINISHED
+        ):
+            self._close_one_off(self._finished_one_offs.popleft())
         return True
 
-    def _close_used(self, environment: str) -> None:
-        """Between orders: what another tenant's action waits for comes first."""
+    def _close_one_off(self, environment: str) -> None:
+        """Close the environment of an ended one-off action; runs when no order waits."""
         if environment in self._supervisor.environments():
             self._supervisor.close_environment(environment)
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         if time.monotonic() >= self._next_beat_s:
             gauges = {
                 "running": float(len(self._supervisor.running())),
@@ -172,11 +175,11 @@ class SandboxWorker:
             trim_heap()
             self._next_trim_s = time.monotonic() + TRIM_EVERY_S
 
-    def _send(self, *said: messages.Message) -> None:
-        self._connection.send(*(messages.encode(message) for message in said))
+    def _send(self, *outgoing: messages.Message) -> None:
+        self._connection.send(*(messages.encode(message) for message in outgoing))
 
-    # ---- what it is told ----
-    def _do(self, message: messages.ToWorker) -> None:
+    # ---- orders ----
+    def _handle_message(self, message: messages.ToWorker) -> None:
         """Handle one message; a failure is that request's alone."""
         try:
             self._execute(message)
@@ -209,14 +212,14 @@ class SandboxWorker:
                 logger.warning("not for a sandbox: %s", type(message).__name__)
 
     def _refuse(self, message: messages.ToWorker, reason: str) -> None:
-        """Answer a request that failed, if it is one that is answered."""
+        """Answer a failed request, if its kind has an answer."""
         match message:
             case sandbox.RunAction(attempt):
-                self._tell(ActionEnded(str(attempt), End.NOT_STARTED, 127, Usage(), reason))
+                self._report(ActionEnded(str(attempt), End.NOT_STARTED, 127, Usage(), reason))
             case sandbox.OpenEnvironment(environment):
-                self._send(sandbox.EnvironmentFailed(_sendable(environment), _sendable(reason)))
+                self._send(sandbox.EnvironmentFailed(_truncate(environment), _truncate(reason)))
             case sandbox.KeepSnapshot(request):
-                self._send(sandbox.SnapshotKept(request, _sendable(reason)))
+                self._send(sandbox.SnapshotKept(request, _truncate(reason)))
 
     def _start(self, message: sandbox.RunAction) -> None:
         action = str(message.attempt)
@@ -239,8 +242,8 @@ class SandboxWorker:
             self._streamed.add(action)
         self._supervisor.start(order)
 
-    # ---- what it tells ----
-    def _tell(self, report: Report) -> None:
+    # ---- reports ----
+    def _report(self, report: Report) -> None:
         """Send output at once if streamed, otherwise with the action's end."""
         match report:
             case ActionBegan():
@@ -252,49 +255,49 @@ class SandboxWorker:
                 else:
                     self._printed.setdefault(action, []).append(printed)
             case ActionEnded():
-                self._tell_end(report)
+                self._report_end(report)
             case EnvironmentCreated(environment):
                 if environment in self._opening:
                     self._opening.remove(environment)
                     self._send(sandbox.EnvironmentReady(environment))
             case EnvironmentCreationFailed(environment, reason):
                 self._opening.discard(environment)
-                self._failed[environment] = reason  # for actions that are on their way already
-                if len(self._failed) > _FAILURES_MOST:
+                self._failed[environment] = reason  # for actions that are already under way
+                if len(self._failed) > _MAX_FAILURES:
                     del self._failed[next(iter(self._failed))]
-                self._send(sandbox.EnvironmentFailed(environment, _sendable(reason)))
+                self._send(sandbox.EnvironmentFailed(environment, _truncate(reason)))
             case SnapshotEnded(name, error, size_bytes):
                 if (request := self._snapshots.pop(name, None)) is not None:
-                    why = None if error is None else _sendable(error)
+                    why = None if error is None else _truncate(error)
                     self._send(sandbox.SnapshotKept(request, why, size_bytes))
 
-    def _tell_end(self, report: ActionEnded) -> None:
+    def _report_end(self, report: ActionEnded) -> None:
         action, usage = report.action, report.usage
-        over = sandbox.ActionOver(
+        ended = sandbox.ActionOver(
             attempt=int(action),
             end=report.end.value,
             status=report.status,
-            reason=_sendable(report.reason),
+            reason=_truncate(report.reason),
             launch_s=usage.launch_s,
             run_s=usage.run_s,
             cpu_s=usage.cpu_s,
             max_rss_bytes=usage.max_rss_bytes,
         )
         self._streamed.discard(action)
-        self._send(*self._printed.pop(action, []), over)
+        self._send(*self._printed.pop(action, []), ended)
         if (one_off := self._one_off.pop(action, None)) is not None:
-            self._used.append(one_off)
+            self._finished_one_offs.append(one_off)
 
 
-def _sendable(text: str) -> str:
-    """A reason may name a file, and a file's name need not be text."""
-    return text[:_REASON_MOST].encode(errors="replace").decode()
+def _truncate(text: str) -> str:
+    """A reason that can be sent: short, and without the undecodable bytes of file names."""
+    return text[:_MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
-def _facts(
+def _describe(
     options: argparse.Namespace, choice: SandboxChoice, supervisor: SandboxSupervisor
 ) -> sandbox.SandboxFacts:
-    held = [
+    environments = [
         sandbox.HeldEnvironment(name, str(note["job"]), int(note["memory_mib"]))
         for name, note in supervisor.adopt().items()
     ]
@@ -306,7 +309,7 @@ def _facts(
         backend=choice.platform.backend.name,
         isolates=choice.platform.backend.isolates,
         said=list(choice.description),
-        environments=held,
+        environments=environments,
     )
 
 
@@ -314,13 +317,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A sandbox worker; a node's agent starts it.")
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the control plane")
     parser.add_argument("--worker", required=True, help="this worker's name")
-    parser.add_argument("--files", help="not needed: a sandbox gets no files of the service")
-    parser.add_argument("--relay", help="not needed either")
+    parser.add_argument("--files", help="unused: a sandbox gets no files of the service")
+    parser.add_argument("--relay", help="unused")
     parser.add_argument("--service", required=True, help="tells services of one machine apart")
     parser.add_argument(
         "--node", required=True, help="its name as a node, the same after a restart"
     )
-    parser.add_argument("--folder", type=Path, help="where environments live; default: by itself")
+    parser.add_argument(
+        "--folder", type=Path, help="folder of environments; default: one per service"
+    )
     parser.add_argument("--cores", default="", help="core numbers, such as 0-3,8; default: all")
     parser.add_argument("--share", default="0/1", help="which share of cores and memory: 0/2, 1/2")
     parser.add_argument("--memory-mib", type=int, default=0, help="for environments; default: most")
@@ -334,18 +339,18 @@ def main() -> None:
     options = _options()
     keep_mounts_private()
     name = f"{options.service}-{options.node}"
-    folder = (options.folder or folder_for_all(options.service)).absolute() / options.node
+    folder = (options.folder or default_folder(options.service)).absolute() / options.node
     os.chdir(LAUNCHER_FOLDER)  # launchers start where no tenant can write
     choice = choose(name, folder, options.backend, options.image, allowed=options.allow)
     for line in choice.description:
         logger.info("%s", line)
     supervisor = SandboxSupervisor(folder / "environments", choice.platform)
     try:
-        facts = _facts(options, choice, supervisor)
+        facts = _describe(options, choice, supervisor)
         hello = messages.Hello(options.worker, "sandbox", sandbox=facts)
         SandboxWorker(dial(options.connect, hello), supervisor).run()
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is leaving already
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it already shuts down
         supervisor.close(keep=True)
 
 

@@ -1,4 +1,4 @@
-"""The node's state manager, held by its agent; workers reach it by a socket.
+"""The node's state manager, which runs in its agent; workers reach it by a socket.
 
 Budgets come from the environment (`[residency]` of the configuration): SLACKWATER_STATE_DEVICE_MB
 (unset: states are unmanaged), SLACKWATER_STATE_HOST_MB (default: half of the machine's memory) and
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
-MOVED = "moved-"  # begins the names of states that came from another node
+MOVED = "moved-"  # prefix of the names of states that came from another node
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class NodeStates:
 
     manager: "StateManager | None" = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    expected: dict[str, str] = field(default_factory=dict)  # models that come, by the secret
+    expected: dict[str, str] = field(default_factory=dict)  # incoming models, by their secret
 
     def prefetch(self, models: list[str], holding: list[str]) -> None:
-        """Which models run next, and which are in the middle of a phase."""
+        """Set which models run next, and which are inside a phase."""
         if self.manager is not None:
             self.manager.prefetch_models(models, holding)
 
@@ -52,14 +52,14 @@ class NodeStates:
             self.manager.forget_abandoned(f"{model}@")
 
     @contextlib.contextmanager
-    def taking(self, host: Callable[[], str], *, encrypted: bool) -> Iterator[StatePlace | None]:
+    def receiving(self, host: Callable[[], str], *, encrypted: bool) -> Iterator[StatePlace | None]:
         """Accept states from other nodes; yields None without a manager."""
         if self.manager is None:
             yield None
             return
         from slackwater.state.migration import MigrationServer
 
-        context, pin = _certified() if encrypted else (None, None)
+        context, pin = _create_certificate() if encrypted else (None, None)
         warm = self.manager.book.budgets.disk_bytes == 0
         server = MigrationServer(self.manager, self.expected, host(), warm=warm, context=context)
         try:
@@ -67,35 +67,37 @@ class NodeStates:
         finally:
             server.close()
 
-    def send(self, model: str, to: StatePlace, secret: str) -> str:
+    def send(self, model: str, target: StatePlace, secret: str) -> str:
         """Send a model's state to another node; returns why it failed, or ""."""
         from slackwater.state.migration import migrate
 
-        found = None if self.manager is None else self.manager.held(f"{model}@")
-        if self.manager is None or found is None:
+        deployment = None if self.manager is None else self.manager.held(f"{model}@")
+        if self.manager is None or deployment is None:
             return f"no worker has a state of {model} here"
         arrives_as = f"{model}@{MOVED}{secrets.token_hex(4)}"
         try:
-            address = address_of(to.address)
-            sent = migrate(self.manager, found, address, secret, arrives_as=arrives_as, pin=to.pin)
+            address = address_of(target.address)
+            sent = migrate(
+                self.manager, deployment, address, secret, arrives_as=arrives_as, pin=target.pin
+            )
         except SlackwaterError as error:
             return str(error)
-        logger.info("model %s: %d bytes of its state went to %s", model, sent, to.address)
+        logger.info("model %s: %d bytes of its state went to %s", model, sent, target.address)
         return ""
 
 
-def _certified() -> "tuple[ssl.SSLContext, str]":
-    """A certificate for as long as this process lives."""
+def _create_certificate() -> "tuple[ssl.SSLContext, str]":
+    """A TLS context and the certificate's pin, for the life of this process."""
     from slackwater.wire.certificate import Certificate
 
     with tempfile.TemporaryDirectory(prefix="slackwater-states-") as folder:
-        made = Certificate.kept_in(Path(folder))
-        return made.context(), made.pin
+        certificate = Certificate.kept_in(Path(folder))
+        return certificate.context(), certificate.pin
 
 
 @contextlib.contextmanager
 def state_service(logs: Path, secret: str) -> Iterator[NodeStates]:
-    """The manager, while the agent lives."""
+    """The manager inside the block; none if no device budget is set."""
     device = _megabytes(DEVICE_MB, 0)
     if not device:
         yield NodeStates()

@@ -1,7 +1,7 @@
 """The trainer process: runs one operation at a time for any of its models.
 
-Where the node has a state manager, it decides which models are resident; the least recently used
-make room.
+Where the node has a state manager, it decides which models are resident on the device and evicts
+the least recently used ones.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ from slackwater.worker.state_service import MOVED
 from slackwater.worker.weight_lane import lora_meta
 
 logger = logging.getLogger(__name__)
-_NUMBERED = (
+_SEQUENCED_OPS = (
     messages.RunPass,
     messages.StepOptimizer,
     messages.DiscardGradients,
     messages.LoadState,
 )
 
-_NO_LIMIT = 1 << 62  # the budget is the manager's
+_NO_LIMIT = 1 << 62  # the state manager has the budget
 
 
 class ResidentModels:
@@ -74,21 +74,21 @@ class ResidentModels:
         If a dead worker left a later state, up to `at_most`, in the node's memory, that state is
         used and its number returned.
         """
-        mine = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
-        left = self._client.survivor(f"{model}@", seq, at_most)
-        if left is None:  # what is of no use must not stand in the way
+        fresh = f"{model}@{self._client.name}-{os.getpid()}.{next(self._numbers)}"
+        survivor = self._client.survivor(f"{model}@", seq, at_most)
+        if survivor is None:  # an unusable state must not occupy memory
             self._client.forget_abandoned(f"{model}@")
-        deployment = left or mine
+        deployment = survivor or fresh
         state = ManagedState(trainer, model, deployment, seq)
         self._tier.add(deployment, state.parts(), state, warm=not _spills())
         self._client.forget_abandoned(f"{model}@")
         self._deployments[model], self._states[model] = deployment, state
         with self._tier.use(deployment):
-            pass  # its memory is the managed one from here on
-        if left is None:
+            pass  # from here on its memory is managed
+        if survivor is None:
             return None
-        how = "came from another node" if f"@{MOVED}" in left else "outlived its trainer"
-        logger.info("model %s: its state after operation %d %s", model, state.seq, how)
+        origin = "came from another node" if f"@{MOVED}" in survivor else "outlived its trainer"
+        logger.info("model %s: its state after operation %d %s", model, state.seq, origin)
         return state.seq
 
     @contextlib.contextmanager
@@ -119,13 +119,14 @@ def resident_models(worker: str, device: str) -> ResidentModels | None:
     path = os.environ.get(SOCKET_VARIABLE)
     if not path:
         return None
-    own = os.environ.get(VISIBLE_VARIABLE, "") if device.startswith(CUDA) else ""
-    return ResidentModels(StateClient(path, worker, node_secret(), own), device)
+    visible_devices = os.environ.get(VISIBLE_VARIABLE, "") if device.startswith(CUDA) else ""
+    return ResidentModels(StateClient(path, worker, node_secret(), visible_devices), device)
 
 
 class TrainerWorker:
-    """Models by id, each a `Trainer` on one device, computing in one dtype; with `ranks` it is one
-    of several that share each trainer.
+    """Models by id, each a `Trainer` on one device, computing in one dtype.
+
+    With `ranks` this process is one of several that share each trainer.
     """
 
     def __init__(
@@ -149,26 +150,28 @@ class TrainerWorker:
         self._files = files
         self._publishing = VersionPublisher(
             files.weights(),
-            self._tell if self._link is None else self._link.report,
-            _unwritten,
+            self._send if self._link is None else self._link.report,
+            _publish_failure,
             stocker=stocker,
             node=node,
         )
         self._device, self._dtype = device, dtype
         self._trainers: dict[str, Trainer] = {}
         self._resident = resident
-        self._reached: int | None = None  # of a state that was found by the running operation
+        self._reached_seq: int | None = None  # of a state that the running operation reuses
         self._applied: dict[str, int] = {}  # a model's last operation
-        self._inherited: set[str] = set()  # models that no control plane knows to be here
-        self._writing = False
+        self._inherited: set[str] = set()  # models that the new control plane does not know of
+        self._is_writing = False
         self._link_lost: Callable[[], bool] = lambda: connection is not None and connection.lost
         if connection is not None and ranks is None:
-            connection.may_outlive = lambda: not self._writing and not self._publishing.busy
-            connection.returned = self._returned
+            connection.may_outlive = lambda: not self._is_writing and not self._publishing.busy
+            connection.on_adopted = self._handle_adoption
 
-    def _returned(self) -> None:
-        """A control plane has adopted this trainer. A state under the node's state manager could
-        stand in the way of another trainer's.
+    def _handle_adoption(self) -> None:
+        """After adoption by a new control plane: keep the models for reuse.
+
+        Models under the node's state manager are dropped: their states could block those of another
+        trainer.
         """
         self._inherited = set(self._trainers)
         if self._resident is not None:
@@ -178,21 +181,21 @@ class TrainerWorker:
         while self._inherited:
             self._drop(self._inherited.pop())
 
-    def _find(self, message: messages.CreateModel | messages.RestoreModel) -> bool:
-        """Whether the model's state is here, as of an operation that it may have."""
+    def _reuse_state(self, message: messages.CreateModel | messages.RestoreModel) -> bool:
+        """Whether this process still has the model's state, as of an acceptable operation."""
         applied = self._applied.get(message.model, -1)
         if message.model not in self._inherited:
             self._drop_inherited()
             return False
         self._inherited.discard(message.model)
-        here = message.model in self._trainers
-        if not here or not max(message.seq, 0) <= applied <= message.at_most:
+        is_here = message.model in self._trainers
+        if not is_here or not max(message.seq, 0) <= applied <= message.at_most:
             return False
         logger.info("model %s: its state after operation %d is here", message.model, applied)
-        self._reached = applied
+        self._reached_seq = applied
         return True
 
-    def _tell(self, message: messages.Message) -> None:
+    def _send(self, message: messages.Message) -> None:
         self._connection.send(messages.encode(message))
 
     def run(self) -> None:
@@ -201,9 +204,9 @@ class TrainerWorker:
             for message in self._connection.receive(None):
                 if isinstance(message, messages.Stop):
                     return
-                self._do(message)
+                self._handle_message(message)
 
-    def _do(self, message: messages.ToWorker) -> None:
+    def _handle_message(self, message: messages.ToWorker) -> None:
         if isinstance(message, messages.DropModel):
             self._drop(message.model)
             return
@@ -211,30 +214,32 @@ class TrainerWorker:
             logger.warning("not for a trainer: %s", type(message).__name__)
             return
         started_s = time.perf_counter()
-        self._reached = None
-        self._writing = isinstance(message, messages.SaveState | messages.PublishWeights)
-        if self._writing and self._link_lost():
-            raise DisconnectedError("another trainer may write the same by now")
+        self._reached_seq = None
+        self._is_writing = isinstance(message, messages.SaveState | messages.PublishWeights)
+        if self._is_writing and self._link_lost():
+            raise DisconnectedError(
+                "the control plane is lost; another trainer may write the same files now"
+            )
         try:
-            result = self._result(message)
-            if isinstance(message, _NUMBERED):
+            result = self._execute(message)
+            if isinstance(message, _SEQUENCED_OPS):
                 self._applied[message.model] = message.seq
         except Exception as error:  # noqa: BLE001  (the process edge: one operation fails, not all)
             failure = self._failure(message, error)
             if self._link is not None:
-                if failure.state_lost:  # a collective may be half done: nobody can go on from there
+                if failure.state_lost:  # a collective may be half done, so no rank can continue
                     leave_at_once()
                 self._link.agree(1)
             self._connection.send(messages.encode(failure))
             return
         finally:
-            self._writing = False
+            self._is_writing = False
         if self._link is not None:
             self._link.agree(0)
         elapsed_s = time.perf_counter() - started_s
         if isinstance(message, messages.PublishWeights):
-            return  # it says itself when it is written
-        done = messages.OpDone(message.op, elapsed_s, result, self._reached)
+            return  # `VersionPublisher` reports when it is written
+        done = messages.OpDone(message.op, elapsed_s, result, self._reached_seq)
         self._connection.send(messages.encode(done))
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
@@ -242,52 +247,52 @@ class TrainerWorker:
         if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
             return messages.OpFailed(message.op, str(error), "user", state_lost=False)
         logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
-        said = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
-            return messages.OpFailed(message.op, said, "server", state_lost=False)
+            return messages.OpFailed(message.op, reason, "server", state_lost=False)
         self._drop(message.model)
-        return messages.OpFailed(message.op, said, "server", state_lost=True)
+        return messages.OpFailed(message.op, reason, "server", state_lost=True)
 
     def _drop(self, model: str) -> None:
         self._trainers.pop(model, None)
         if self._resident is not None:
             self._resident.drop(model)
 
-    def _take(
+    def _register(
         self, message: messages.CreateModel | messages.RestoreModel, trainer: Trainer
     ) -> None:
-        """A refusal, for want of host memory, leaves the model uncreated."""
+        """Register a model; if host memory is short, it is refused and not created."""
         model = message.model
         if self._resident is not None:
             self._resident.drop(model)
-            self._reached = self._resident.add(model, trainer, message.seq, message.at_most)
+            self._reached_seq = self._resident.add(model, trainer, message.seq, message.at_most)
         self._trainers[model] = trainer
-        self._applied[model] = message.seq if self._reached is None else self._reached
+        self._applied[model] = message.seq if self._reached_seq is None else self._reached_seq
 
     def _on_device(self, message: messages.TrainerOp) -> contextlib.AbstractContextManager[None]:
-        """With a state manager: bring the model's state to the device, evicting others."""
+        """With a state manager: load the model's state to the device, evicting others."""
         if self._resident is None:
             return contextlib.nullcontext()
-        seq = message.seq if isinstance(message, _NUMBERED) else None
+        seq = message.seq if isinstance(message, _SEQUENCED_OPS) else None
         return self._resident.use(message.model, seq)
 
-    def _result(self, message: messages.TrainerOp) -> bytes:
+    def _execute(self, message: messages.TrainerOp) -> bytes:
         match message:
-            case messages.CreateModel() | messages.RestoreModel() if self._find(message):
+            case messages.CreateModel() | messages.RestoreModel() if self._reuse_state(message):
                 return b""
             case messages.CreateModel():
-                self._take(message, self._created(message))
+                self._register(message, self._create_trainer(message))
                 return b""
             case messages.RestoreModel(_, _, saved, source):
-                self._take(message, self._restored(saved, source))
+                self._register(message, self._restore_trainer(saved, source))
                 return b""
         trainer = self._trainers.get(message.model)
         if trainer is None:
             raise NotFoundError(f"model {message.model}: has no state here; was it ever created?")
         with self._on_device(message):
-            return self._operated(trainer, message)
+            return self._run_operation(trainer, message)
 
-    def _operated(self, trainer: Trainer, message: messages.TrainerOp) -> bytes:
+    def _run_operation(self, trainer: Trainer, message: messages.TrainerOp) -> bytes:
         match message:
             case messages.RunPass(_, _, batch):
                 return _run_pass(trainer, batch)
@@ -296,21 +301,23 @@ class TrainerWorker:
             case messages.DiscardGradients():
                 trainer.discard_gradient()
             case messages.SaveState(_, _, saved):
-                with self._opened(lambda: self._files.new_state(saved)) as folder:
+                with self._open_shared(lambda: self._files.create_state(saved)) as folder:
                     trainer.save(folder)
             case messages.LoadState(_, _, saved, optimizer):
-                with self._opened(lambda: self._files.saved_state(saved)) as folder:
+                with self._open_shared(lambda: self._files.open_state(saved)) as folder:
                     trainer.load_into(folder, optimizer)
             case messages.PublishWeights(op, model, version, durable, stock):
                 if self._ranks is not None:
                     self._publish_part(trainer, message)
                     return b""
-                what = (op, model, version, trainer.weights(), lora_meta(trainer.meta.lora))
-                self._publishing.begin(*what, durable=durable, stock=stock)
+                meta = lora_meta(trainer.meta.lora)
+                self._publishing.begin(
+                    op, model, version, trainer.weights(), meta, durable=durable, stock=stock
+                )
         return b""
 
     def _publish_part(self, trainer: Trainer, message: messages.PublishWeights) -> None:
-        """Write this rank's slices; the version's own file, without tensors, makes it visible."""
+        """Write this rank's slices; the version's own file has no tensors and makes it visible."""
         assert self._ranks is not None and self._link is not None
         op, version, ranks = message.op, message.version, self._ranks.layout.ranks
         meta, durable = lora_meta(trainer.meta.lora), message.durable
@@ -319,22 +326,23 @@ class TrainerWorker:
             op, lambda: store.publish(version, {}, {**meta, "parts": ranks}, durable=durable)
         )
         part = part_of(version, self._ranks.rank, ranks)
-        what = (op, message.model, part, trainer.weight_slices(), meta)
-        self._publishing.begin(*what, durable=durable, stock=False)
+        self._publishing.begin(
+            op, message.model, part, trainer.weight_slices(), meta, durable=durable, stock=False
+        )
 
-    def _opened(
-        self, opened: Callable[[], contextlib.AbstractContextManager[Path]]
+    def _open_shared(
+        self, open_folder: Callable[[], contextlib.AbstractContextManager[Path]]
     ) -> contextlib.AbstractContextManager[Path]:
-        return opened() if self._link is None else self._link.share_folder(opened)
+        return open_folder() if self._link is None else self._link.share_folder(open_folder)
 
-    def _restored(self, saved: str, source: str) -> Trainer:
+    def _restore_trainer(self, saved: str, source: str) -> Trainer:
         base = self._files.model(source) if source else None
-        with self._opened(lambda: self._files.saved_state(saved)) as folder:
+        with self._open_shared(lambda: self._files.open_state(saved)) as folder:
             return Trainer.load(
                 folder, source=base, dtype=self._dtype, device=self._device, ranks=self._ranks
             )
 
-    def _created(self, message: messages.CreateModel) -> Trainer:
+    def _create_trainer(self, message: messages.CreateModel) -> Trainer:
         shape, lora = message.lora, None
         if shape.rank:
             lora = LoraSpec(
@@ -354,8 +362,8 @@ class TrainerWorker:
         )
 
 
-def _unwritten(op: int, error: Exception) -> messages.OpFailed:
-    """A version could not be written; the model's state is unchanged."""
+def _publish_failure(op: int, error: Exception) -> messages.OpFailed:
+    """The failure of a publish; the model's state is unchanged."""
     if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
         return messages.OpFailed(op, str(error), "user", state_lost=False)
     logger.error("version not written: %s", error, exc_info=error)
@@ -398,8 +406,9 @@ def main() -> None:
         if options.relay:
             stocker = RelayStocker(address_of(options.relay), node_secret().encode())
         resident = resident_models(options.worker, options.device)
-        how = (options.device, options.dtype, stocker, options.node, resident)
-        TrainerWorker(connection, files, *how).run()
+        TrainerWorker(
+            connection, files, options.device, options.dtype, stocker, options.node, resident
+        ).run()
 
 
 if __name__ == "__main__":

@@ -30,9 +30,9 @@ from slackwater.worker.process import address_of, node_secret
 
 logger = logging.getLogger(__name__)
 
-_COPIES = 2  # as the weight director counts them (control/weights/holder_versions.py)
+_KEPT_COPIES = 2  # must match control/weights/holder_versions.py
 _WITHIN_S = 120.0
-_MEMORY_BYTES = 1 << 40  # what a puller receives into is the version's own memory
+_MEMORY_BYTES = 1 << 40  # no limit: it receives into the version's own memory
 
 
 def lora_meta(lora: LoraSpec | None) -> dict[str, Any]:
@@ -42,8 +42,8 @@ def lora_meta(lora: LoraSpec | None) -> dict[str, Any]:
 
 def lora_of(meta: Mapping[str, Any]) -> LoraSpec | None:
     """The adapter's shape that `lora_meta` wrote, or None for whole weights."""
-    found = meta.get("lora")
-    return None if found is None else LoraSpec(**found)
+    lora = meta.get("lora")
+    return None if lora is None else LoraSpec(**lora)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class HostVersionCopy:
 
 
 class WeightLane:
-    """One worker's pulls, one at a time; without a `relay` everything comes from the store.
+    """One worker's pulls, one at a time; without a `relay` all come from the durable store.
 
-    `beside`: relay pulls run in a process of their own, so that steps here never wait for them.
+    With `own_process`, relay pulls run in a separate process, so that steps never wait for them.
     """
 
     def __init__(
@@ -70,34 +70,36 @@ class WeightLane:
         node: str = "",
         device: str = "cpu",
         within_s: float = _WITHIN_S,
-        beside: bool = False,
+        own_process: bool = False,
     ) -> None:
         self._durable, self._device = durable, device
         self._within_s = within_s
         self._lock = threading.Lock()
         self._reader: RelayReader | None = None
         self._receiver: Receiver | PullProcess | None = None
-        if relay is not None and beside:
-            self._receiver = PullProcess(relay, secret, node=node, keep=_COPIES)
+        if relay is not None and own_process:
+            self._receiver = PullProcess(relay, secret, node=node, keep=_KEPT_COPIES)
         elif relay is not None:
             self._reader = RelayReader(relay, secret, node=node, max_bytes=_MEMORY_BYTES)
-            self._receiver = Receiver(self._reader, keep=_COPIES)
+            self._receiver = Receiver(self._reader, keep=_KEPT_COPIES)
         self.pulled_over_relay = self.pulled_from_store = 0
 
     def take(
-        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
+        self, version: str, route: Sequence[Payload] = (), *, keep: bool = False
     ) -> HostVersionCopy:
         """The version, exactly as published."""
         with self._lock:
-            if way and self._receiver is not None:
+            if route and self._receiver is not None:
                 try:
-                    found, kept = self._receiver.take(
-                        version, way, keep=keep, within_s=self._within_s
+                    pulled, kept = self._receiver.take(
+                        version, route, keep=keep, within_s=self._within_s
                     )
                     self.pulled_over_relay += 1
-                    return HostVersionCopy(torch_tensors(found), found.meta, kept)
+                    return HostVersionCopy(torch_tensors(pulled), pulled.meta, kept)
                 except SlackwaterError as error:
-                    logger.warning("relay gave no version=%s: %s", version, error)
+                    logger.warning(
+                        "version not pulled over the relay version=%s: %s", version, error
+                    )
             meta = self._durable.manifest(version).meta
             device = "cpu" if lora_of(meta) is None else self._device
             tensors = self._durable.pull(version, device)
@@ -113,13 +115,23 @@ class WeightLane:
 
 
 def weight_lane(
-    durable: WeightStore, options: argparse.Namespace, device: str = "cpu", *, beside: bool = False
+    durable: WeightStore,
+    options: argparse.Namespace,
+    device: str = "cpu",
+    *,
+    own_process: bool = False,
 ) -> WeightLane:
-    """From a worker's options: over the relay of its node, if that has one."""
+    """The lane for a worker's options: over its node's relay, if there is one."""
     relay = address_of(options.relay) if options.relay else None
-    named = {"node": options.node, "device": device}
     secret = b"" if relay is None else node_secret().encode()
-    return WeightLane(durable, relay, secret=secret, beside=beside, **named)
+    return WeightLane(
+        durable,
+        relay,
+        secret=secret,
+        node=options.node,
+        device=device,
+        own_process=own_process,
+    )
 
 
 class RankLane(WeightLane):
@@ -130,10 +142,10 @@ class RankLane(WeightLane):
         self._net, self._ranks = net, ranks
 
     def take(
-        self, version: str, way: Sequence[Payload] = (), *, keep: bool = False
+        self, version: str, route: Sequence[Payload] = (), *, keep: bool = False
     ) -> HostVersionCopy:
         """This rank's slices of the version."""
-        del way, keep
+        del route, keep
         return HostVersionCopy(self.fetch(version), self._durable.manifest(version).meta)
 
     def fetch(self, version: str) -> RankSlices:

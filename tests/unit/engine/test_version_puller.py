@@ -65,7 +65,7 @@ def outcome(
     while time.monotonic() < deadline_s:
         meanwhile()
         select.select([puller], [], [], 0.05)
-        if said := puller.settle():
+        if said := puller.advance():
             assert len(said) == 1
             return said[0]
     raise AssertionError("the pull came to nothing")
@@ -87,7 +87,7 @@ def tokens(engine: Engine, number: int, version: str) -> list[int]:
 def test_steps_go_on_while_a_version_is_on_its_way(
     engine: Engine, store: GatedStore, puller: VersionPuller
 ) -> None:
-    assert puller.ask("v1") is None
+    assert puller.request("v1") is None
     assert len(tokens(engine, 1, "base")) == 40
     assert "v1" not in engine.versions.names()
     store.gate.set()
@@ -100,14 +100,14 @@ def test_steps_go_on_while_a_version_is_on_its_way(
 
 
 def test_a_version_that_is_held_is_ready_at_once(engine: Engine, puller: VersionPuller) -> None:
-    assert puller.ask("base") == messages.VersionReady("base")
+    assert puller.request("base") == messages.VersionReady("base")
 
 
 def test_a_pull_that_fails_leaves_what_was_there(
     engine: Engine, store: GatedStore, puller: VersionPuller
 ) -> None:
     store.gate.set()
-    puller.ask("v9")
+    puller.request("v9")
     failed = outcome(puller)
     assert isinstance(failed, messages.VersionFailed) and "v9" in failed.error
     assert engine.versions.names() == ("base",)
@@ -117,13 +117,13 @@ def test_without_room_the_pull_fails_and_room_serves_the_next(
     engine: Engine, store: GatedStore, puller: VersionPuller
 ) -> None:
     store.gate.set()
-    puller.ask("v1")
+    puller.request("v1")
     assert outcome(puller) == messages.VersionReady("v1")
-    puller.ask("v2")
+    puller.request("v2")
     failed = outcome(puller)
     assert isinstance(failed, messages.VersionFailed) and "max_full_versions" in failed.error
     engine.versions.drop("v1")
-    puller.ask("v2")
+    puller.request("v2")
     assert outcome(puller) == messages.VersionReady("v2")
 
 
@@ -134,16 +134,16 @@ def test_weights_of_another_shape_are_refused_and_their_place_is_given_back(
     tensors = net_tensors(tiny_engine.net(seed=7))
     store.publish("cut", {n: t[:1] for n, t in tensors.items()}, lora_meta(None))
     for _ in range(3):
-        puller.ask("cut")
+        puller.request("cut")
         assert isinstance(outcome(puller), messages.VersionFailed)
-    puller.ask("v1")
+    puller.request("v1")
     assert outcome(puller) == messages.VersionReady("v1")
 
 
 def test_a_version_dropped_on_its_way_is_ready_and_then_gone(
     engine: Engine, store: GatedStore, puller: VersionPuller
 ) -> None:
-    puller.ask("v1")
+    puller.request("v1")
     assert puller.drop_later("v1")
     assert not puller.drop_later("base")
     store.gate.set()
@@ -158,6 +158,6 @@ def test_adapters_travel_as_adapters(
     adapter = LoraAdapter.create(spec, tiny_engine.CONFIG)
     store.publish("a1", adapter.tensors, lora_meta(spec))
     store.gate.set()
-    puller.ask("a1")
+    puller.request("a1")
     assert outcome(puller) == messages.VersionReady("a1")
     assert len(tokens(engine, 1, "a1")) == 40

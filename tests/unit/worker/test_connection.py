@@ -56,7 +56,7 @@ def test_a_worker_returns_to_the_next_control_plane_and_answers_nothing_that_the
             returns.append("returned")
             connection.send(messages.encode(messages.VersionReady("held")))
 
-        connection.returned = returned
+        connection.on_adopted = returned
         for _ in range(2):
             while not (came := connection.receive(None)):
                 pass
@@ -102,7 +102,7 @@ def test_a_worker_leaves_when_its_grace_period_is_over_or_it_may_not_be_adopted(
             plane, orphaned = Plane(tmp_path), threading.Event()
             await plane.hub.start(plane)
             made = partial(Connection, plane.hub.address, HELLO, "s", grace_s=grace_s)
-            with await asyncio.to_thread(made, orphaned=orphaned.set) as connection:
+            with await asyncio.to_thread(made, on_orphaned=orphaned.set) as connection:
                 connection.may_outlive = lambda: not writes  # noqa: B023
                 await plane.joined.wait()
                 await plane.die()
@@ -117,7 +117,7 @@ def test_without_a_grace_period_whoever_receives_or_sends_next_hears_of_the_loss
     async def scenario() -> None:
         plane, orphaned = Plane(tmp_path), threading.Event()
         await plane.hub.start(plane)
-        made = partial(Connection, plane.hub.address, HELLO, "s", orphaned=orphaned.set)
+        made = partial(Connection, plane.hub.address, HELLO, "s", on_orphaned=orphaned.set)
         with await asyncio.to_thread(made) as connection:
             await plane.joined.wait()
             await plane.die()

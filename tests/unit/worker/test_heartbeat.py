@@ -37,7 +37,9 @@ def test_a_heartbeat_tells_the_resident_memory_beside_the_workers_own_gauges() -
         hub = WorkerHub(OneKey("s"), heartbeat_every_s=0.05)
         await hub.start(heard)
         hello = messages.Hello("w", "trainer")
-        worker = await asyncio.to_thread(Connection, hub.address, hello, "s", orphaned=lambda: None)
+        worker = await asyncio.to_thread(
+            Connection, hub.address, hello, "s", on_orphaned=lambda: None
+        )
         worker.report_gauges(lambda: {"running": 3.0})
         with worker:
             gauges = await asyncio.wait_for(heard.gauges, 60)

@@ -58,24 +58,24 @@ def test_only_visible_gpus_are_reported(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_gpus_that_no_driver_knows_can_be_named() -> None:
-    found = gpus(gpu_ids=("0", "5"), look=False)
+    found = gpus(gpu_ids=("0", "5"), probe=False)
     assert [(one.index, one.visible) for one in found] == [(0, "0"), (1, "5")]
     assert len({one.hardware for one in found}) == 2
 
 
 def test_nodes_of_one_machine_may_share_its_only_gpu() -> None:
-    assert [one.hardware for one in gpus(gpu_ids=("0",), look=False, share_gpu=True)] == [""]
-    assert all(one.hardware for one in gpus(gpu_ids=("0", "1"), look=False, share_gpu=True))
+    assert [one.hardware for one in gpus(gpu_ids=("0",), probe=False, share_gpu=True)] == [""]
+    assert all(one.hardware for one in gpus(gpu_ids=("0", "1"), probe=False, share_gpu=True))
 
 
 def test_a_cpu_machine_is_one_device_or_several_slices() -> None:
-    (whole,) = node_devices(NODE, look=False, gpu_ids=())
+    (whole,) = node_devices(NODE, probe=False, gpu_ids=())
     assert (whole.device, whole.cores) == ("a/cpu:0", ())
-    slices = node_devices(NODE, slices=4, look=False, gpu_ids=())
+    slices = node_devices(NODE, slices=4, probe=False, gpu_ids=())
     assert [one.device for one in slices] == [f"a/cpu:{number}" for number in range(4)]
     assert len({len(one.cores) for one in slices}) == 1
     with pytest.raises(ConfigError, match="--devices: 0 must be at least 1"):
-        node_devices(NODE, slices=0, look=False)
+        node_devices(NODE, slices=0, probe=False)
 
 
 def test_slices_are_equal_and_share_cores_only_where_there_are_too_few() -> None:

@@ -319,7 +319,7 @@ def test_a_worker_reads_what_it_was_told_to_use_and_no_other_nodes_checkpoint(
     with depot_of(root, {}, plan) as url:
         client = DepotClient(url, key, None)
         files = DepotFiles(client, tmp_path / "node")
-        with files.saved_state(MINE) as folder:
+        with files.open_state(MINE) as folder:
             assert (folder / "state").read_bytes() == MINE.encode()
         client.fetch(version_uri("v1"), None, tmp_path / "v1")
         for asked in (

@@ -4,7 +4,7 @@ import numpy as np
 
 from slackwater.model.sampling import Sampling
 from slackwater.wire.messages import Generate, HeldTurn
-from slackwater.worker.turn_history import OTHERS_EVERY_S, STREAMED_EVERY_S, TurnHistory
+from slackwater.worker.turn_history import MAX_DELAY_S, STREAM_DELAY_S, TurnHistory
 
 
 def order(
@@ -64,7 +64,7 @@ def test_of_many_turns_that_ended_the_last_are_kept() -> None:
 
 
 def columns_of(history: TurnHistory, now_s: float) -> dict[int, list[int]]:
-    columns = history.unsent(now_s)
+    columns = history.take_unsent(now_s)
     tokens = iter(list(columns.tokens))
     rows = zip(list(columns.requests), columns.counts, strict=True)
     return {request: [next(tokens) for _ in range(count)] for request, count in rows}
@@ -88,12 +88,12 @@ def test_tokens_wait_for_those_of_other_steps_but_a_streams_first_token_does_not
     history.begin(order(1, "quiet", []))
     assert columns_of(history, 10.0) == {}
     history.append([1], [6], [-0.5])
-    assert not history.is_due(10.0 + OTHERS_EVERY_S / 2)
-    assert history.is_due(10.0 + 1.01 * OTHERS_EVERY_S)
+    assert not history.is_due(10.0 + MAX_DELAY_S / 2)
+    assert history.is_due(10.0 + 1.01 * MAX_DELAY_S)
     history.begin(order(2, "streamed", [], stream=True))
     history.append([1, 2], [7, 8], [-0.5, -0.5])
     assert history.is_due(10.0)
     assert columns_of(history, 11.0) == {1: [6, 7], 2: [8]}
     history.append([1, 2], [7, 8], [-0.5, -0.5])
-    assert not history.is_due(11.0 + STREAMED_EVERY_S / 2)
-    assert history.is_due(11.0 + 1.01 * STREAMED_EVERY_S)
+    assert not history.is_due(11.0 + STREAM_DELAY_S / 2)
+    assert history.is_due(11.0 + 1.01 * STREAM_DELAY_S)

@@ -36,9 +36,9 @@ from slackwater.worker.files import node_files
 from slackwater.worker.process import dial, engine_parser, pin, run_worker, secret
 from slackwater.worker.weight_lane import weight_lane
 
-_STARTS_WITHIN_S = 600.0
+_START_WITHIN_S = 600.0
 _HEALTH_EVERY_S = 2.0
-_DIALECTS: dict[str, type[EngineServer]] = {"vllm": VllmServer, "sglang": SglangServer}
+_SERVER_TYPES: dict[str, type[EngineServer]] = {"vllm": VllmServer, "sglang": SglangServer}
 
 
 def free_port() -> int:
@@ -47,12 +47,12 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving(
+async def run_server(
     command: list[str], variables: Mapping[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a server inside the block."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
-    # Our own OMP_NUM_THREADS is meant for our engines; the server places its threads itself.
+    # OMP_NUM_THREADS is meant for our own engines; the server chooses its threads itself.
     environment.pop("OMP_NUM_THREADS", None)
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -73,19 +73,21 @@ async def serving(
             await process.wait()
 
 
-async def until_healthy(server: EngineServer, process: asyncio.subprocess.Process | None) -> None:
+async def wait_until_healthy(
+    server: EngineServer, process: asyncio.subprocess.Process | None
+) -> None:
     """Wait for the server to answer; raise if it ends or takes too long."""
     try:
-        async with asyncio.timeout(_STARTS_WITHIN_S):
-            while not await server.healthy():
+        async with asyncio.timeout(_START_WITHIN_S):
+            while not await server.is_healthy():
                 if process is not None and process.returncode is not None:
                     raise UnavailableError(
                         f"the {server.title} server ended with {process.returncode}"
                     )
                 await asyncio.sleep(0.5)
     except TimeoutError:
-        said = f"the {server.title} server did not answer in {_STARTS_WITHIN_S:g} s"
-        raise UnavailableError(said) from None
+        reason = f"the {server.title} server did not answer in {_START_WITHIN_S:g} s"
+        raise UnavailableError(reason) from None
 
 
 class ConnectionReader:
@@ -105,12 +107,12 @@ class ConnectionReader:
         except (DisconnectedError, OSError, ValueError) as error:
             self._put(DisconnectedError(str(error)))
 
-    def _put(self, came: messages.ToWorker | DisconnectedError) -> None:
+    def _put(self, received: messages.ToWorker | DisconnectedError) -> None:
         with contextlib.suppress(RuntimeError):  # the loop may have ended before this thread
-            self._loop.call_soon_threadsafe(self.queue.put_nowait, came)
+            self._loop.call_soon_threadsafe(self.queue.put_nowait, received)
 
 
-async def adapt(options: argparse.Namespace) -> None:
+async def run_adapter(options: argparse.Namespace) -> None:
     """Run until stopped, or until either side is lost."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     connector = aiohttp.TCPConnector(limit=0)
@@ -122,36 +124,36 @@ async def adapt(options: argparse.Namespace) -> None:
         files = node_files(options.files, secret(), pin())
         model = files.model(options.model)
         lane = weight_lane(files.weights(), options)
-        own = options.program is not None
+        starts_server = options.program is not None
         versions = VersionDirectories(
-            lane, model, options.base_version, Path(folder), in_memory=own
+            lane, model, options.base_version, Path(folder), in_memory=starts_server
         )
         base = versions.directory(options.base_version)
-        dialect = _DIALECTS[options.engine]
+        server_type = _SERVER_TYPES[options.engine]
         process, url = None, options.url
         if options.program is not None:
             port = free_port()
             url = f"http://127.0.0.1:{port}"
-            command = dialect.command(options.program, base, port, Path(folder), options)
-            process = await stack.enter_async_context(serving(*command))
-        server = dialect(session, url)
-        await until_healthy(server, process)
-        await server.learn()
+            command = server_type.command(options.program, base, port, Path(folder), options)
+            process = await stack.enter_async_context(run_server(*command))
+        server = server_type(session, url)
+        await wait_until_healthy(server, process)
+        await server.read_capabilities()
         if options.url is not None:
             if not server.reloads_tied_head:
                 require_own_head(Path(server.root), model)
-            # A server that ran before may hold any weights: begin from what we say that we hold.
+            # A running server may have any weights: load those that `Hello` reports.
             await server.load_weights(base, options.base_version)
         hello = messages.Hello(options.worker, "engine", await _facts(server, options))
         connection = stack.enter_context(dial(options.connect, hello))
-        neutral = None
-        if isinstance(server, VllmServer) and options.device == "cpu" and server.takes_adapters:
+        neutral_adapter = None
+        if isinstance(server, VllmServer) and options.device == "cpu" and server.supports_adapters:
             # Hazard: on a CPU, vLLM 0.32 samples rows without an adapter from the one in its last
             # slot (index -1), without an error. With an adapter of zeros they have a slot.
-            neutral = f"{connection.name}-none"
-            await server.load_adapter(neutral, versions.neutral_adapter())
+            neutral_adapter = f"{connection.name}-none"
+            await server.load_adapter(neutral_adapter, versions.write_neutral_adapter())
         instance = ServerInstance(
-            connection, server, versions, options.base_version, neutral=neutral
+            connection, server, versions, options.base_version, neutral_adapter=neutral_adapter
         )
         connection.report_gauges(instance.gauges)
         await _serve(instance, ConnectionReader(connection), server)
@@ -164,25 +166,25 @@ async def _facts(server: EngineServer, options: argparse.Namespace) -> messages.
         max_context_tokens=server.max_context_tokens,
         kv_tokens=await server.cache_tokens() or server.max_context_tokens,
         max_versions=2,
-        max_adapters=MAX_ADAPTERS if server.takes_adapters else 0,
+        max_adapters=MAX_ADAPTERS if server.supports_adapters else 0,
         kind=options.kind,
         exact_continuation=False,
         node=options.node,
-        sleeps=server.sleeps and options.kind == "local",
+        sleeps=server.supports_sleep and options.kind == "local",
     )
 
 
 async def _serve(instance: ServerInstance, inbox: ConnectionReader, server: EngineServer) -> None:
-    """Pass messages on until the control plane or the server is lost."""
+    """Forward messages until the control plane or the server is lost."""
     watch = asyncio.create_task(_watch(server, instance, inbox))
     try:
         while True:
-            came = await inbox.queue.get()
-            if isinstance(came, DisconnectedError):
-                raise came
-            if isinstance(came, messages.Stop):
+            received = await inbox.queue.get()
+            if isinstance(received, DisconnectedError):
+                raise received
+            if isinstance(received, messages.Stop):
                 return
-            instance.apply(came)
+            instance.handle_message(received)
     finally:
         watch.cancel()
 
@@ -190,15 +192,15 @@ async def _serve(instance: ServerInstance, inbox: ConnectionReader, server: Engi
 async def _watch(server: EngineServer, instance: ServerInstance, inbox: ConnectionReader) -> None:
     while True:
         await asyncio.sleep(_HEALTH_EVERY_S)
-        if instance.broken or not await server.healthy():
+        if instance.broken or not await server.is_healthy():
             break
-    why = instance.broken or "has gone"
-    inbox.queue.put_nowait(DisconnectedError(f"the {server.title} server {why}"))
+    reason = instance.broken or "does not answer"
+    inbox.queue.put_nowait(DisconnectedError(f"the {server.title} server {reason}"))
 
 
 def adapter_parser() -> argparse.ArgumentParser:
     parser = engine_parser("A vLLM or SGLang server as an instance.")
-    parser.add_argument("--engine", required=True, choices=list(_DIALECTS))
+    parser.add_argument("--engine", required=True, choices=list(_SERVER_TYPES))
     parser.add_argument("--url", help="a server that runs already")
     parser.add_argument("--program", help="to start a server: `vllm`, or a Python with SGLang")
     parser.add_argument("--server-options", default="", help="more options of that server")
@@ -210,9 +212,9 @@ def adapter_parser() -> argparse.ArgumentParser:
 def main() -> None:
     options = adapter_parser().parse_args()
     if (options.url is None) == (options.program is None):
-        given = (options.url, options.program)
-        raise ConfigError.of("--url, --program", given, "give exactly one")
-    asyncio.run(adapt(options))
+        values = (options.url, options.program)
+        raise ConfigError.of("--url, --program", values, "give exactly one")
+    asyncio.run(run_adapter(options))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Turns on an engine server, which holds one set of weights and several adapters.
+"""Turns on an engine server, which has one set of weights and several adapters.
 
-Turns of the base and of adapters run side by side, each adapter under the name of its version, so
+Turns of the base and of adapters run concurrently, each adapter under the name of its version, so
 that no turn ever sees another version's weights. Turns of whole versions run version by version.
 
-While the server sleeps, and until it is awake again, turns and changes of adapters wait: either
-would end it. A server that does not sleep or wake in time is given up, and frees its devices so.
+While the server sleeps, and until it is awake again, turns and adapter changes wait: either would
+crash it. A server that does not sleep or wake in time is ended, which frees its devices.
 
 A moved turn continues by prefilling prompt and tokens with a new seed, since the server cannot
 resume at a position of a random stream.
@@ -30,11 +30,11 @@ from slackwater.worker.engine_server.versions import VersionDirectories
 logger = logging.getLogger(__name__)
 
 
-_ORDER_S = 50.0  # to sleep or wake; less than the step tracker waits
+_POWER_CHANGE_WITHIN_S = 50.0  # to sleep or wake; less than the step tracker waits
 
 
 class Outbox:
-    """Flushes `every_s` after the first token that waits."""
+    """Collects tokens and sends them `every_s` after the first one."""
 
     def __init__(self, send: Callable[..., None], every_s: float = 0.002) -> None:
         self._send = send
@@ -44,7 +44,7 @@ class Outbox:
         self._logprobs: list[float] = []
         self._top: list[list[tuple[int, float]]] = []
         self._finished: list[TurnFinished] = []
-        self._due = False
+        self._is_flush_scheduled = False
 
     def add(self, request: int, sampled: ServerTokens) -> None:
         self._requests += [request] * len(sampled.tokens)
@@ -56,18 +56,18 @@ class Outbox:
     def end(
         self, request: int, reason: Literal["stop", "length"], total_tokens: int, version: str
     ) -> None:
-        """A request is whole; its ending goes with its last tokens."""
+        """Send a request's ending with its last tokens."""
         self._finished.append(TurnFinished(request, reason, total_tokens, version))
         self._wake()
 
     def _wake(self) -> None:
-        if not self._due:
-            self._due = True
+        if not self._is_flush_scheduled:
+            self._is_flush_scheduled = True
             asyncio.get_running_loop().call_later(self._every_s, self.flush)
 
     def flush(self) -> None:
         """One write: alternatives, then tokens and endings."""
-        self._due = False
+        self._is_flush_scheduled = False
         frames: list[bytes] = []
         if any(self._top):
             frames.append(messages.encode(messages.SampledTopK(self._top)))
@@ -83,40 +83,38 @@ class Outbox:
 
 
 class ServerInstance:
-    """Runs on one event loop; `apply` takes what the control plane says."""
+    """Runs on one event loop; `handle_message` takes what the control plane says."""
 
     def __init__(
         self,
         connection: Connection,
         server: EngineServer,
         versions: VersionDirectories,
-        loaded: str,
+        base_version: str,
         *,
-        neutral: str | None = None,
+        neutral_adapter: str | None = None,
     ) -> None:
-        """`neutral` is the adapter that turns of whole versions use, if they must use one."""
+        """Turns of whole versions use `neutral_adapter`, if the server needs an adapter."""
         self._connection = connection
         self._server = server
         self._versions = versions
-        self._base = loaded
-        self._loaded: str | None = loaded
-        self._adapters: dict[str, str] = {}  # versions that the server has -> their names there
-        self._neutral = neutral
+        self._base_version = base_version
+        self._loaded_version: str | None = base_version
+        self._adapters: dict[str, str] = {}  # names on the server by version
+        self._neutral_adapter = neutral_adapter
         self._outbox = Outbox(connection.send)
         self._waiting: deque[messages.Generate] = deque()
         self._running: dict[int, asyncio.Task[None]] = {}
         self._contexts: dict[int, int] = {}
         self._switching: asyncio.Task[None] | None = None
-        self._loading: str | None = None
+        self._loading_version: str | None = None
         self._awake = asyncio.Event()
         self._awake.set()
-        self._changing = (
-            asyncio.Lock()
-        )  # orders to sleep and wake, and changes of adapters, in order
-        self._orders = 0
+        self._server_lock = asyncio.Lock()  # orders sleep, wake and adapter changes
+        self._power_changes = 0
         self.broken = ""
-        self._unwanted: set[str] = set()  # to drop when the server reads or holds them no more
-        self._pulls: set[asyncio.Task[None]] = set()
+        self._to_drop: set[str] = set()  # once the server no longer reads or serves them
+        self._tasks: set[asyncio.Task[None]] = set()
         self._produced_tokens = 0
         self._prefilled_tokens = 0
 
@@ -130,64 +128,64 @@ class ServerInstance:
             "kv_used_tokens": float(sum(list(self._contexts.values()))),
         }
 
-    def apply(self, message: messages.ToWorker) -> None:
+    def handle_message(self, message: messages.ToWorker) -> None:
         match message:
             case messages.Generate():
                 self._waiting.append(message)
-                self._pump()
+                self._start_waiting()
             case messages.Abort(request):
                 self._abort(request)
             case messages.PullVersion():
-                self._begin(self._pull(message))
+                self._spawn(self._pull(message))
             case messages.DropVersion(version):
-                self._begin(self._drop(version))
+                self._spawn(self._drop(version))
             case messages.Rest(number):
                 self._awake.clear()
                 self._waiting.clear()
                 for task in self._running.values():
                     task.cancel()
-                self._order(self._rest(number))
+                self._queue_power_change(self._sleep(number))
             case messages.Wake():
-                self._order(self._wake(self._orders + 1))
+                self._queue_power_change(self._wake(self._power_changes + 1))
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
 
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._pulls.add(task)
-        task.add_done_callback(self._pulls.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _order(self, work: Coroutine[None, None, None]) -> None:
-        self._orders += 1
-        self._begin(self._execute_order(work))
+    def _queue_power_change(self, work: Coroutine[None, None, None]) -> None:
+        self._power_changes += 1
+        self._spawn(self._change_power(work))
 
-    async def _execute_order(self, work: Coroutine[None, None, None]) -> None:
+    async def _change_power(self, work: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.timeout(_ORDER_S), self._changing:
+            async with asyncio.timeout(_POWER_CHANGE_WITHIN_S), self._server_lock:
                 await work
         except (SlackwaterError, TimeoutError) as error:
-            logger.warning("server neither sleeps nor works error=%r", error)
+            logger.warning("server does not sleep or wake error=%r", error)
             self.broken = "did not sleep or wake"
 
-    async def _rest(self, number: int) -> None:
+    async def _sleep(self, number: int) -> None:
         if self._switching is not None:
             await asyncio.wait({self._switching})
         if self._running:
             await asyncio.wait(self._running.values())
-        await self._server.rest()
+        await self._server.sleep()
         self._connection.send(messages.encode(messages.Rested(number)))
 
     async def _wake(self, order: int) -> None:
         await self._server.wake()
-        if order == self._orders:  # else it is to sleep again
+        if order == self._power_changes:  # otherwise it has been told to sleep again
             self._awake.set()
-            self._pump()
+            self._start_waiting()
 
     @contextlib.asynccontextmanager
-    async def _kept_awake(self) -> AsyncIterator[None]:
+    async def _keep_awake(self) -> AsyncIterator[None]:
         while True:
             await self._awake.wait()
-            async with self._changing:
+            async with self._server_lock:
                 if self._awake.is_set():
                     yield
                     return
@@ -202,10 +200,10 @@ class ServerInstance:
             task.cancel()
 
     async def _pull(self, message: messages.PullVersion) -> None:
-        version, way = message.version, [Payload(*each) for each in message.way]
-        self._unwanted.discard(version)
+        version, route = message.version, [Payload(*each) for each in message.way]
+        self._to_drop.discard(version)
         try:
-            kept = await asyncio.to_thread(self._versions.pull, version, way, keep=message.keep)
+            kept = await asyncio.to_thread(self._versions.pull, version, route, keep=message.keep)
             await self._load_adapter(version)
         except (SlackwaterError, OSError) as error:
             self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
@@ -213,16 +211,16 @@ class ServerInstance:
         self._connection.send(messages.encode(messages.VersionReady(version, kept)))
 
     async def _load_adapter(self, version: str) -> None:
-        """Let the server serve a version that is an adapter; merged if it cannot."""
+        """Load a version that is an adapter into the server; merge it if the server cannot."""
         directory = self._versions.adapter(version)
         if directory is None or version in self._adapters:
             return
         try:
-            if not self._server.takes_adapters:
+            if not self._server.supports_adapters:
                 raise RefusedError("it was started without runtime LoRA")
             # A server may outlive its adapter process: names must not repeat.
             name = f"{self._connection.name}-{version}"
-            async with self._kept_awake():
+            async with self._keep_awake():
                 await self._server.load_adapter(name, directory)
             self._adapters[version] = name
         except SlackwaterError as error:
@@ -230,25 +228,25 @@ class ServerInstance:
             await asyncio.to_thread(self._versions.merge, version)
 
     async def _drop(self, version: str) -> None:
-        if version in (self._loaded, self._loading):
-            self._unwanted.add(version)
+        if version in (self._loaded_version, self._loading_version):
+            self._to_drop.add(version)
             return
         name = self._adapters.pop(version, None)
         self._versions.drop(version)
         if name is not None:
-            with contextlib.suppress(SlackwaterError):  # it goes with the server
-                async with self._kept_awake():
+            with contextlib.suppress(SlackwaterError):  # it ends with the server
+                async with self._keep_awake():
                     await self._server.unload_adapter(name)
 
-    def _weights_of(self, version: str) -> str:
+    def _weights_for(self, version: str) -> str:
         """The whole version that must be loaded to sample from this one."""
-        return self._base if version in self._adapters else version
+        return self._base_version if version in self._adapters else version
 
-    def _pump(self) -> None:
-        """Start what may start: in order, and never two sets of whole weights at once."""
+    def _start_waiting(self) -> None:
+        """Start waiting turns in order, never with two sets of whole weights at once."""
         while self._waiting and self._switching is None and self._awake.is_set():
-            weights = self._weights_of(self._waiting[0].version)
-            if weights == self._loaded:
+            weights = self._weights_for(self._waiting[0].version)
+            if weights == self._loaded_version:
                 self._start(self._waiting.popleft())
             elif not self._running:
                 loop = asyncio.get_running_loop()
@@ -262,90 +260,95 @@ class ServerInstance:
         self._contexts[request] = (len(message.prompt) + len(message.generated)) // 4
 
     async def _switch(self, version: str) -> None:
-        """Load another version; turns of one that cannot be loaded are given back."""
-        self._loaded, self._loading = None, version  # a load that fails may leave anything
+        """Load another version; if that fails, refuse its turns."""
+        # Until the load has succeeded, the server may have any weights.
+        self._loaded_version, self._loading_version = None, version
         try:
             await self._server.load_weights(self._versions.directory(version), version)
-            self._loaded = version
+            self._loaded_version = version
         except SlackwaterError as error:
             logger.warning("version not loaded version=%s error=%s", version, error)
-            given_back = [m for m in self._waiting if self._weights_of(m.version) == version]
-            for message in given_back:
+            refused = [m for m in self._waiting if self._weights_for(m.version) == version]
+            for message in refused:
                 self._waiting.remove(message)
                 self._refuse(message.request, error)
         finally:
-            self._switching = self._loading = None
-        unwanted, self._unwanted = self._unwanted, set()
-        for each in unwanted:
-            self._begin(self._drop(each))  # which may wait for the server to wake
-        self._pump()
+            self._switching = self._loading_version = None
+        to_drop, self._to_drop = self._to_drop, set()
+        for each in to_drop:
+            self._spawn(self._drop(each))  # it may wait for the server to wake
+        self._start_waiting()
 
     async def _run(self, message: messages.Generate) -> None:
         request = message.request
         try:
             await self._generate(message)
         except asyncio.CancelledError:
-            await self._server.abort(_name(self._connection, request))
+            await self._server.abort(_request_name(self._connection, request))
         except SlackwaterError as error:
             self._refuse(request, error)
         except (LookupError, TypeError, ValueError) as error:
-            said = UnavailableError(f"{self._server.title}: its answer cannot be read: {error!r}")
-            self._refuse(request, said)
+            failure = UnavailableError(
+                f"{self._server.title}: its answer cannot be read: {error!r}"
+            )
+            self._refuse(request, failure)
         finally:
             del self._running[request], self._contexts[request]
-            self._pump()
+            self._start_waiting()
 
     async def _generate(self, message: messages.Generate) -> None:
         request, sampling = message.request, message.sampling
         prompt = np.frombuffer(message.prompt, "<u4").tolist()
-        before = np.frombuffer(message.generated, "<u4").tolist()
+        generated = np.frombuffer(message.generated, "<u4").tolist()
         if sampling.target_prompt_tokens or sampling.prompt_alternatives:
             extras = "target_prompt_tokens and prompt_alternatives"
-            raise RefusedError(f"{extras} cannot be had of {self._server.title}")
-        adapter = self._adapter_of(message.version)
+            raise RefusedError(f"{extras} are not supported by {self._server.title}")
+        adapter = self._adapter_for(message.version)
         if message.score_prompt:
             logprobs, top = await self._server.score(
                 prompt, sampling.topk_prompt_logprobs, adapter=adapter
             )
             self._connection.send(messages.encode(messages.PromptScores(request, logprobs, top)))
-        made = len(before)
-        self._prefilled_tokens += len(prompt) + made
-        name = _name(self._connection, request)
-        stream = self._server.stream(name, prompt + before, sampling, made, adapter=adapter)
+        total_tokens = len(generated)
+        self._prefilled_tokens += len(prompt) + total_tokens
+        name = _request_name(self._connection, request)
+        stream = self._server.stream(
+            name, prompt + generated, sampling, total_tokens, adapter=adapter
+        )
         async for sampled in stream:
-            made += len(sampled.tokens)
+            total_tokens += len(sampled.tokens)
             self._produced_tokens += len(sampled.tokens)
-            self._contexts[request] = len(prompt) + made
+            self._contexts[request] = len(prompt) + total_tokens
             self._outbox.add(request, sampled)
             if sampled.finish_reason is not None:
-                self._finish(message, sampled.finish_reason, made)
+                self._finish(message, sampled.finish_reason, total_tokens)
                 return
         raise ConfigError(f"{self._server.title} ended the stream without a reason")
 
-    def _adapter_of(self, version: str) -> str | None:
-        """The adapter to sample with; a version that was dropped meanwhile must not be the base."""
+    def _adapter_for(self, version: str) -> str | None:
+        """The adapter to sample with; a dropped version must not be sampled from the base."""
         if version in self._adapters:
             return self._adapters[version]
-        if version != self._loaded:
+        if version != self._loaded_version:
             raise RefusedError(f"version: {version!r} is not loaded any more")
-        return self._neutral
+        return self._neutral_adapter
 
-    def _finish(self, message: messages.Generate, reason: str, made: int) -> None:
+    def _finish(self, message: messages.Generate, reason: str, total_tokens: int) -> None:
         if reason not in ("stop", "length"):
-            said = f"{self._server.title} ended it: {reason}"
-            refused = messages.GenerateRefused(message.request, said, False)
-            self._connection.send(messages.encode(refused))
+            failure = f"{self._server.title} ended it: {reason}"
+            refusal = messages.GenerateRefused(message.request, failure, False)
+            self._connection.send(messages.encode(refusal))
             return
         known: Literal["stop", "length"] = "stop" if reason == "stop" else "length"
-        self._outbox.end(message.request, known, made, message.version)
+        self._outbox.end(message.request, known, total_tokens, message.version)
 
     def _refuse(self, request: int, error: SlackwaterError) -> None:
-        at_fault = isinstance(error, ConfigError)
+        user_error = isinstance(error, ConfigError)
         self._outbox.flush()
-        refused = messages.GenerateRefused(request, str(error), at_fault)
-        self._connection.send(messages.encode(refused))
+        refusal = messages.GenerateRefused(request, str(error), user_error)
+        self._connection.send(messages.encode(refusal))
 
 
-def _name(connection: Connection, request: int) -> str:
-    """The server may serve several control planes one after the other: names must not repeat."""
+def _request_name(connection: Connection, request: int) -> str:
+    """A unique name: the server may serve several control planes one after the other."""
     return f"{connection.name}-{request}"

@@ -1,6 +1,6 @@
 """A safetensors file in this process's memory, which a server on this machine opens by its path.
 
-It goes with the processes that have it open, however they end.
+It disappears with the processes that have it open, however they end.
 """
 
 import json
@@ -16,19 +16,20 @@ from torch import Tensor
 from slackwater.tensors.checked_file import FOR_TRANSFORMERS, file_entries
 from slackwater.weights.relay.memory import SharedMap, shared
 
-_SHARE = 4  # of the machine's memory, for `_FILES` of them
+# `_FILES` memory files may take this part of the machine's memory.
+_MEMORY_DIVISOR = 4
 _FILES = 3
 
 
 def fits_in_memory(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether this machine has the paths, and the memory for some such files."""
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = _FILES * sum(tensor.nbytes for tensor in tensors.values())
-    return Path("/proc/self/fd").is_dir() and wanted <= machine // _SHARE
+    """Whether this machine has /proc paths and memory for `_FILES` such files."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed_bytes = _FILES * sum(tensor.nbytes for tensor in tensors.values())
+    return Path("/proc/self/fd").is_dir() and needed_bytes <= total_bytes // _MEMORY_DIVISOR
 
 
 class MemoryFile:
-    """Holds tensors of one layout; others of that layout can be written over them."""
+    """Tensors of one layout, which others of the same layout can overwrite."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._entries, size = file_entries(tensors)
@@ -38,17 +39,17 @@ class MemoryFile:
         self._begin = len(header)
         self._memory = shared(self._begin + size)
         self._memory[: self._begin] = header
-        held = self._memory.obj
-        assert isinstance(held, SharedMap)
-        self.path = Path(f"/proc/{os.getpid()}/fd/{held.descriptor}")
+        shared_map = self._memory.obj
+        assert isinstance(shared_map, SharedMap)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{shared_map.descriptor}")
 
-    def takes(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether these have the file's layout."""
+    def has_layout(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether these tensors have the file's layout."""
         return file_entries(tensors)[0] == self._entries
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors that it takes."""
+        """Copy tensors of the same layout into the file."""
         for name, tensor in tensors.items():
-            start, stop = (self._begin + at for at in self._entries[name]["data_offsets"])
-            place = np.frombuffer(self._memory[start:stop], np.uint8)
-            np.copyto(place, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+            start, stop = (self._begin + offset for offset in self._entries[name]["data_offsets"])
+            target = np.frombuffer(self._memory[start:stop], np.uint8)
+            np.copyto(target, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

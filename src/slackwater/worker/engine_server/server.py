@@ -1,6 +1,6 @@
-"""What an instance needs of an engine server: stream, score, abort, load weights, sleep.
+"""The interface of an engine server: stream, score, abort, load weights, sleep.
 
-`vllm.py` and `sglang.py` are the two dialects.
+`vllm.py` and `sglang.py` implement it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.sampling import Sampling
 
 MAX_ADAPTERS = 4  # in one batch
-MAX_LORA_RANK = 32  # of a server of our own; adapters above it are merged
+MAX_LORA_RANK = 32  # of a server that we started; adapters above it are merged
 PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
 
 
@@ -43,21 +43,22 @@ class EngineServer(ABC):
         self._url = url.rstrip("/")
         self.root = ""
         self.max_context_tokens = 0
-        self.takes_adapters = False
-        self.sleeps = False
+        self.supports_adapters = False
+        self.supports_sleep = False
 
     @staticmethod
     @abstractmethod
     def command(
         program: str, model: Path, port: int, folder: Path, options: argparse.Namespace
     ) -> tuple[list[str], Mapping[str, str]]:
-        """The command and the variables that start a server on 127.0.0.1; log-probs are of the
-        sampled distribution. What the server needs to find may be put in the folder.
+        """The command and variables that start a server on 127.0.0.1.
+
+        Log-probs are of the sampled distribution. `folder` may get files for the server.
         """
 
     @abstractmethod
-    async def learn(self) -> None:
-        """The place and the context of the model it serves, and what can change while it runs."""
+    async def read_capabilities(self) -> None:
+        """Read the served model's directory and context length, and what the server supports."""
 
     @abstractmethod
     async def cache_tokens(self) -> int | None:
@@ -73,9 +74,7 @@ class EngineServer(ABC):
         *,
         adapter: str | None = None,
     ) -> AsyncIterator[ServerTokens]:
-        """Continue `tokens` with an adapter, if one is named; the last `sampled_before` count
-        against the sampling limit.
-        """
+        """Continue `tokens`; the last `sampled_before` of them count against the sampling limit."""
 
     @abstractmethod
     async def score(
@@ -89,7 +88,7 @@ class EngineServer(ABC):
 
     @abstractmethod
     async def load_adapter(self, name: str, directory: Path) -> None:
-        """Serve the adapter of a directory under a name of its own, beside whatever runs."""
+        """Serve an adapter from a directory under a new name; running turns continue."""
 
     @abstractmethod
     async def unload_adapter(self, name: str) -> None:
@@ -97,17 +96,17 @@ class EngineServer(ABC):
 
     @abstractmethod
     async def load_weights(self, directory: Path, version: str) -> None:
-        """Take the weights of a directory, in place; none of our turns is running."""
+        """Replace the weights in place from a directory; none of our turns is running."""
 
     @abstractmethod
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Free the devices and keep the weights on the host; none of our turns is running."""
 
     @abstractmethod
     async def wake(self) -> None:
-        """Take the devices again, with the weights and adapters that it had."""
+        """Return to the devices with the previous weights and adapters."""
 
-    async def healthy(self) -> bool:
+    async def is_healthy(self) -> bool:
         try:
             timeout = aiohttp.ClientTimeout(total=5)
             async with self._session.get(f"{self._url}/health", timeout=timeout) as response:
@@ -115,18 +114,20 @@ class EngineServer(ABC):
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    def _room(self, tokens: list[int], sampling: Sampling, sampled_before: int) -> int:
+    def _tokens_to_sample(self, tokens: list[int], sampling: Sampling, sampled_before: int) -> int:
         """How many tokens to sample."""
-        room = self.max_context_tokens - len(tokens)
-        if room <= 0:
+        max_tokens = self.max_context_tokens - len(tokens)
+        if max_tokens <= 0:
             raise ConfigError.of(
                 "prompt", len(tokens), f"tokens fill a context of {self.max_context_tokens}"
             )
-        return min(sampling.max_tokens - sampled_before, room)
+        return min(sampling.max_tokens - sampled_before, max_tokens)
 
     def _check_shape(self, sampling: Sampling, sampled_before: int) -> None:
-        """Refuse what the server would get wrong: it takes generated tokens for the prompt's, so
-        what looks back at them cannot be continued.
+        """Refuse what the server would sample wrongly.
+
+        It treats earlier generated tokens as prompt, so options that look back at generated tokens
+        cannot be continued.
         """
         if sampled_before and sampling.looks_back:
             raise RefusedError(
@@ -148,7 +149,7 @@ class EngineServer(ABC):
         except aiohttp.ClientError as error:
             raise UnavailableError(f"the {self.title} server failed: {error}") from None
 
-    async def _ask(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+    async def _request(self, path: str, body: dict[str, Any] | None = None) -> bytes:
         """GET, or POST a body."""
         method = "GET" if body is None else "POST"
         try:
@@ -158,8 +159,8 @@ class EngineServer(ABC):
         except aiohttp.ClientError as error:
             raise UnavailableError(f"the {self.title} server failed: {error}") from None
 
-    async def _routes(self) -> set[str]:
-        return set(msgspec.json.decode(await self._ask("/openapi.json"))["paths"])
+    async def _list_routes(self) -> set[str]:
+        return set(msgspec.json.decode(await self._request("/openapi.json"))["paths"])
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status < 400:

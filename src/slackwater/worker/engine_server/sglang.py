@@ -1,6 +1,6 @@
 """SGLang's native HTTP API (0.5.23).
 
-Every part of a stream carries the server's `weight_version`, which must be the one that we loaded.
+Every part of a stream has the server's `weight_version`, which must be the loaded one.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from slackwater.worker.engine_server.server import (
 )
 
 _SEED_MASK = (1 << 63) - 1
-_ALL = 1 << 30  # a top_k that limits nothing
+_NO_TOP_K = 1 << 30  # a top_k without effect
 
 # Log-prob, token and text of a token, as the server lists them.
 Scored = tuple[float | None, int, str | None]
@@ -55,24 +55,26 @@ class SglangServer(EngineServer):
             command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]
         return [*command, *shlex.split(options.server_options)], {}
 
-    async def learn(self) -> None:
-        info = msgspec.json.decode(await self._ask("/model_info"))
+    async def read_capabilities(self) -> None:
+        info = msgspec.json.decode(await self._request("/model_info"))
         self.root, self._version = str(info["model_path"]), info["weight_version"]
-        server = await self._server()
-        self.takes_adapters = bool(server["enable_lora"])
-        self.sleeps = bool(server.get("enable_memory_saver"))
-        self.sleeps &= bool(server.get("enable_weights_cpu_backup"))  # else it forgets them
+        server = await self._server_info()
+        self.supports_adapters = bool(server["enable_lora"])
+        self.supports_sleep = bool(server.get("enable_memory_saver"))
+        self.supports_sleep &= bool(
+            server.get("enable_weights_cpu_backup")
+        )  # otherwise it drops them
         self._incremental = bool(server.get("incremental_streaming_output"))
-        models = msgspec.json.decode(await self._ask("/v1/models"))
+        models = msgspec.json.decode(await self._request("/v1/models"))
         self.max_context_tokens = int(models["data"][0]["max_model_len"])
-        self._phased = "/begin_weight_update" in await self._routes()
+        self._phased = "/begin_weight_update" in await self._list_routes()
 
-    async def _server(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.json.decode(await self._ask("/server_info"))
-        return found
+    async def _server_info(self) -> dict[str, Any]:
+        info: dict[str, Any] = msgspec.json.decode(await self._request("/server_info"))
+        return info
 
     async def cache_tokens(self) -> int | None:
-        return (await self._server()).get("max_total_num_tokens")
+        return (await self._server_info()).get("max_total_num_tokens")
 
     async def stream(
         self,
@@ -84,41 +86,43 @@ class SglangServer(EngineServer):
         adapter: str | None = None,
     ) -> AsyncIterator[ServerTokens]:
         self._check_shape(sampling, sampled_before)
-        room = self._room(tokens, sampling, sampled_before)
+        max_tokens = self._tokens_to_sample(tokens, sampling, sampled_before)
         topk = sampling.topk_logprobs
         body = {
-            "rid": _rid(name),
+            "rid": _request_name(name),
             "input_ids": tokens,
-            "sampling_params": _params(sampling, room),
+            "sampling_params": _params(sampling, max_tokens),
             "return_logprob": True,
             "top_logprobs_num": topk,
             "stream": True,
         }
         if adapter is not None:
             body["lora_path"] = adapter
-        seen = 0
-        async for answer in self._events("/generate", body):
-            part = self._sampled(answer, seen, topk)
-            seen += 0 if self._incremental else len(part.tokens)
+        received = 0
+        async for response in self._events("/generate", body):
+            part = self._parse_part(response, received, topk)
+            received += 0 if self._incremental else len(part.tokens)
             yield part
 
-    def _sampled(self, answer: dict[str, Any], seen: int, topk: int) -> ServerTokens:
-        """The tokens of one answer after the first `seen`."""
-        if "meta_info" not in answer:
-            raise UnavailableError(f"SGLang broke off: {str(answer)[:500]}")
-        meta, tokens = answer["meta_info"], answer["output_ids"][seen:]
+    def _parse_part(self, response: dict[str, Any], received: int, topk: int) -> ServerTokens:
+        """The tokens of one answer after the first `received`."""
+        if "meta_info" not in response:
+            raise UnavailableError(f"SGLang broke off: {str(response)[:500]}")
+        meta, tokens = response["meta_info"], response["output_ids"][received:]
         if (version := meta["weight_version"]) != self._version:
             raise UnavailableError(
                 f"SGLang sampled from weight version {version!r}, not {self._version!r}"
             )
-        scored: list[Scored] = meta["output_token_logprobs"][seen:]
-        if [token for _, token, *_ in scored] != tokens:
-            raise UnavailableError(f"SGLang sent {len(tokens)} tokens, {len(scored)} log-probs")
-        logprobs = [float(logprob or 0.0) for logprob, *_ in scored]
+        scored_tokens: list[Scored] = meta["output_token_logprobs"][received:]
+        if [token for _, token, *_ in scored_tokens] != tokens:
+            raise UnavailableError(
+                f"SGLang sent {len(tokens)} tokens, {len(scored_tokens)} log-probs"
+            )
+        logprobs = [float(logprob or 0.0) for logprob, *_ in scored_tokens]
         top: list[list[tuple[int, float]]] = [[] for _ in tokens]
         if topk:
-            top = [_top(row, topk) for row in meta["output_top_logprobs"][seen:]]
-        return ServerTokens(tokens, logprobs, top, _reason(meta["finish_reason"]))
+            top = [_top(row, topk) for row in meta["output_top_logprobs"][received:]]
+        return ServerTokens(tokens, logprobs, top, _finish_reason(meta["finish_reason"]))
 
     async def score(
         self, tokens: list[int], topk: int, *, adapter: str | None = None
@@ -132,71 +136,75 @@ class SglangServer(EngineServer):
         }
         if adapter is not None:
             body["lora_path"] = adapter
-        meta = msgspec.json.decode(await self._ask("/generate", body))["meta_info"]
-        scored: list[Scored] = meta["input_token_logprobs"]
-        if [token for _, token, *_ in scored] != tokens:
-            raise UnavailableError(f"SGLang scored {len(scored)} of {len(tokens)} prompt tokens")
-        logprobs = [None, *(logprob for logprob, *_ in scored[1:])]
+        meta = msgspec.json.decode(await self._request("/generate", body))["meta_info"]
+        scored_tokens: list[Scored] = meta["input_token_logprobs"]
+        if [token for _, token, *_ in scored_tokens] != tokens:
+            raise UnavailableError(
+                f"SGLang scored {len(scored_tokens)} of {len(tokens)} prompt tokens"
+            )
+        logprobs = [None, *(logprob for logprob, *_ in scored_tokens[1:])]
         if not topk:
             return logprobs, []
         return logprobs, [None, *(_top(row, topk) for row in meta["input_top_logprobs"][1:])]
 
     async def abort(self, name: str) -> None:
-        await self._ask("/abort_request", {"rid": _rid(name)})
+        await self._request("/abort_request", {"rid": _request_name(name)})
 
     async def load_adapter(self, name: str, directory: Path) -> None:
-        await self._change("/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)})
+        await self._post_change(
+            "/load_lora_adapter", {"lora_name": name, "lora_path": str(directory)}
+        )
 
     async def unload_adapter(self, name: str) -> None:
-        await self._change("/unload_lora_adapter", {"lora_name": name})
+        await self._post_change("/unload_lora_adapter", {"lora_name": name})
 
     async def load_weights(self, directory: Path, version: str) -> None:
-        # Nothing of ours runs. Other clients' requests end: a sequence of two versions is none.
-        await self._ask("/pause_generation", {"mode": "abort"})
+        # No turn of ours runs. Requests of other clients end, since none may mix two versions.
+        await self._request("/pause_generation", {"mode": "abort"})
         try:
             if self._phased:
-                await self._ask("/begin_weight_update", {})
+                await self._request("/begin_weight_update", {})
             try:
                 body = {"model_path": str(directory), "weight_version": version}
-                await self._change("/update_weights_from_disk", body)
+                await self._post_change("/update_weights_from_disk", body)
             finally:
                 if self._phased:
-                    await self._ask("/end_weight_update", {})
+                    await self._request("/end_weight_update", {})
         finally:
-            await self._ask("/continue_generation", {})
+            await self._request("/continue_generation", {})
         self._version = version
 
-    async def rest(self) -> None:
-        await self._ask("/release_memory_occupation", {})
+    async def sleep(self) -> None:
+        await self._request("/release_memory_occupation", {})
 
     async def wake(self) -> None:
-        await self._ask("/resume_memory_occupation", {})
+        await self._request("/resume_memory_occupation", {})
 
-    async def _change(self, path: str, body: dict[str, Any]) -> None:
-        answer = msgspec.json.decode(await self._ask(path, body))
-        if not answer["success"]:
-            raise RefusedError(f"SGLang refused: {str(answer)[:500]}")
+    async def _post_change(self, path: str, body: dict[str, Any]) -> None:
+        response = msgspec.json.decode(await self._request(path, body))
+        if not response["success"]:
+            raise RefusedError(f"SGLang refused: {str(response)[:500]}")
 
 
-def _rid(name: str) -> str:
+def _request_name(name: str) -> str:
     # The server aborts every request whose name begins with the given one: "w-1" is not "w-10".
     return f"{name}."
 
 
-def _params(sampling: Sampling, room: int) -> dict[str, Any]:
+def _params(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
     if sampling.allowed_token_ids:
-        raise RefusedError("allowed_token_ids cannot be had of SGLang")
+        raise RefusedError("allowed_token_ids are not supported by SGLang")
     params: dict[str, Any] = {
-        "max_new_tokens": room,
+        "max_new_tokens": max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k or _ALL,
+        "top_k": sampling.top_k or _NO_TOP_K,
         "min_p": sampling.min_p,
         "min_new_tokens": sampling.min_tokens,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
         "repetition_penalty": sampling.repetition_penalty,
-        # It draws by seed and position, so a continued turn keeps its seed.
+        # It samples by seed and position, so a continued turn keeps its seed.
         "sampling_seed": sampling.seed & _SEED_MASK,
         "stop_token_ids": list(sampling.stop_token_ids),
         "stop": list(sampling.stop_strings),
@@ -207,11 +215,11 @@ def _params(sampling: Sampling, room: int) -> dict[str, Any]:
     if sampling.logit_bias:
         params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.grammar is not None:
-        params |= _structured(sampling.grammar)
+        params |= _grammar_params(sampling.grammar)
     return params
 
 
-def _structured(grammar: Grammar) -> dict[str, str]:
+def _grammar_params(grammar: Grammar) -> dict[str, str]:
     match grammar.kind:
         case "json_schema":
             return {"json_schema": grammar.source}
@@ -220,8 +228,8 @@ def _structured(grammar: Grammar) -> dict[str, str]:
         case "regex":
             return {"regex": grammar.source}
         case "choice":
-            quoted = [msgspec.json.encode(c).decode() for c in msgspec.json.decode(grammar.source)]
-            return {"ebnf": "root ::= " + " | ".join(quoted)}
+            choices = [msgspec.json.encode(c).decode() for c in msgspec.json.decode(grammar.source)]
+            return {"ebnf": "root ::= " + " | ".join(choices)}
         case "lark":
             raise RefusedError("grammar: SGLang does not take Lark's notation")
 
@@ -230,9 +238,9 @@ def _top(row: list[Scored], topk: int) -> list[tuple[int, float]]:
     return likeliest([(token, float(logprob or 0.0)) for logprob, token, *_ in row], topk)
 
 
-def _reason(found: dict[str, Any] | None) -> str | None:
-    if found is None:
+def _finish_reason(info: dict[str, Any] | None) -> str | None:
+    if info is None:
         return None
-    if found["type"] == "abort" and found.get("status_code") in (400, 422):
-        raise ConfigError(f"SGLang refused: {found.get('message')}")
-    return str(found["type"])
+    if info["type"] == "abort" and info.get("status_code") in (400, 422):
+        raise ConfigError(f"SGLang refused: {info.get('message')}")
+    return str(info["type"])

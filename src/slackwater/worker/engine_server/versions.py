@@ -2,8 +2,8 @@
 
 An adapter that the server refuses, for its rank or its layers, is merged into the base.
 
-Whole versions that a server of our own loads are in memory files, which are written over when their
-version is dropped: memory that was touched before takes new weights ten times as fast.
+Whole versions for a server that we started are in memory files, which are overwritten when their
+version is dropped: writing to memory that was touched before is ten times as fast.
 
 Hazard: when vLLM reloads weights in place, an output head tied to the embedding keeps its OLD
 weights without an error (0.32, CPU). So a tied model is always written and served untied.
@@ -51,7 +51,7 @@ def require_own_head(served: Path, model: Path) -> None:
 class VersionDirectories:
     """One directory per version under `folder`; the base's is the model itself unless tied.
 
-    With `in_memory`, the readers are processes of this machine that see this process.
+    `in_memory` requires that the readers are on this machine and see this process.
     """
 
     def __init__(
@@ -67,60 +67,60 @@ class VersionDirectories:
         self._model = model
         self._folder = folder
         self._base_version = base_version
-        self._held: dict[str, Path] = {}
+        self._directories: dict[str, Path] = {}
         self._adapters: dict[str, Path] = {}
         self._in_memory = in_memory
         self._files: dict[Path, MemoryFile] = {}
-        self._spare: deque[MemoryFile] = deque(maxlen=1)
-        self._held[base_version] = model
+        self._free_files: deque[MemoryFile] = deque(maxlen=1)
+        self._directories[base_version] = model
         if is_tied(model):
-            self._held[base_version] = folder / "base"
+            self._directories[base_version] = folder / "base"
             write_untied(model, folder / "base")
 
     def __contains__(self, version: str) -> bool:
-        return version in self._held or version in self._adapters
+        return version in self._directories or version in self._adapters
 
     def directory(self, version: str) -> Path:
-        found = self._held.get(version)
-        if found is None:
+        directory = self._directories.get(version)
+        if directory is None:
             raise NotFoundError(f"version: {version!r} was not pulled")
-        return found
+        return directory
 
     def adapter(self, version: str) -> Path | None:
         """The adapter's directory, in peft's format, if the version is one."""
         return self._adapters.get(version)
 
-    def pull(self, version: str, way: Sequence[Payload] = (), *, keep: bool = False) -> bool:
-        """Make the version's directory atomically; whether a host copy is kept for deltas."""
+    def pull(self, version: str, route: Sequence[Payload] = (), *, keep: bool = False) -> bool:
+        """Write the version's directory; whether a host copy is kept for deltas."""
         if version in self:
             return False
-        taken = self._lane.take(version, way, keep=keep)
-        lora, tensors = lora_of(taken.meta), taken.tensors
+        pulled = self._lane.take(version, route, keep=keep)
+        lora, tensors = lora_of(pulled.meta), pulled.tensors
         if lora is None:
-            self._held[version] = self._written(dict(tensors))
+            self._directories[version] = self._write_version(dict(tensors))
         else:
-            self._adapters[version] = self._written_adapter(lora, tensors)
-        return taken.kept
+            self._adapters[version] = self._write_adapter(lora, tensors)
+        return pulled.kept
 
     def merge(self, version: str) -> None:
-        """Make whole weights of an adapter and the base."""
+        """Replace an adapter by whole weights: the base with the adapter merged."""
         adapter = self._adapters.pop(version)
         merged = adapter.with_name(f"merged-{adapter.name}")
-        write_merged(self._held[self._base_version], adapter, merged)
-        self._held[version] = merged
+        write_merged(self._directories[self._base_version], adapter, merged)
+        self._directories[version] = merged
         shutil.rmtree(adapter, ignore_errors=True)
 
     def drop(self, version: str) -> None:
         """Forget a version that was pulled."""
         if version == self._base_version:
             return
-        for held in (self._held, self._adapters):
-            if (directory := held.pop(version, None)) is not None:
+        for directories in (self._directories, self._adapters):
+            if (directory := directories.pop(version, None)) is not None:
                 if (file := self._files.pop(directory, None)) is not None:
-                    self._spare.append(file)
+                    self._free_files.append(file)
                 shutil.rmtree(directory, ignore_errors=True)
 
-    def _written(self, tensors: dict[str, Tensor]) -> Path:
+    def _write_version(self, tensors: dict[str, Tensor]) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="version-", dir=self._folder))
         for file in self._model.glob("*.json"):
             if file.name != "config.json" and not file.name.endswith(".index.json"):
@@ -130,38 +130,39 @@ class VersionDirectories:
         tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
         path = directory / "model.safetensors"
         if self._in_memory and fits_in_memory(tensors):
-            path.symlink_to(self._filled(directory, tensors))
+            path.symlink_to(self._fill_memory_file(directory, tensors))
             return directory
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        whole["lm_head.weight"] = whole["lm_head.weight"].clone()  # it may be the embedding
-        save_file(whole, path, metadata={"format": "pt"})
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        # The head may be the embedding's tensor, which safetensors refuses.
+        contiguous["lm_head.weight"] = contiguous["lm_head.weight"].clone()
+        save_file(contiguous, path, metadata={"format": "pt"})
         return directory
 
-    def _filled(self, directory: Path, tensors: Mapping[str, Tensor]) -> Path:
-        """The path of a memory file with these tensors: of the one that is free, or a new one."""
+    def _fill_memory_file(self, directory: Path, tensors: Mapping[str, Tensor]) -> Path:
+        """The path of a memory file with these tensors; reuses a free file of the same layout."""
         file: MemoryFile | None = None
         with contextlib.suppress(IndexError):  # pulls run in several threads
-            file = self._spare.pop()
-        if file is None or not file.takes(tensors):
+            file = self._free_files.pop()
+        if file is None or not file.has_layout(tensors):
             file = MemoryFile(tensors)
         file.fill(tensors)
         self._files[directory] = file
         return file.path
 
-    def neutral_adapter(self) -> Path:
+    def write_neutral_adapter(self) -> Path:
         """An adapter that changes nothing."""
         lora = LoraSpec(1, mlp=False, unembed=False)
         shapes = lora.tensor_shapes(net_config(self._model))
-        return self._written_adapter(lora, {name: zeros(shape) for name, shape in shapes.items()})
+        return self._write_adapter(lora, {name: zeros(shape) for name, shape in shapes.items()})
 
-    def _written_adapter(self, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> Path:
+    def _write_adapter(self, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> Path:
         directory = Path(tempfile.mkdtemp(prefix="adapter-", dir=self._folder))
         (directory / "adapter_config.json").write_text(json.dumps(lora.peft_config()))
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(whole, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        save_file(contiguous, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         return directory
 
 
 def _config(model: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return found
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return config

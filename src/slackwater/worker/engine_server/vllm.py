@@ -59,27 +59,27 @@ class VllmServer(EngineServer):
         variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
         if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
             variables["VLLM_CPU_KVCACHE_SPACE"] = str(max(options.kv_mb // 1024, 1))
-        return command, variables | _with_plugin(folder)
+        return command, variables | _install_plugin(folder)
 
-    async def learn(self) -> None:
-        model = msgspec.json.decode(await self._ask("/v1/models"))["data"][0]
+    async def read_capabilities(self) -> None:
+        model = msgspec.json.decode(await self._request("/v1/models"))["data"][0]
         self._model, self.root = model["id"], str(model["root"])
         self.max_context_tokens = int(model["max_model_len"])
-        self.takes_adapters = "/v1/load_lora_adapter" in await self._routes()
+        self.supports_adapters = "/v1/load_lora_adapter" in await self._list_routes()
         try:
-            info = msgspec.json.decode(await self._ask("/server_info?config_format=json"))
-            self.sleeps = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
+            info = msgspec.json.decode(await self._request("/server_info?config_format=json"))
+            self.supports_sleep = bool(info["vllm_config"]["model_config"]["enable_sleep_mode"])
         except (SlackwaterError, msgspec.DecodeError, LookupError, TypeError):
-            self.sleeps = False  # a server that does not say so stays awake
+            self.supports_sleep = False  # a server that does not report sleep mode stays awake
         try:
             init = {"init_info": {"file_format": "safetensors"}}
-            await self._ask("/init_weight_transfer_engine", init)
+            await self._request("/init_weight_transfer_engine", init)
             self._phased = True
         except SlackwaterError:
             self._phased = False  # a server without our backend reloads
 
     async def cache_tokens(self) -> int | None:
-        text = (await self._ask("/metrics")).decode()
+        text = (await self._request("/metrics")).decode()
         if (tokens := _CACHE_TOKENS.search(text)) is not None:
             return int(tokens.group(1))
         blocks, size = _BLOCKS.search(text), _BLOCK_SIZE.search(text)
@@ -98,11 +98,11 @@ class VllmServer(EngineServer):
         body = _body(tokens, sampling, sampled_before) | {
             "model": adapter or self._model,
             "stream": True,
-            "max_tokens": self._room(tokens, sampling, sampled_before),
+            "max_tokens": self._tokens_to_sample(tokens, sampling, sampled_before),
         }
         headers = {"X-Request-Id": name}
-        async for answer in self._events("/v1/completions", body, headers):
-            yield _sampled(answer, sampling.topk_logprobs)
+        async for response in self._events("/v1/completions", body, headers):
+            yield _parse_part(response, sampling.topk_logprobs)
 
     async def score(
         self, tokens: list[int], topk: int, *, adapter: str | None = None
@@ -113,8 +113,8 @@ class VllmServer(EngineServer):
             "max_tokens": 1,
             "prompt_logprobs": max(topk, 1),
         }
-        answer = msgspec.json.decode(await self._ask("/v1/completions", body))
-        rows = answer["choices"][0]["prompt_logprobs"]
+        response = msgspec.json.decode(await self._request("/v1/completions", body))
+        rows = response["choices"][0]["prompt_logprobs"]
         logprobs: list[float | None] = [None]
         top: list[list[tuple[int, float]] | None] = [None]
         for token, row in zip(tokens[1:], rows[1:], strict=True):
@@ -124,70 +124,72 @@ class VllmServer(EngineServer):
         return logprobs, top if topk else []
 
     async def abort(self, name: str) -> None:
-        # The server names a request's only sample so; under the plain name it would abort nothing.
-        await self._ask("/abort_requests", {"request_ids": [f"cmpl-{name}-0"]})
+        # The server gives a request's only sample this name; the plain name would abort nothing.
+        await self._request("/abort_requests", {"request_ids": [f"cmpl-{name}-0"]})
 
     async def load_adapter(self, name: str, directory: Path) -> None:
         # Never `load_inplace`: it changes the weights under the turns that the name has.
         body = {"lora_name": name, "lora_path": str(directory)}
-        await self._ask("/v1/load_lora_adapter", body)
+        await self._request("/v1/load_lora_adapter", body)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._ask("/v1/unload_lora_adapter", {"lora_name": name})
+        await self._request("/v1/unload_lora_adapter", {"lora_name": name})
 
     async def load_weights(self, directory: Path, version: str) -> None:
         if not self._phased:
             await self.reload_weights(directory)
             return
-        await self._ask("/pause?mode=abort", {})  # which forgets the prefix cache, too
+        await self._request("/pause?mode=abort", {})  # this also resets the prefix cache
         try:
-            await self._ask("/start_weight_update", {})
+            await self._request("/start_weight_update", {})
             for file in await asyncio.to_thread(_weight_files, directory):
-                await self._ask("/update_weights", {"update_info": {"path": str(file)}})
-            await self._ask("/finish_weight_update", {"weight_version": version})
+                await self._request("/update_weights", {"update_info": {"path": str(file)}})
+            await self._request("/finish_weight_update", {"weight_version": version})
         finally:
-            await self._ask("/resume", {})
-        found = msgspec.json.decode(await self._ask("/weight_info"))["weight_version"]
-        if found != version:
-            raise UnavailableError(f"vLLM holds weight version {found!r}, not {version!r}")
+            await self._request("/resume", {})
+        loaded = msgspec.json.decode(await self._request("/weight_info"))["weight_version"]
+        if loaded != version:
+            raise UnavailableError(f"vLLM holds weight version {loaded!r}, not {version!r}")
 
     async def reload_weights(self, directory: Path) -> None:
-        """Take them from the directory at once, as a server without our backend must."""
+        """Reload weights from a directory, as a server without our backend must."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-        await self._ask("/collective_rpc", call)
+        await self._request("/collective_rpc", call)
         for _ in range(50):
-            answer = msgspec.json.decode(await self._ask("/reset_prefix_cache", {}))
-            if answer["success"]:
+            response = msgspec.json.decode(await self._request("/reset_prefix_cache", {}))
+            if response["success"]:
                 return
-        raise RefusedError("the vLLM server would not forget its prefix cache")
+        raise RefusedError("the vLLM server did not reset its prefix cache")
 
-    async def rest(self) -> None:
-        await self._ask("/sleep?level=1", {})  # level 2 would forget the weights
+    async def sleep(self) -> None:
+        await self._request("/sleep?level=1", {})  # level 2 would drop the weights
 
     async def wake(self) -> None:
-        await self._ask("/wake_up", {})
+        await self._request("/wake_up", {})
 
 
 def _weight_files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.safetensors"))
 
 
-def _with_plugin(folder: Path) -> dict[str, str]:
+def _install_plugin(folder: Path) -> dict[str, str]:
     """Variables that let a server find our weight transfer backend, installed in a folder."""
-    place = folder / "vllm-plugin"
-    info = place / "slackwater_vllm_plugin-1.dist-info"
+    plugin_folder = folder / "vllm-plugin"
+    info = plugin_folder / "slackwater_vllm_plugin-1.dist-info"
     info.mkdir(parents=True)
     for name in ("vllm_plugin.py", "mapped_files.py"):
-        shutil.copy(Path(__file__).with_name(name), place / f"slackwater_{name}")
+        shutil.copy(Path(__file__).with_name(name), plugin_folder / f"slackwater_{name}")
     (info / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: slackwater-vllm-plugin\nVersion: 1\n"
     )
     (info / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nslackwater = slackwater_vllm_plugin:register\n"
     )
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, [str(place), os.getenv("PYTHONPATH")]))}
-    if allowed := os.getenv("VLLM_PLUGINS"):
-        variables["VLLM_PLUGINS"] = f"{allowed},slackwater"
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(plugin_folder), os.getenv("PYTHONPATH")]))
+    }
+    if plugins := os.getenv("VLLM_PLUGINS"):
+        variables["VLLM_PLUGINS"] = f"{plugins},slackwater"
     return variables
 
 
@@ -217,11 +219,11 @@ def _body(tokens: list[int], sampling: Sampling, sampled_before: int) -> dict[st
     if sampling.allowed_token_ids:
         body["allowed_token_ids"] = list(sampling.allowed_token_ids)
     if sampling.grammar is not None:
-        body["structured_outputs"] = _structured(sampling.grammar)
+        body["structured_outputs"] = _grammar_params(sampling.grammar)
     return body
 
 
-def _structured(grammar: Grammar) -> dict[str, Any]:
+def _grammar_params(grammar: Grammar) -> dict[str, Any]:
     match grammar.kind:
         case "json_schema":
             return {"json": msgspec.json.decode(grammar.source)}
@@ -244,10 +246,10 @@ def stream_seed(seed: int, position: int) -> int:
     return (mixed ^ (mixed >> 27)) & _SEED_MASK
 
 
-def _sampled(answer: dict[str, Any], topk: int) -> ServerTokens:
-    if "choices" not in answer:
-        raise UnavailableError(f"vLLM broke off: {str(answer)[:500]}")
-    choice = answer["choices"][0]
+def _parse_part(response: dict[str, Any], topk: int) -> ServerTokens:
+    if "choices" not in response:
+        raise UnavailableError(f"vLLM broke off: {str(response)[:500]}")
+    choice = response["choices"][0]
     tokens: list[int] = choice.get("token_ids") or []
     scores = choice["logprobs"] or {"token_logprobs": [], "top_logprobs": []}
     logprobs: list[float] = scores["token_logprobs"]

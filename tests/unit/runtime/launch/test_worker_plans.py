@@ -19,7 +19,7 @@ from slackwater.runtime.launch.ray_agents import bundle
 from slackwater.runtime.launch.worker_plans import WorkerPlans, deployment_requests
 from slackwater.runtime.settings import RewardSettings, ServiceSettings
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
-from slackwater.worker.engine_server.adapter import adapter_parser, serving
+from slackwater.worker.engine_server.adapter import adapter_parser, run_server
 from slackwater.worker.engine_server.sglang import SglangServer
 from slackwater.worker.engine_server.vllm import VllmServer
 
@@ -57,7 +57,7 @@ def test_a_server_of_a_node_has_all_its_devices_in_one_process(
 
     async def started() -> int:
         command = dialect.command(options.program, tmp_path, 1, tmp_path, options)
-        async with serving(*command) as process:
+        async with run_server(*command) as process:
             return await asyncio.wait_for(process.wait(), 240)
 
     assert asyncio.run(started()) == 0
