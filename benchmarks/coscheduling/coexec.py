@@ -157,7 +157,7 @@ def _percentile(values: Sequence[float], share: float) -> float | None:
 def _shown(run: Run) -> dict[str, object]:
     """Where a run's time went: means of its jobs' iterations, and processors used by role."""
     return {
-        "jobs": [times.rounded() for times in run.account.jobs.values()],
+        "jobs": [times.figures() for times in run.account.jobs.values()],
         "processors": {role: round(used, 3) for role, used in sorted(run.used.items())},
         "utilisation": {pool: round(used, 3) for pool, used in run.account.utilisation.items()},
     }

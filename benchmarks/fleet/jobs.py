@@ -131,11 +131,11 @@ class _Job:
         for number in range(self._plan.versions):
             version = f"{self._number}@{number}"
             await asyncio.to_thread(self._publish, version)
-            rollout.published(version, BASE, self._job, line=self._job, adapter=True)
+            rollout.publish(version, BASE, self._job, line=self._job, adapter=True)
             turns = await self._fleet.generate(self._specs(version))
             assert all(turn.version == version for turn in turns)
             if number > 0:
-                rollout.retired(f"{self._number}@{number - 1}")
+                rollout.retire(f"{self._number}@{number - 1}")
 
     def _publish(self, version: str) -> None:
         """An adapter of its own: other numbers in every version."""

@@ -80,7 +80,7 @@ async def _frames(tokens: int) -> float:
         counts = (str(TURNS), str(tokens), str(CONNECTIONS))
         async with _source("frames", floor.connect, *counts, secret=floor.secret):
             await floor.until_joined(CONNECTIONS)
-            floor.rollout.published("v1", BASE_MODEL)
+            floor.rollout.publish("v1", BASE_MODEL)
             began_s = time.process_time()
             turns = await asyncio.gather(*(floor.generate(_spec(n, tokens)) for n in range(TURNS)))
             spent_s = time.process_time() - began_s

@@ -69,7 +69,7 @@ class LiveFleet:
     async def __aenter__(self) -> "LiveFleet":
         offer_models(self._plan.work, {BASE: self._plan.model})
         await self.floor.__aenter__()
-        self.floor.rollout.published(BASE_VERSION, BASE)
+        self.floor.rollout.publish(BASE_VERSION, BASE)
         return self
 
     async def __aexit__(
@@ -107,7 +107,7 @@ class LiveFleet:
 
     def _heard(self, event: ProviderEvent) -> None:
         if isinstance(event, InstanceNoticed):
-            self.floor.rollout.notice(event.instance, event.leaves_in_s)
+            self.floor.rollout.give_notice(event.instance, event.leaves_in_s)
         elif isinstance(event, StartFailed):
             self.failed_starts.append(event)
 

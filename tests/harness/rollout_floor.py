@@ -100,7 +100,7 @@ class RolloutFloor:
 
     def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
         for frame in frames:
-            self.rollout.engine_said(worker, frame)
+            self.rollout.handle_frame(worker, frame)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         self.lost.append((worker, reason))

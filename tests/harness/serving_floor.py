@@ -82,8 +82,8 @@ class ServingFloor:
     async def __aenter__(self) -> "ServingFloor":
         offer_models(self.plan.work, {BASE: self.plan.policy, CHAT: self.plan.chat})
         await self.floor.__aenter__()
-        self.floor.rollout.published(BASE_VERSION, BASE)
-        self.floor.rollout.published(CHAT_VERSION, CHAT)
+        self.floor.rollout.publish(BASE_VERSION, BASE)
+        self.floor.rollout.publish(CHAT_VERSION, CHAT)
         for job in self._live:  # as if one of its turns lived all the while
             self.floor.runtime.feed(TurnOpened(loop_time(), job, CHAT))
         return self

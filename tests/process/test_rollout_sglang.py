@@ -64,7 +64,7 @@ async def run_all(bench: SglangBench) -> None:
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
     assert joined.done(), (bench.folder / "s.log").read_text()[-3000:]
-    bench.floor.rollout.published(BASE_VERSION, BASE)
+    bench.floor.rollout.publish(BASE_VERSION, BASE)
     bench.base = bench.server.weights
     assert bench.server.weight_version == BASE_VERSION
 
@@ -99,7 +99,7 @@ async def adapters_are_updated_under_load(bench: SglangBench) -> None:
     running: list[asyncio.Task[CompleteTurn]] = []
     for number, version in enumerate(versions):
         line = version.partition("-step")[0]
-        bench.floor.rollout.published(version, BASE, line=line, adapter=True)
+        bench.floor.rollout.publish(version, BASE, line=line, adapter=True)
         for n in range(4):
             spec = turn(f"{version}-{n}", Sampling(40, seed=n), version=version)
             running.append(asyncio.create_task(bench.floor.generate(spec)))

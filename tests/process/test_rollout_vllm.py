@@ -81,7 +81,7 @@ async def run_all(bench: ServerBench) -> None:
     ended = asyncio.create_task(adapter.wait())
     await asyncio.wait({joined, ended}, return_when=asyncio.FIRST_COMPLETED)
     assert joined.done(), (bench.folder / "v.log").read_text()[-3000:]
-    bench.floor.rollout.published(BASE_VERSION, BASE)
+    bench.floor.rollout.publish(BASE_VERSION, BASE)
     process = psutil.Process(adapter.pid).children()[0]
 
     says_what_it_cannot_do(bench)
@@ -173,7 +173,7 @@ async def adapters_are_updated_under_load(bench: ServerBench, server: psutil.Pro
     alone_on_base = [await bench.floor.generate(spec) for spec in on_base]
     for number, version in enumerate(versions):
         line = version.partition("-step")[0]
-        bench.floor.rollout.published(version, BASE, line=line, adapter=True)
+        bench.floor.rollout.publish(version, BASE, line=line, adapter=True)
         for n in range(TURNS_EACH):
             spec = turn(f"{version}-{n}", Sampling(40, seed=n), version=version)
             running.append(asyncio.create_task(bench.floor.generate(spec)))

@@ -53,10 +53,10 @@ def fill(connection: Connection) -> None:
     )
     sample_log.add_sampling_session(connection, session, 0, 1.0)
     for name, seq in (("sm-1", 2**60), ("sm-2", 1)):
-        row = sample_log.new_sample(RequestId(name), session, seq, b"ask", 1.0)
+        row = sample_log.new_row(RequestId(name), session, seq, b"ask", 1.0)
         connection.execute(sa.text(row.sql), row.values)
     answer = RequestOutcome("sample", b"tokens")
-    row = sample_log.finished_sample(RequestId("sm-2"), answer, 3.0)
+    row = sample_log.finish_row(RequestId("sm-2"), answer, 3.0)
     connection.execute(sa.text(row.sql), row.values)
     for name in ("a", "b", "a"):
         path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
@@ -78,8 +78,8 @@ def check(connection: Connection) -> None:
     assert operation_log.payload_of(connection, RequestId("op-2")) == b"\2\0\xff"
     operation_log.forget_replayed(connection, MODEL, 0)
     assert len(operation_log.records_after(connection, MODEL, 0)) == 2
-    assert sample_log.waiting_samples(connection) == [("sm-1", "ss", b"ask")]
-    ((session, finished),) = sample_log.finished_samples(connection)
+    assert sample_log.read_waiting(connection) == [("sm-1", "ss", b"ask")]
+    ((session, finished),) = sample_log.read_finished(connection)
     assert (session, finished.request, finished.size_bytes) == ("ss", "sm-2", 6)
     assert sample_log.count_of_lineage(connection, SessionId("s"), "tiny|") == 1
     assert sample_log.join_session(connection, SamplingSessionId("ss")) == 1

@@ -62,7 +62,7 @@ def run(folder: Path, scenario: Scenario) -> None:
                 options = ("--engine", "sglang", "--url", server.url, "--kind", "local")
                 await bench.start("s", "engine_server.adapter", *options)
                 await floor.until_joined(1)
-                floor.rollout.published(BASE_VERSION, BASE)
+                floor.rollout.publish(BASE_VERSION, BASE)
                 await scenario(bench, server, Devices(floor, server))
             finally:
                 await bench.stop()
@@ -79,7 +79,7 @@ def test_a_server_sleeps_before_a_trainer_gets_its_devices_and_wakes_with_its_we
         base, versions = fingerprint(bench.model), {BASE_VERSION: fingerprint(bench.model)}
         # Beside the loop, which answers the adapter's questions for the server's health.
         folder = await asyncio.to_thread(bench.publish_adapter, "a", seed=1)
-        bench.floor.rollout.published("a", BASE, adapter=True)
+        bench.floor.rollout.publish("a", BASE, adapter=True)
         versions["a"] = fingerprint(folder)
         for number in range(3):
             for version, weights in versions.items():

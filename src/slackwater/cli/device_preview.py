@@ -40,7 +40,7 @@ def preview_devices(settings: ServiceSettings) -> list[str]:
         if (why := allocator.conflict(node, devices)) is not None:
             raise RefusedError(why)
         allocator.handle(DevicesReported(0.0, node, devices))
-        requests = deployment_requests(node, plans.kind, plans.of(node, pool, devices))
+        requests = deployment_requests(node, plans.kind, plans.plan_node(node, pool, devices))
         for command in allocator.handle(DeploymentsRequested(0.0, requests)):
             if isinstance(command, RefuseDeployment):
                 raise RefusedError(command.reason)

@@ -59,7 +59,7 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
         address = {"hub": join.hub, "depot": join.depot, "pin": join.pin}
         folder.write_server({"pid": os.getpid(), "url": url, "key": key, "join": address})
         _announce(plane, url, settings, folder)
-        collecting = collect_when_idle(lambda: plane.rollout.live() == 0)
+        collecting = collect_when_idle(lambda: plane.rollout.count_live_turns() == 0)
         sampling = app.state.dashboard.sampler.run()
         works = (collecting, plane.loop_watch.run(), sampling)
         beside = [asyncio.create_task(work) for work in works]

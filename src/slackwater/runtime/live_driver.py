@@ -45,26 +45,26 @@ def live_driver(
     *,
     around: Callable[[], AbstractContextManager[object]] | None = None,
     record: Callable[[bytes], None] | None = None,
-    died: Callable[[], None] = lambda: None,
+    on_failure: Callable[[], None] = lambda: None,
 ) -> Driver[E, C]:
     """The driver of a live controller; each executor registers the commands that it executes.
 
     If the controller raises, `died` is called, and the next start recovers from the durable log.
     """
 
-    def unexecuted(command: C) -> None:
+    def log_unhandled(command: C) -> None:
         logger.error("a command that nobody executes: %s", type(command).__name__)
 
-    def failed(event: E) -> None:
+    def report_failure(event: E) -> None:
         logger.exception("a controller raised event=%s", type(event).__name__)
-        died()
+        on_failure()
 
     return Driver(
         controller,
-        unexecuted,
+        log_unhandled,
         clock=loop_time,
         schedule=call_at,
         record=record,
-        failed=failed,
+        failed=report_failure,
         around=around,
     )

@@ -115,7 +115,7 @@ class ControlPlane:
             self.controller,
             around=None if settings.coschedule is None else clock,
             record=self._recording.writer("fleet"),
-            died=self.failed.set,
+            on_failure=self.failed.set,
         )
         self._open_fleet()
         self._open_engines()
@@ -147,7 +147,7 @@ class ControlPlane:
         self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
         self.hub = WorkerHub(
             launch_plan,
-            told=launch_plan.told,
+            before_send=launch_plan.authorize,
             silent_after_s=SILENT_AFTER_S,
             listen=file.address(),
             port_file=state.root / "hub.port",
@@ -187,7 +187,7 @@ class ControlPlane:
             hooks,
             meters=self.meters,
             lending=lending,
-            promise=promise,
+            slo=promise,
         )
         self.instances = InstanceService(
             self.controller,
@@ -296,7 +296,9 @@ class ControlPlane:
         self._action_body = ActionExecutor(
             self.hub,
             ahead,
-            live_driver(broker, record=self._recording.writer("actions"), died=self.failed.set),
+            live_driver(
+                broker, record=self._recording.writer("actions"), on_failure=self.failed.set
+            ),
             needs_isolation=len(names) > 1 and not settings.trust_tenants,
         )
         self.actions = ActionService(
@@ -357,7 +359,7 @@ class ControlPlane:
         """Open the store, take over what it has, and start the workers."""
         await self.store.open()
         await self.hub.start(self.workers)
-        self.rollout.name_owners(self.tenants.names())
+        self.rollout.register_tenants(self.tenants.names())
         if self.phases is not None and self.settings.coschedule is not None:
             await asyncio.to_thread(warm_up_coscheduler, self.settings.coschedule)
             await self.phases.adopt(self.store)
@@ -374,7 +376,7 @@ class ControlPlane:
         self.rentals.start()
         models = [base.name for base in self.bases]
         listed = self.settings.instances
-        self.rollout.returned = self.fleet.returning.engine_settled
+        self.rollout.returned = self.fleet.returning.settle_engine
         self.background.spawn(self._resume())
         self.instances.keep_running(
             {InstanceId(entry.name): entry.request(models) for entry in listed}

@@ -141,7 +141,7 @@ class LaneTimeline:
         busy share in percent, five numbers each. Names come only where they are new to the browser.
         """
         lanes = self.lanes()
-        hidden = self._hidden(visible)
+        hidden = self._hide_jobs(visible)
         chosen = lanes[asked.first : asked.first + asked.count]
         cut_s = None
         if asked.since_s is not None:  # at the edge of a bin, so that bins are whole
@@ -162,7 +162,7 @@ class LaneTimeline:
             found["jobs"] = [None if n in hidden else job for n, job in enumerate(self.jobs)]
         return found
 
-    def _hidden(self, visible: Callable[[str], bool] | None) -> set[int]:
+    def _hide_jobs(self, visible: Callable[[str], bool] | None) -> set[int]:
         if visible is None:
             return set()
         return {number for number, job in enumerate(self.jobs) if not visible(job)}
@@ -179,7 +179,7 @@ class LaneTimeline:
         first = max(bisect_right(lane.starts_s, start_s) - _LOOK_BACK, 0)
         last = bisect_left(lane.starts_s, end_s)
         if cut_s is None and last - first > asked.width // _BIN_PIXELS:
-            entries = _binned(lane, first, last, asked)
+            entries = _bin_spans(lane, first, last, asked)
         else:
             entries = _plain(lane, first, last, start_s)
         if (running := self.open.get(lane.name)) is not None and running[2] < end_s:
@@ -193,7 +193,7 @@ class LaneTimeline:
 
     def overview(self, end_s: float, visible: Callable[[str], bool] | None = None) -> "Overview":
         """To be fed with lanes."""
-        hidden = np.array(sorted(self._hidden(visible)), dtype=np.int64)
+        hidden = np.array(sorted(self._hide_jobs(visible)), dtype=np.int64)
         return Overview(end_s, hidden)
 
 
@@ -228,7 +228,7 @@ class Overview:
 def _coverage(spans_s: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """How many spans cover each stretch between two edges, on the mean."""
 
-    def grown(points_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def integrate(points_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """The sum of max(edge - point, 0) at every edge."""
         ordered = np.sort(points_s)
         before = np.searchsorted(ordered, edges_s)
@@ -236,11 +236,11 @@ def _coverage(spans_s: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDA
         total: NDArray[np.float64] = before * edges_s - sums[before]
         return total
 
-    covered = np.diff(grown(spans_s[0]) - grown(spans_s[1])) / np.diff(edges_s)
+    covered = np.diff(integrate(spans_s[0]) - integrate(spans_s[1])) / np.diff(edges_s)
     return np.clip(covered, 0.0, None)
 
 
-def _binned(lane: TimelineLane, first: int, last: int, asked: TimelineWindow) -> list[float]:
+def _bin_spans(lane: TimelineLane, first: int, last: int, asked: TimelineWindow) -> list[float]:
     """Long spans as they are; of the short ones in a bin the longest one's job, and how much of the
     bin all of them cover.
     """

@@ -15,15 +15,15 @@ _MAX_WRITTEN = 200_000  # spans of lanes
 
 def trace_json(timeline: Timeline) -> Iterator[bytes]:
     """The trace in pieces, so that a long run need not be held twice."""
-    yield from _written(_events(timeline), timeline.about)
+    yield from _write_trace(_events(timeline), timeline.about)
 
 
 def lanes_json(timeline: LaneTimeline, now_s: float) -> Iterator[bytes]:
     """A service's lanes as a trace, newest spans: a process per pool, a thread per device."""
-    yield from _written(_lane_events(timeline, now_s), {})
+    yield from _write_trace(_lane_events(timeline, now_s), {})
 
 
-def _written(events: Iterable[dict[str, Any]], about: Mapping[str, Any]) -> Iterator[bytes]:
+def _write_trace(events: Iterable[dict[str, Any]], about: Mapping[str, Any]) -> Iterator[bytes]:
     yield b'{"displayTimeUnit":"ms","traceEvents":[\n'
     separator = b""
     for event in events:
@@ -36,11 +36,11 @@ def _lane_events(timeline: LaneTimeline, now_s: float) -> Iterator[dict[str, Any
     lanes = timeline.lanes()
     pids = {pool: pid for pid, pool in enumerate(dict.fromkeys(lane.pool for lane in lanes), 1)}
     for pool, pid in pids.items():
-        yield _named(pid, 0, "process_name", pool)
+        yield _metadata_event(pid, 0, "process_name", pool)
     most = max(_MAX_WRITTEN // max(len(lanes), 1), 100)
     for tid, lane in enumerate(lanes, start=1):
         at = {"ph": "X", "pid": pids[lane.pool], "tid": tid}
-        yield _named(pids[lane.pool], tid, "thread_name", lane.name)
+        yield _metadata_event(pids[lane.pool], tid, "thread_name", lane.name)
         for since_s, until_s in lane.rented_s:
             ends_s = now_s if until_s is None else until_s
             when = {"ts": since_s * 1e6, "dur": (ends_s - since_s) * 1e6}
@@ -52,7 +52,7 @@ def _lane_events(timeline: LaneTimeline, now_s: float) -> Iterator[dict[str, Any
             yield {**at, "name": f"{job} {what}", "cat": phase, **when, "args": {"job": job}}
 
 
-def _named(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
+def _metadata_event(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
@@ -106,7 +106,7 @@ def _threads(nodes: Iterable[NodeId]) -> dict[NodeId, tuple[int, int]]:
 
 def _names(threads: dict[NodeId, tuple[int, int]]) -> Iterator[dict[str, Any]]:
     for rank, pool in enumerate(_POOLS, start=1):
-        yield _named(rank, 0, "process_name", f"{pool} nodes")
-    yield _named(_FLEET_PID, 0, "process_name", "fleet")
+        yield _metadata_event(rank, 0, "process_name", f"{pool} nodes")
+    yield _metadata_event(_FLEET_PID, 0, "process_name", "fleet")
     for node, (pid, tid) in threads.items():
-        yield _named(pid, tid, "thread_name", node)
+        yield _metadata_event(pid, tid, "thread_name", node)

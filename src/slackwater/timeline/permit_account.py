@@ -74,7 +74,7 @@ class JobTimes:
     rollout_wait_s: float
     train_wait_s: float
 
-    def rounded(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         return {name: round(getattr(self, name), 4) for name in self.__slots__}
 
     def shares(self) -> dict[str, float]:
@@ -136,14 +136,14 @@ def _times(permits: Sequence[Stretch], job: str, start_s: float, end_s: float) -
         lengths[f"{after.phase} wait"].append(wait_s)
         lengths[f"to {after.phase}"].append(after.start_s - before.end_s - wait_s)
 
-    def of(name: str) -> float:
+    def mean_of(name: str) -> float:
         return mean(lengths[name]) if lengths[name] else 0.0
 
     return JobTimes(
-        of("rollout"),
-        of("train"),
-        of("to train"),
-        of("to rollout"),
-        of("rollout wait"),
-        of("train wait"),
+        mean_of("rollout"),
+        mean_of("train"),
+        mean_of("to train"),
+        mean_of("to rollout"),
+        mean_of("rollout wait"),
+        mean_of("train wait"),
     )

@@ -57,8 +57,8 @@ def node_strips(
     strips = np.empty((len(nodes), len(edges_s) - 1, 3))
     for row, node in enumerate(nodes):
         paid = _mean(rented[node], np.ones((len(rented[node]), 1)), edges_s)
-        busy, busy_colour = _coloured(ran[node], colours, edges_s)
-        tail, tail_colour = _coloured(tails[node], colours, edges_s)
+        busy, busy_colour = _colour_spans(ran[node], colours, edges_s)
+        tail, tail_colour = _colour_spans(tails[node], colours, edges_s)
         # A tail holds a few devices while the next job runs on the others; it shows where nothing
         # else does.
         free = np.clip(paid - busy, 0.0, 1.0)
@@ -69,7 +69,7 @@ def node_strips(
     return np.clip(strips, 0.0, 1.0)
 
 
-def _coloured(
+def _colour_spans(
     spans: Sequence[Span], colours: Mapping[JobId, tuple[float, float, float]], edges_s: Floats
 ) -> tuple[Floats, Floats]:
     """Each interval's coverage by spans, and their weighted colours."""
@@ -109,7 +109,7 @@ def timeline_image(timeline: Timeline, fmt: str, hours: tuple[float, float] | No
     bottom.set_xlim(window_s[0] / scale, window_s[1] / scale)
     bottom.set_xlabel(f"time ({unit})")
     figure.suptitle(timeline.title, x=0.01, ha="left", fontsize=12, color=_INK)
-    return _rendered(figure, fmt)
+    return _render(figure, fmt)
 
 
 def comparison_image(title: str, timelines: Sequence[Timeline], fmt: str) -> bytes:
@@ -131,7 +131,7 @@ def comparison_image(title: str, timelines: Sequence[Timeline], fmt: str) -> byt
     right.set_xlabel(r"total cost (thousand \$)")
     _bare(right)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    return _rendered(figure, fmt)
+    return _render(figure, fmt)
 
 
 def contribution_image(kinds: Mapping[str, Mapping[str, Mapping[str, float]]], fmt: str) -> bytes:
@@ -149,7 +149,7 @@ def contribution_image(kinds: Mapping[str, Mapping[str, Mapping[str, float]]], f
         axes.set_xlabel(label)
         _bare(axes)
     figure.suptitle("What each kind of slack brings", x=0.01, ha="left", fontsize=12)
-    return _rendered(figure, fmt)
+    return _render(figure, fmt)
 
 
 def job_colours(jobs: Sequence[JobId]) -> dict[JobId, str]:
@@ -310,7 +310,7 @@ def _time_unit(length_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def _rendered(figure: Figure, fmt: str) -> bytes:
+def _render(figure: Figure, fmt: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=fmt, dpi=130)
     return buffer.getvalue()

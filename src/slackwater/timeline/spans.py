@@ -56,7 +56,7 @@ class Timeline:
 
 
 @dataclass(slots=True)
-class _Held:
+class _OpenPermit:
     job: JobId
     phase: Phase
     nodes: tuple[NodeId, ...]
@@ -79,11 +79,11 @@ class PermitSpans:
         self._share = share
         self._nodes = nodes
         self._start_s = start_s
-        self._held: dict[int, _Held] = {}
+        self._open: dict[int, _OpenPermit] = {}
         self._busy_s: dict[NodeId, float] = dict.fromkeys(nodes, 0.0)
         self.spans: list[Span] = []
 
-    def given(
+    def begin(
         self,
         permit: int,
         job: JobId,
@@ -93,21 +93,21 @@ class PermitSpans:
         about: Mapping[str, float] | None = None,
     ) -> None:
         """A phase begins; `about` are figures to show beside it."""
-        self._held[permit] = _Held(job, phase, nodes, now_s, about or {})
+        self._open[permit] = _OpenPermit(job, phase, nodes, now_s, about or {})
 
-    def shrunk(self, permit: int, now_s: float) -> None:
+    def shrink(self, permit: int, now_s: float) -> None:
         """Only its tail is left."""
-        held = self._held.get(permit)
+        held = self._open.get(permit)
         if held is not None:
-            self._cut(held, now_s)
+            self._close(held, now_s)
             held.since_s, held.tail = now_s, True
 
-    def back(self, permit: int, now_s: float) -> None:
-        held = self._held.pop(permit, None)
+    def end(self, permit: int, now_s: float) -> None:
+        held = self._open.pop(permit, None)
         if held is not None:
-            self._cut(held, now_s)
+            self._close(held, now_s)
 
-    def _cut(self, held: _Held, now_s: float) -> None:
+    def _close(self, held: _OpenPermit, now_s: float) -> None:
         for node in held.nodes:
             if not held.tail and node_of(node) in self._busy_s:
                 self._busy_s[node_of(node)] += (now_s - held.since_s) * self._share(node)
@@ -121,7 +121,7 @@ class PermitSpans:
         """The share of its time in which a phase held the node."""
         running_s = sum(
             (now_s - held.since_s) * self._share(place)
-            for held in self._held.values()
+            for held in self._open.values()
             for place in held.nodes
             if node_of(place) == node and not held.tail
         )

@@ -49,8 +49,8 @@ class Stage:
         )
         facts = messages.EngineFacts("chat", 8, 1000, 1000, 1, lends=True)
         for worker in CHAT[:workers]:
-            self.body.joined(worker, facts)
-            self.body.heartbeat(worker, IDLE)
+            self.body.add_worker(worker, facts)
+            self.body.record_heartbeat(worker, IDLE)
 
     def rolls_out(self, job: JobId, base_model: str = "policy") -> None:
         """The job has one more live turn."""
@@ -93,7 +93,7 @@ def test_the_first_live_turn_of_a_job_borrows_for_that_job_alone() -> None:
         assert stage.said() == [(worker, lent(ONE)) for worker in CHAT]
         stage.rolls_out(TWO)
         assert stage.said() == [], "both devices are lent"
-        assert stage.body.lent() == dict.fromkeys(CHAT, ONE)
+        assert stage.body.loans_by_worker() == dict.fromkeys(CHAT, ONE)
 
     on_loop(story)
 
@@ -102,14 +102,14 @@ def test_nothing_is_lent_while_users_wait_too_long_whatever_workers_say() -> Non
     def story() -> None:
         stage = Stage(workers=1)
         stage.content = False
-        stage.body.heartbeat(CHAT[0], IDLE)
+        stage.body.record_heartbeat(CHAT[0], IDLE)
         stage.rolls_out(ONE)
         assert stage.said() == []
         stage.content = True
-        stage.body.heartbeat(CHAT[0], IDLE)
+        stage.body.record_heartbeat(CHAT[0], IDLE)
         assert stage.said() == [(CHAT[0], lent(ONE))]
         stage.content = False
-        stage.body.heartbeat(CHAT[0], IDLE)
+        stage.body.record_heartbeat(CHAT[0], IDLE)
         ((worker, message),) = stage.said()
         assert worker == CHAT[0]
         assert isinstance(message, lending.TakeBack)
@@ -138,7 +138,7 @@ def test_a_job_that_trains_gives_its_devices_back_and_another_job_gets_them() ->
         stage.trains(ONE)
         ((worker, message),) = stage.said()
         assert isinstance(message, lending.TakeBack)
-        stage.body.over(worker, "")
+        stage.body.end_loan(worker, "")
         assert stage.said() == [(worker, lent(TWO))]
         assert stage.body.loans == 2
 
@@ -167,8 +167,8 @@ def test_a_worker_that_comes_later_is_lent_to_a_job_that_rolls_out_already() -> 
         stage.rolls_out(ONE)
         facts = messages.EngineFacts("chat", 8, 1000, 1000, 1, lends=True)
         for worker in CHAT:
-            stage.body.joined(worker, facts)
-            stage.body.heartbeat(worker, IDLE)
+            stage.body.add_worker(worker, facts)
+            stage.body.record_heartbeat(worker, IDLE)
         assert stage.said() == [(worker, lent(ONE)) for worker in CHAT]
 
     on_loop(story)
@@ -179,8 +179,8 @@ def test_a_device_that_is_not_lent_any_more_is_not_shown_as_lent(error: str) -> 
     def story() -> None:
         stage = Stage(workers=1)
         stage.rolls_out(ONE)
-        stage.body.over(CHAT[0], error)
-        assert stage.body.lent() == {}
+        stage.body.end_loan(CHAT[0], error)
+        assert stage.body.loans_by_worker() == {}
         assert stage.body.refusals == ({CHAT[0]: error} if error else {})
 
     on_loop(story)
@@ -191,12 +191,12 @@ def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_
         stage = Stage(workers=1)
         stage.rolls_out(ONE)
         stage.said()
-        stage.body.heartbeat(CHAT[0], {**IDLE, "promise_kept": 0.0})
+        stage.body.record_heartbeat(CHAT[0], {**IDLE, "promise_kept": 0.0})
         ((worker, message),) = stage.said()
         assert (worker, type(message)) == (CHAT[0], lending.TakeBack)
-        stage.body.over(worker, "")
+        stage.body.end_loan(worker, "")
         assert "SLO" in stage.body.refusals[worker]
-        assert stage.body.lent() == {}
+        assert stage.body.loans_by_worker() == {}
 
     on_loop(story)
 

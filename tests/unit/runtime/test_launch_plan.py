@@ -70,7 +70,7 @@ class Stage:
         self.nodes = NodeKeys(StateDirectory(folder))
         self.plan = LaunchPlan(self.nodes)
         self.heard = Heard()
-        self.hub = WorkerHub(self.plan, told=self.plan.told)
+        self.hub = WorkerHub(self.plan, before_send=self.plan.authorize)
         self.plan.node_joined(NodeFacts("a", cores=2, memory_mb=1000))
         plans = (ENGINE, SERVING, TRAINER, SANDBOX, REWARDS)
         self.keys = {
@@ -292,13 +292,15 @@ def test_a_worker_may_use_what_it_was_told_last_and_the_model_that_it_was_starte
     assert worker is not None
     names = [f"run-{number}" for number in range(2000)]
     for name in names:
-        stage.plan.told(worker.worker, messages.PullVersion(name))
-        stage.plan.told(worker.worker, messages.SaveState(1, "m", f"slackwater:snapshots/{name}"))
+        stage.plan.authorize(worker.worker, messages.PullVersion(name))
+        stage.plan.authorize(
+            worker.worker, messages.SaveState(1, "m", f"slackwater:snapshots/{name}")
+        )
     assert worker.may_read(version_uri(names[-1])) and not worker.may_read(version_uri(names[0]))
     assert worker.may_read(Uri("models", "judge/config.json"))
     assert not worker.may_read(Uri("models", "other/config.json"))
     assert len(worker.reads) == len(worker.writes) < len(names)
     last = Uri("snapshots", names[-1])
-    worker.committed(last, "first")
+    worker.record_commit(last, "first")
     with pytest.raises(RefusedError, match="already"):
         worker.check_commit(last, "second")

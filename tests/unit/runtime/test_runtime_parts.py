@@ -441,7 +441,7 @@ def test_checkpoint_paths_are_what_the_sdk_accepts() -> None:
 
 def test_a_controller_that_raises_stops_the_service_and_is_not_hidden() -> None:
     died: list[str] = []
-    driver = live_driver(RolloutManager(), died=lambda: died.append("died"))
+    driver = live_driver(RolloutManager(), on_failure=lambda: died.append("died"))
     driver.feed(TimerFired(0.0, "rollout-watch"))
     assert not died
     nonsense: Any = ToldNothing(0.0)

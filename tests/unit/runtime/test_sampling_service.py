@@ -109,7 +109,7 @@ def with_desk(
         desk = SamplingService(store, board, background, rollout, shares, fair, JobId)
         await desk.adopt()
         for worker, message in engines:
-            rollout.engine_said(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
+            rollout.handle_frame(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
         desk.resume()
         await work(desk, rollout, board)
         await background.drain(60.0)
@@ -144,7 +144,7 @@ def test_a_number_sent_again_is_the_same_request_and_is_generated_once(tmp_path:
         first = await submit(desk, SESSION, 0, sample())
         assert await submit(desk, SESSION, 0, sample()) == first
         assert await submit(desk, SESSION, 2**60, sample()) != first
-        assert rollout.live() == 2
+        assert rollout.count_live_turns() == 2
         with pytest.raises(RefusedError, match="seq_id: 0"):
             await submit(desk, SESSION, 0, sample(token=2))
 
@@ -159,7 +159,7 @@ def test_a_number_sent_again_among_others_is_found_out_and_its_neighbours_are_ta
         asked = (submit(desk, SESSION, number, sample()) for number in (0, 1, 2))
         before, again, after = await asyncio.gather(*asked)
         assert again == first
-        assert len({before, again, after}) == rollout.live() == 3
+        assert len({before, again, after}) == rollout.count_live_turns() == 3
 
     with_desk(tmp_path, work)
 
@@ -170,9 +170,9 @@ def test_too_many_turns_are_told_to_try_again_and_leave_no_trace(tmp_path: Path)
         with pytest.raises(UnavailableError, match="3 samples of yours are under way"):
             await submit(desk, SESSION, 1, sample(samples=2))
         request = await submit(desk, SESSION, 1, sample())
-        assert rollout.live() == 4
+        assert rollout.count_live_turns() == 4
         desk.cancel(MINE, request)
-        assert rollout.live() == 3
+        assert rollout.count_live_turns() == 3
 
     with_desk(tmp_path, work)
 
@@ -195,7 +195,7 @@ def test_alternatives_count_towards_a_tenants_turns_until_they_are_given(tmp_pat
             await submit(desk, SESSION, 1, sample())
         desk.cancel(MINE, request)
         await submit(desk, SESSION, 1, sample(samples=4))
-        assert rollout.live() == 4
+        assert rollout.count_live_turns() == 4
 
     with_desk(tmp_path, work)
 
@@ -210,7 +210,7 @@ def test_one_tenants_turns_take_nothing_of_anothers_room(tmp_path: Path) -> None
         with pytest.raises(UnavailableError):
             await submit(desk, SESSION, 1, sample())
         await submit(desk, theirs, 0, sample(samples=4))
-        assert rollout.live() == 8
+        assert rollout.count_live_turns() == 8
 
     with_desk(tmp_path, work)
 
@@ -222,10 +222,10 @@ def test_what_was_acknowledged_goes_on_after_a_restart(tmp_path: Path) -> None:
         requests.append(await submit(desk, SESSION, 0, sample(samples=2)))
 
     async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        assert rollout.live() == 2
+        assert rollout.count_live_turns() == 2
         assert not await board.wait(requests[0], 0.01)  # type: ignore[arg-type]
         assert await submit(desk, SESSION, 0, sample(samples=2)) == requests[0]
-        assert rollout.live() == 2
+        assert rollout.count_live_turns() == 2
 
     with_desk(tmp_path, before)
     with_desk(tmp_path, after)
@@ -293,8 +293,8 @@ def test_an_engine_is_believed_once_and_no_more_than_an_engine_keeps(tmp_path: P
             EngineHooks(lambda worker: None),
         )
         for worker, message in reports:
-            rollout.engine_said(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
-        return len(rollout.take_held())
+            rollout.handle_frame(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))
+        return len(rollout.take_returned_turns())
 
     most = messages.MAX_HELD_TURNS
     assert kept(("e.1", report("a", most + 100))) == most
@@ -311,7 +311,7 @@ def test_requests_of_an_ended_session_fail_and_say_so(tmp_path: Path) -> None:
         outcome = board.recent(request)
         assert outcome is not None
         assert outcome.error == "its sampling session has ended"
-        assert rollout.live() == 0
+        assert rollout.count_live_turns() == 0
         with pytest.raises(NotFoundError):
             desk.session(MINE, "ss")
 
@@ -322,7 +322,7 @@ def test_another_tenant_neither_sees_nor_cancels(tmp_path: Path) -> None:
     async def work(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
         request = await submit(desk, SESSION, 0, sample())
         desk.cancel(TenantId("other"), request)
-        assert rollout.live() == 1
+        assert rollout.count_live_turns() == 1
         with pytest.raises(NotFoundError):
             desk.session(TenantId("other"), "ss")
 

@@ -23,10 +23,10 @@ def test_a_call_waits_for_a_lock_that_a_small_write_did_not_wait_for(
         store = Store(f"sqlite:///{tmp_path / 'db'}")
         await store.open()
         await store.call(lambda c: c.exec_driver_sql("CREATE TABLE numbers (number INTEGER)"))
-        assert store.at_once(write)
+        assert store.try_now(write)
         other = sqlite3.connect(tmp_path / "db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        assert not store.at_once(write)
+        assert not store.try_now(write)
         asyncio.get_running_loop().call_later(_HELD_S, other.execute, "ROLLBACK")
         async with asyncio.timeout(60):
             await store.call(write)
@@ -48,11 +48,11 @@ def test_rows_of_which_one_cannot_be_written_leave_nothing(tmp_path: Path) -> No
         await store.open()
         made = "CREATE TABLE numbers (number INTEGER PRIMARY KEY)"
         await store.call(lambda c: c.exec_driver_sql(made))
-        assert store.rows_at_once([(sql, {"number": 1}), (sql, {"number": 2})])
-        assert not store.rows_at_once([(sql, {"number": 3}), (sql, {"number": 1})])
+        assert store.try_rows_now([(sql, {"number": 1}), (sql, {"number": 2})])
+        assert not store.try_rows_now([(sql, {"number": 3}), (sql, {"number": 1})])
         other = sqlite3.connect(tmp_path / "db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        assert not store.rows_at_once([(sql, {"number": 4})])
+        assert not store.try_rows_now([(sql, {"number": 4})])
         other.execute("ROLLBACK")
         found = [number for (number,) in other.execute("SELECT number FROM numbers ORDER BY 1")]
         other.close()

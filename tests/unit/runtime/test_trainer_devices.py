@@ -55,7 +55,7 @@ class Floor:
     def send_frame(self, worker: WorkerId, data: bytes) -> None:
         (frame,) = FrameDecoder().feed(data)
         assert isinstance(frame, Frame)
-        self.rollout.engine_said(worker, frame)
+        self.rollout.handle_frame(worker, frame)
 
     def answer(self) -> None:
         """Engines pull at once, and end one turn each time they are asked."""
@@ -120,7 +120,7 @@ class Floor:
 def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(seed: int) -> None:
     async def scenario() -> None:
         draw, floor = random.Random(seed), Floor()
-        floor.rollout.published(VERSION, BASE)
+        floor.rollout.publish(VERSION, BASE)
         for number in range(draw.randint(1, 2)):
             floor.engine(f"local-{number}")
         if draw.random() < 0.5:
@@ -163,7 +163,7 @@ def test_trainers_and_local_engines_never_work_at_once_and_everything_gets_done(
 def test_a_trainer_that_is_lost_while_it_waits_does_not_keep_local_engines_away() -> None:
     async def scenario() -> None:
         floor = Floor()
-        floor.rollout.published(VERSION, BASE)
+        floor.rollout.publish(VERSION, BASE)
         floor.engine("local-0")
         floor.submit(0)
         waiting = asyncio.create_task(floor.train("trainer-0", ends_step=False))

@@ -28,7 +28,7 @@ def test_phases_waits_and_hand_overs_of_a_job_add_up_to_its_cycle() -> None:
     assert mine.handover_s == pytest.approx(0.5)
     assert mine.sync_s == pytest.approx(1)
     assert mine.rollout_wait_s == pytest.approx(0)
-    cycle_s = sum(mine.rounded().values())
+    cycle_s = sum(mine.figures().values())
     assert cycle_s == pytest.approx(10)
     assert 0.7 < found.utilisation["rollout"] < 0.9
 
@@ -54,7 +54,7 @@ def test_the_trace_that_a_service_draws_is_read_back() -> None:
     node = NodeId("train-0")
     spans = PermitSpans((node,), 100.0)
     took = {"granted_ms": 0.4, "granted_own_ms": 0.3}
-    spans.given(1, JobId("a"), Phase.TRAIN, (node,), 101.0, took)
-    spans.back(1, 103.0)
+    spans.begin(1, JobId("a"), Phase.TRAIN, (node,), 101.0, took)
+    spans.end(1, 103.0)
     trace = b"".join(trace_json(spans.timeline("live", "", 104.0)))
     assert stretches(trace) == [Stretch("a", "train", 1.0, 3.0, 0.4, 0.3)]

@@ -173,8 +173,8 @@ def test_a_kept_version_that_is_damaged_is_dropped_and_pulled_again(
     tmp_path: Path, how: str
 ) -> None:
     plan, key = planned(tmp_path / "state")
-    plan.told(WORKER, messages.PublishWeights(1, "m", "v:1"))
-    plan.told(WORKER, messages.PullVersion("v:1"))
+    plan.authorize(WORKER, messages.PublishWeights(1, "m", "v:1"))
+    plan.authorize(WORKER, messages.PullVersion("v:1"))
     with depot_of(tmp_path / "state", {}, plan) as url:
         DepotFiles(DepotClient(url, key, None), tmp_path / "trainer").weights().publish(
             "v:1", WEIGHTS, {"step": 1}
@@ -195,15 +195,15 @@ def test_a_kept_version_that_is_damaged_is_dropped_and_pulled_again(
 def test_a_version_is_published_again_over_a_kept_one_that_is_damaged(tmp_path: Path) -> None:
     """A trainer that comes back replays what it did: the same version, with the same bytes."""
     plan, key = planned(tmp_path / "state")
-    plan.told(WORKER, messages.PullVersion("v:1"))
+    plan.authorize(WORKER, messages.PullVersion("v:1"))
     with depot_of(tmp_path / "state", {}, plan) as url:
         for how in ("header", "flipped"):
             store = DepotFiles(DepotClient(url, key, None), tmp_path / "node").weights()
-            plan.told(WORKER, messages.PublishWeights(1, "m", "v:1"))
+            plan.authorize(WORKER, messages.PublishWeights(1, "m", "v:1"))
             store.publish("v:1", WEIGHTS, {})
             (kept,) = (tmp_path / "node" / "weights").glob("*.safetensors")
             damaged(kept, how)
-            plan.told(WORKER, messages.PublishWeights(2, "m", "v:1"))
+            plan.authorize(WORKER, messages.PublishWeights(2, "m", "v:1"))
             store.publish("v:1", WEIGHTS, {})
         elsewhere = DepotFiles(DepotClient(url, key, None), tmp_path / "other").weights()
         assert torch.equal(elsewhere.pull("v:1")["layer"], WEIGHTS["layer"])
@@ -252,15 +252,15 @@ def test_four_ranks_publish_and_two_fetch_what_they_hold_and_every_file_once(
     trainer = WorkerId("trainer.1")
     ranks = WorkerPlan("trainer", "m", (), layout=str(SENDERS))
     writes = plan.expect(NodeId("b"), ranks, trainer)
-    plan.told(trainer, messages.PublishWeights(1, "m", "v:1"))
-    plan.told(WORKER, messages.PullVersion("v:1"))
+    plan.authorize(trainer, messages.PublishWeights(1, "m", "v:1"))
+    plan.authorize(WORKER, messages.PullVersion("v:1"))
     drawn = torch.Generator().manual_seed(0)
     whole = {name: torch.randn(shape, generator=drawn) for name, shape in NET.items()}
     held = [ShardMap(NET, HEAD_DIM, RECEIVERS).rank(rank) for rank in range(RECEIVERS.ranks)]
     with depot_of(tmp_path / "state", {}, plan) as url:
         sender = DepotFiles(DepotClient(url, writes, None), tmp_path / "trainer").weights()
         publish_from_ranks(sender, whole)
-        plan.told(trainer, messages.PublishWeights(2, "m", "v:1"))
+        plan.authorize(trainer, messages.PublishWeights(2, "m", "v:1"))
         publish_from_ranks(sender, whole)  # as a trainer that is killed and replays
 
         def pull(rank: int) -> tuple[dict[str, torch.Tensor], int]:
@@ -314,8 +314,8 @@ def test_a_worker_reads_what_it_was_told_to_use_and_no_other_nodes_checkpoint(
     plan, key = planned(root)
     for uri in (MINE, FOREIGN, str(version_uri("v1")), str(version_uri("v2"))):
         keep(root, uri, uri.encode())
-    plan.told(WORKER, messages.LoadState(1, "m", MINE, True))
-    plan.told(WORKER, messages.PullVersion("v1"))
+    plan.authorize(WORKER, messages.LoadState(1, "m", MINE, True))
+    plan.authorize(WORKER, messages.PullVersion("v1"))
     with depot_of(root, {}, plan) as url:
         client = DepotClient(url, key, None)
         files = DepotFiles(client, tmp_path / "node")
@@ -342,7 +342,7 @@ def test_a_worker_writes_what_it_was_told_to_and_once(tmp_path: Path) -> None:
         client = DepotClient(url, key, None)
         with pytest.raises(UnavailableError, match="was not told to write anything"):
             client.put_folder(Uri.parse(MINE), [tmp_path / "state.bin"])
-        plan.told(WORKER, messages.SaveState(1, "m", MINE))
+        plan.authorize(WORKER, messages.SaveState(1, "m", MINE))
         with pytest.raises(UnavailableError, match="was not told to write it"):
             client.put_folder(Uri.parse(FOREIGN), [tmp_path / "state.bin"])
         client.put_folder(Uri.parse(MINE), [tmp_path / "state.bin"])
@@ -359,7 +359,7 @@ def test_a_version_is_what_its_first_writer_made_of_it(tmp_path: Path) -> None:
     other = WorkerId("trainer.2")
     second = plan.expect(NodeId("b"), WorkerPlan("trainer", "m", ()), other)
     for worker in (WORKER, other):
-        plan.told(worker, messages.PublishWeights(1, "m", "v"))
+        plan.authorize(worker, messages.PublishWeights(1, "m", "v"))
     (tmp_path / "a").write_bytes(b"a" * 100)
     (tmp_path / "b").write_bytes(b"b" * 100)
     digests = [sha256((tmp_path / name).read_bytes()).hexdigest()[:16] for name in ("a", "b")]
@@ -379,8 +379,8 @@ def test_a_version_is_what_its_first_writer_made_of_it(tmp_path: Path) -> None:
 def test_a_version_whose_bytes_changed_on_the_service_s_disk_is_not_taken(tmp_path: Path) -> None:
     root = tmp_path / "state"
     plan, key = planned(root)
-    plan.told(WORKER, messages.PublishWeights(1, "m", "v"))
-    plan.told(WORKER, messages.PullVersion("v"))
+    plan.authorize(WORKER, messages.PublishWeights(1, "m", "v"))
+    plan.authorize(WORKER, messages.PullVersion("v"))
     (tmp_path / "a").write_bytes(b"a" * 100)
     with depot_of(root, {}, plan) as url:
         client = DepotClient(url, key, None)
@@ -391,7 +391,7 @@ def test_a_version_whose_bytes_changed_on_the_service_s_disk_is_not_taken(tmp_pa
         with pytest.raises(UnavailableError, match="came with sha256"):
             client.fetch(version_uri("v"), None, tmp_path / "again")
         assert not (tmp_path / "again").exists()
-        plan.told(WORKER, messages.PublishWeights(2, "m", "v"))  # as a replay would
+        plan.authorize(WORKER, messages.PublishWeights(2, "m", "v"))  # as a replay would
         client.put_file(version_uri("v"), tmp_path / "a")
         client.fetch(version_uri("v"), None, tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == b"a" * 100
@@ -400,7 +400,7 @@ def test_a_version_whose_bytes_changed_on_the_service_s_disk_is_not_taken(tmp_pa
 def test_two_files_committed_as_one_are_refused_in_one_line(tmp_path: Path) -> None:
     root = tmp_path / "state"
     plan, key = planned(root)
-    plan.told(WORKER, messages.PublishWeights(1, "m", "v"))
+    plan.authorize(WORKER, messages.PublishWeights(1, "m", "v"))
     with depot_of(root, {}, plan) as url:
         for name in ("one", "two"):
             put = Request(f"{url}/uploads/abc/{name}", b"x", method="PUT")

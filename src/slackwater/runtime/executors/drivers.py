@@ -52,7 +52,7 @@ class DriverExecutor:
     key: Callable[[JobId], str]
     end_sessions: Callable[[JobId, str], Awaitable[None]]
     url: str | None
-    _turns: defaultdict[JobId, asyncio.Lock] = field(
+    _locks: defaultdict[JobId, asyncio.Lock] = field(
         default_factory=lambda: defaultdict(asyncio.Lock), init=False
     )
     _jobs: dict[JobId, JobFile] = field(default_factory=dict, init=False)
@@ -64,19 +64,19 @@ class DriverExecutor:
     def files(self, job: JobId) -> DriverFiles:
         return DriverFiles(self.folder / job)
 
-    def know(self, job: JobId, file: JobFile) -> None:
+    def set_job_file(self, job: JobId, file: JobFile) -> None:
         """What is to be run for a job, before it is submitted."""
         self._jobs[job] = file
 
     # ---- taking over ----
     async def adopt(self, held: SubmittedJob) -> None:
         """Adopt a job of an earlier control plane: its driver lives, has ended, or died too."""
-        self.know(held.job, held.file)
+        self.set_job_file(held.job, held.file)
         files = self.files(held.job)
         lives = files.lives()
         keeper = files.keeper()
         if lives and held.over is None and (keeper is None or keeper.url != self.url):
-            await self._make_leave(held.job, held.attempt)  # it talks to an address that is gone
+            await self._terminate(held.job, held.attempt)  # it talks to an address that is gone
             files.forget_exit()
             lives = False
         ended = files.exit()
@@ -93,38 +93,38 @@ class DriverExecutor:
             )
         )
         if seen and ended is not None:
-            self._tell_end(held.job, held.attempt, ended.status)
+            self._report_end(held.job, held.attempt, ended.status)
         elif lives:
             self.spawn(self._follow(held.job, held.attempt, None))
 
     async def close(self) -> None:
         """The service stops: drivers leave, and are started again by the next one."""
         self._closing = True
-        await asyncio.gather(*(self._rest(job) for job in self._jobs))
+        await asyncio.gather(*(self._stop(job) for job in self._jobs))
 
-    async def _rest(self, job: JobId) -> None:
-        async with self._turns[job]:
+    async def _stop(self, job: JobId) -> None:
+        async with self._locks[job]:
             files = self.files(job)
             keeper = files.keeper()
             if not files.lives() or keeper is None:
                 return
-            await self._make_leave(job, keeper.attempt)
+            await self._terminate(job, keeper.attempt)
             ended = files.exit()
             if ended is not None and ended.status != 0:
                 files.forget_exit()  # it was asked to leave, and is not to blame
 
     # ---- commands ----
     def _execute(self, command: ProcessCommand) -> None:
-        self.spawn(self._in_turn(command))
+        self.spawn(self._execute_in_order(command))
 
-    async def _in_turn(self, command: ProcessCommand) -> None:
-        async with self._turns[command.job]:
+    async def _execute_in_order(self, command: ProcessCommand) -> None:
+        async with self._locks[command.job]:
             if isinstance(command, do.KeepDriver):
                 await self.store.call(lambda c: keep_driver(c, command))
             elif isinstance(command, do.StartDriver):
                 await self._start(command.job, command.attempt)
             else:
-                self.spawn(self._make_leave(command.job, command.attempt))
+                self.spawn(self._terminate(command.job, command.attempt))
 
     async def _start(self, job: JobId, attempt: int) -> None:
         files = self.files(job)
@@ -143,7 +143,7 @@ class DriverExecutor:
             process = self._spawn(job, files, attempt, lock)
         except OSError as error:
             logger.warning("driver not started job=%s error=%s", job, error)
-            self._tell_end(job, attempt, 127, str(error))
+            self._report_end(job, attempt, 127, str(error))
             return
         finally:
             os.close(lock)
@@ -208,16 +208,16 @@ class DriverExecutor:
         seen = ended is not None and ended.attempt == attempt
         status = ended.status if seen and ended is not None else -signal.SIGKILL
         await self.end_sessions(job, f"its driver ended with {status}")
-        self._tell_end(job, attempt, status)
+        self._report_end(job, attempt, status)
 
-    def _tell_end(self, job: JobId, attempt: int, status: int, said: str | None = None) -> None:
+    def _report_end(self, job: JobId, attempt: int, status: int, said: str | None = None) -> None:
         logger.info("driver ended job=%s attempt=%d status=%d", job, attempt, status)
         words = self.files(job).last_lines() if said is None else said
         hopeless = status == _WRONG_INPUT and self._jobs[job].recipe is not None
         told = "" if status == 0 else words
         self.driver.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
 
-    async def _make_leave(self, job: JobId, attempt: int) -> None:
+    async def _terminate(self, job: JobId, attempt: int) -> None:
         """Ask the keeper, which asks the driver and then kills it; if it does not, kill both."""
         files, loop = self.files(job), asyncio.get_running_loop()
         deadline_s = loop.time() + GRACE_S + _KEEPER_S

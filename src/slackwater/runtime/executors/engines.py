@@ -66,8 +66,8 @@ class EngineHooks:
     """
 
     release: Callable[[WorkerId], None]
-    delete: Callable[[str], None] = lambda version: None
-    place_of: Callable[[WorkerId], NodeId | None] = lambda worker: None
+    delete_version: Callable[[str], None] = lambda version: None
+    find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None
 
 
 class RelayExecutor:
@@ -78,18 +78,20 @@ class RelayExecutor:
         driver.register(self._execute, (weight_do.FetchPayload, weight_do.DropPayload))
         self._relays: dict[NodeId, tuple[str, str]] = {}
 
-    def joined(self, facts: says.NodeFacts) -> None:
+    def add_node(self, facts: says.NodeFacts) -> None:
         """A node's agent has dialled in."""
         if facts.relay:
             node = NodeId(facts.node)
             self._relays[node] = (facts.relay, facts.certificate)
             self._feed(of_weight.RelayJoined(loop_time(), node, facts.site))
 
-    def lost(self, node: NodeId) -> None:
+    def remove_node(self, node: NodeId) -> None:
         if self._relays.pop(node, None) is not None:
             self._feed(of_weight.RelayLeft(loop_time(), node))
 
-    def said(self, node: NodeId, message: says.PayloadArrived | says.PayloadFailed) -> None:
+    def handle_report(
+        self, node: NodeId, message: says.PayloadArrived | says.PayloadFailed
+    ) -> None:
         """How an agent fared that was told to bring a payload."""
         match message:
             case says.PayloadArrived(version, base):
@@ -101,7 +103,7 @@ class RelayExecutor:
                 )
                 self._feed(broke)
 
-    def stocked(self, message: messages.VersionStocked) -> None:
+    def record_stock(self, message: messages.VersionStocked) -> None:
         """A trainer put a version on its node's relay."""
         sizes = tuple(sorted(message.sizes.items()))
         self._feed(
@@ -133,7 +135,7 @@ class EngineExecutor:
         *,
         meters: Meters | None = None,
         lending: ServingExecutor | None = None,
-        promise: SloTracker | None = None,
+        slo: SloTracker | None = None,
     ) -> None:
         self._meters = meters or Meters()
         self._since_s: dict[TurnId, float] = {}
@@ -147,12 +149,12 @@ class EngineExecutor:
         self.recent = RecentTrajectories()
         self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
-        self._held: dict[TurnId, messages.HeldTurn] | None = {}
+        self._returned_turns: dict[TurnId, messages.HeldTurn] | None = {}
         self._reported: set[WorkerId] = set()  # whose held turns are known
         self.returned: Callable[[WorkerId], None] = lambda worker: None
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
-        self.promise = promise
+        self.slo = slo
         driver.register(self._execute, EngineCommand.__args__)
 
     # ---- for the service ----
@@ -168,14 +170,14 @@ class EngineExecutor:
         `arrived_s`: when its user's request came, if one waits for its first token. `held`: what an
         engine has generated of it for another control plane.
         """
-        known = self._trajectories.continued_by(spec.version, spec.prompt)
+        known = self._trajectories.find_continued(spec.version, spec.prompt)
         if known is not None:
             spec = dataclasses.replace(spec, trajectory=known)
         since_s = loop_time() if arrived_s is None else arrived_s
-        promise, waits = self.promise, arrived_s is not None
-        if promise is not None and waits and spec.base_model == promise.model:
+        slo, waits = self.slo, arrived_s is not None
+        if slo is not None and waits and spec.base_model == slo.model:
             spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
-            promise.record_arrival(spec.turn, since_s, len(spec.prompt))
+            slo.record_arrival(spec.turn, since_s, len(spec.prompt))
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s
@@ -186,11 +188,11 @@ class EngineExecutor:
         logprobs = np.frombuffer(held.logprobs, "<f4").tolist()
         self.feed(on.TurnSubmitted(loop_time(), spec, tokens, logprobs))
 
-    def take_held(self) -> dict[TurnId, messages.HeldTurn]:
+    def take_returned_turns(self) -> dict[TurnId, messages.HeldTurn]:
         """What engines that outlived another control plane have generated; later ones come too
         late.
         """
-        held, self._held = self._held, None
+        held, self._returned_turns = self._returned_turns, None
         self._reported.clear()
         return held or {}
 
@@ -198,8 +200,8 @@ class EngineExecutor:
         """The client does not want it any more; its listener hears nothing more."""
         if self._listeners.pop(turn, None) is not None:
             self._measure(self._specs.pop(turn), 0, "cancelled")
-            if self.promise is not None:
-                self.promise.record_cancel(turn, loop_time())
+            if self.slo is not None:
+                self.slo.record_cancel(turn, loop_time())
             self.feed(on.TurnCancelled(loop_time(), turn))
 
     def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
@@ -207,11 +209,11 @@ class EngineExecutor:
         took_s = loop_time() - self._since_s.pop(spec.turn)
         self._meters.record_turn(spec, took_s, tokens, outcome)
 
-    def name_owners(self, tenants: Sequence[str]) -> None:
+    def register_tenants(self, tenants: Sequence[str]) -> None:
         """Whose turns may come."""
         self.feed(on.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
 
-    def published(
+    def publish(
         self,
         version: str,
         base_model: str,
@@ -228,11 +230,11 @@ class EngineExecutor:
             )
         )
 
-    def retired(self, version: str) -> None:
+    def retire(self, version: str) -> None:
         """Nothing names the version any more; it is deleted when nobody needs it."""
         self.feed(of_weight.WeightsRetired(loop_time(), version))
 
-    def notice(self, instance: InstanceId, leaves_in_s: float) -> None:
+    def give_notice(self, instance: InstanceId, leaves_in_s: float) -> None:
         """It will be taken away: its turns move now."""
         now_s = loop_time()
         self.feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
@@ -241,14 +243,14 @@ class EngineExecutor:
         """It takes no more turns, and is released once it has none."""
         self.feed(on.DrainAsked(loop_time(), instance, move_turns))
 
-    def live(self) -> int:
+    def count_live_turns(self) -> int:
         """How many turns are under way."""
         return len(self._listeners)
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         if self.lending is not None:
-            self.lending.joined(worker, facts)
+            self.lending.add_worker(worker, facts)
         spec = InstanceSpec(
             instance=InstanceId(worker),
             kind=InstanceKind(facts.kind),
@@ -261,7 +263,7 @@ class EngineExecutor:
             max_adapters=facts.max_adapters,
             job=None if facts.job is None else JobId(facts.job),
             node=NodeId(facts.node) if facts.node else None,
-            place=self._hooks.place_of(worker),
+            place=self._hooks.find_place(worker),
             sleeps=facts.sleeps,
         )
         local = spec.kind is InstanceKind.LOCAL
@@ -273,10 +275,10 @@ class EngineExecutor:
         self._topk.pop(worker, None)
         self.gauges.pop(worker, None)
         if self.lending is not None:
-            self.lending.lost(worker)
+            self.lending.remove_worker(worker)
         self.feed(on.InstanceLost(loop_time(), InstanceId(worker), reason))
 
-    def engine_said(self, worker: WorkerId, frame: Frame) -> None:
+    def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
         """One frame; token frames go the short way."""
         now_s, instance = loop_time(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
@@ -300,7 +302,7 @@ class EngineExecutor:
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
             case messages.HeldTurns(turns):
-                self._hold(worker, turns)
+                self._store_returned_turns(worker, turns)
                 self.returned(worker)
             case messages.VersionReady(version, kept):
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
@@ -309,13 +311,13 @@ class EngineExecutor:
             case messages.Rested(number):
                 self.feed(EngineRested(now_s, instance, number))
             case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
-                self._said_of_itself(now_s, worker, said)
+                self._handle_status(now_s, worker, said)
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
 
-    def _hold(self, worker: WorkerId, turns: Sequence[messages.HeldTurn]) -> None:
+    def _store_returned_turns(self, worker: WorkerId, turns: Sequence[messages.HeldTurn]) -> None:
         """Of a turn that several engines had, the most; of an engine, as much as one keeps."""
-        if self._held is None or worker in self._reported:
+        if self._returned_turns is None or worker in self._reported:
             return
         self._reported.add(worker)
         left_bytes = _MAX_HELD_BYTES
@@ -323,12 +325,12 @@ class EngineExecutor:
             left_bytes -= len(held.tokens) + len(held.logprobs) + len(held.turn + held.version)
             if left_bytes < 0:
                 return
-            other = self._held.get(TurnId(held.turn))
+            other = self._returned_turns.get(TurnId(held.turn))
             more = other is None or len(held.tokens) > len(other.tokens)
             if more and len(held.tokens) == len(held.logprobs) and len(held.tokens) % 4 == 0:
-                self._held[TurnId(held.turn)] = held
+                self._returned_turns[TurnId(held.turn)] = held
 
-    def _said_of_itself(
+    def _handle_status(
         self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanOver
     ) -> None:
         instance = InstanceId(worker)
@@ -337,12 +339,12 @@ class EngineExecutor:
                 self.gauges[worker] = gauges
                 self.feed(_heartbeat(now_s, instance, gauges))
                 if self.lending is not None:
-                    self.lending.heartbeat(worker, gauges)
+                    self.lending.record_heartbeat(worker, gauges)
             case BudgetReport(max_running, kv_tokens):
                 self.feed(on.BudgetChanged(now_s, instance, max_running, kv_tokens))
             case LoanOver(error):
                 if self.lending is not None:
-                    self.lending.over(worker, error)
+                    self.lending.end_loan(worker, error)
 
     # ---- commands ----
     def _execute(self, command: EngineCommand) -> None:
@@ -365,7 +367,7 @@ class EngineExecutor:
                 if number is not None:
                     self._hub.send(WorkerId(instance), messages.Rest(number))
             case weight_do.DeleteVersion(version):
-                self._hooks.delete(version)
+                self._hooks.delete_version(version)
             case job_do.PlaceJob(job):
                 # Every job shares the service's engines and trainers.
                 self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))
@@ -388,8 +390,8 @@ class EngineExecutor:
                     self._streaming.add(command.turn)
                     waited_s = loop_time() - self._since_s[command.turn]
                     self._meters.record_first_token(self._specs[command.turn], waited_s)
-                    if self.promise is not None:
-                        self.promise.record_first_token(command.turn, loop_time())
+                    if self.slo is not None:
+                        self.slo.record_first_token(command.turn, loop_time())
                 listener.append(command)
             return
         listener = self._listeners.pop(command.turn, None)
@@ -400,14 +402,16 @@ class EngineExecutor:
         completed = isinstance(command, do.CompleteTurn)
         since_s = self._since_s[spec.turn]
         self._measure(spec, len(tokens), "completed" if completed else "failed")
-        if self.promise is not None and completed:
-            self.promise.record_answer(spec.turn, loop_time(), len(tokens))
-        elif self.promise is not None:
-            self.promise.record_failure(spec.turn, loop_time())
+        if self.slo is not None and completed:
+            self.slo.record_answer(spec.turn, loop_time(), len(tokens))
+        elif self.slo is not None:
+            self.slo.record_failure(spec.turn, loop_time())
         if isinstance(command, do.CompleteTurn):
             now_s = loop_time()
-            self._trajectories.ended(spec.version, spec.prompt, tokens, spec.trajectory, now_s)
-            self.recent.ended(spec, command, since_s, now_s)
+            self._trajectories.record_turn(
+                spec.version, spec.prompt, tokens, spec.trajectory, now_s
+            )
+            self.recent.record_turn(spec, command, since_s, now_s)
             listener.complete(command)
         else:
             listener.fail(command.error)

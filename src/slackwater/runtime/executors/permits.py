@@ -37,8 +37,8 @@ class PhaseCallbacks:
     next.
     """
 
-    refused: Callable[[JobId, str], None]
-    changed: Callable[[], None]
+    end_refused_job: Callable[[JobId, str], None]
+    save_state: Callable[[], None]
     prefetch: Callable[[list[JobId], list[JobId]], None] = lambda training, rolling: None
 
 
@@ -54,7 +54,7 @@ class DecisionClock:
         self._event_s, self._event_own_s = time.perf_counter(), time.thread_time()
         return self._undisturbed
 
-    def took(self) -> GrantTime:
+    def elapsed(self) -> GrantTime:
         own_s = time.thread_time() - self._event_own_s
         return GrantTime(time.perf_counter() - self._event_s, own_s)
 
@@ -86,11 +86,11 @@ class PermitExecutor:
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = spans
         self._live: dict[int, tuple[JobId, Phase]] = {}
-        self._asking: set[JobId] = set()  # those whose own code asks
+        self._clients: set[JobId] = set()  # those whose own code asks
         self._hinting = False
-        self.given = self.switches = self.tails = 0
-        self.lost: dict[JobId, tuple[int, str]] = {}
-        self._grants: deque[GrantTime] = deque(maxlen=_LATENCIES)
+        self.grants = self.switches = self.tails = 0
+        self.lost_permits: dict[JobId, tuple[int, str]] = {}
+        self._grant_times: deque[GrantTime] = deque(maxlen=_LATENCIES)
         driver.register(self.execute, PermitCommand.__args__)
 
     def close(self) -> None:
@@ -102,37 +102,37 @@ class PermitExecutor:
     def execute(self, command: PermitCommand) -> None:
         match command:
             case phase_do.PermitGiven():
-                self._permit_given(command)
+                self._record_grant(command)
             case phase_do.PermitEnded(job, permit, lost):
-                self._permit_back(job, permit, lost)
+                self._record_end(job, permit, lost)
             case phase_do.PermitShrunk(job, permit):
                 self.tails += 1
-                self.spans.shrunk(permit, loop_time())
+                self.spans.shrink(permit, loop_time())
                 logger.info("rollout shrinks to its tail job=%s permit=%d", job, permit)
             case do.StopJob(job, _, moves, reason):
                 logger.warning("job stopped job=%s reason=%s", job, reason)
                 if not moves:
                     self._feed(JobCrashed(loop_time(), job, reason))
             case do.RefuseJob(job, reason):
-                self._callbacks.refused(job, reason)
+                self._callbacks.end_refused_job(job, reason)
                 self._wake(job)
             case do.StartJob(job) | do.HoldJob(job):
                 logger.info("job answered job=%s reason=%s", job, command.reason)
-                self._callbacks.changed()
+                self._callbacks.save_state()
                 self._wake(job)
             case do.RentNodes() | do.ReturnNodes():
                 pass  # the service has its nodes, rented or not
 
-    def _permit_given(self, command: phase_do.PermitGiven) -> None:
-        self.given += 1
+    def _record_grant(self, command: phase_do.PermitGiven) -> None:
+        self.grants += 1
         self._live[command.permit] = (command.job, command.phase)
         if command.switch:
             self.switches += 1
-            self._hint()
-        self.lost.pop(command.job, None)
-        took = self._clock.took()
-        self._grants.append(took)
-        self.spans.given(
+            self._hint_soon()
+        self.lost_permits.pop(command.job, None)
+        took = self._clock.elapsed()
+        self._grant_times.append(took)
+        self.spans.begin(
             *(command.permit, command.job, command.phase, command.nodes, loop_time()),
             {
                 "permit": command.permit,
@@ -141,24 +141,24 @@ class PermitExecutor:
             },
         )
         if command.asked:
-            self._asking.add(command.job)
-            self._callbacks.changed()
+            self._clients.add(command.job)
+            self._callbacks.save_state()
         self._wake(command.job)
 
-    def _permit_back(self, job: JobId, permit: int, lost: str) -> None:
-        self.spans.back(permit, loop_time())
+    def _record_end(self, job: JobId, permit: int, lost: str) -> None:
+        self.spans.end(permit, loop_time())
         trained = self._live.pop(permit, None) == (job, Phase.TRAIN)
         if trained:
-            self._hint()
+            self._hint_soon()
         if lost:
-            self.lost[job] = (permit, lost)
+            self.lost_permits[job] = (permit, lost)
             logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
         # The end of an inferred rollout is nothing that a new control plane must know.
-        if trained or lost or job in self._asking:
-            self._callbacks.changed()
+        if trained or lost or job in self._clients:
+            self._callbacks.save_state()
         self._wake(job)
 
-    def _hint(self) -> None:
+    def _hint_soon(self) -> None:
         """Soon, once for all that follows from one event: permits do not wait for it."""
         if not self._hinting:
             self._hinting = True
@@ -195,13 +195,13 @@ class PermitExecutor:
 
     def grant_ms(self, share: float) -> float:
         """That share of permits took no longer; 0 before the first."""
-        return 1e3 * _share_s(share, [took.wall_s for took in self._grants])
+        return 1e3 * _quantile_s(share, [took.wall_s for took in self._grant_times])
 
     def grant_own_ms(self, share: float) -> float:
         """That share of permits took this thread no more to compute."""
-        return 1e3 * _share_s(share, [took.own_s for took in self._grants])
+        return 1e3 * _quantile_s(share, [took.own_s for took in self._grant_times])
 
 
-def _share_s(share: float, times_s: list[float]) -> float:
+def _quantile_s(share: float, times_s: list[float]) -> float:
     ordered = sorted(times_s) or [0.0]
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

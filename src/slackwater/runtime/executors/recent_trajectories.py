@@ -55,7 +55,7 @@ class RecentTrajectory:
         return sum(turn.held_tokens for turn in self.turns)
 
 
-def joined(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"]:
+def join_turns(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"]:
     """The whole conversation: tokens, and a log-prob for each that was sampled."""
     tokens, logprobs = array("I"), array("d")
     for turn in turns:
@@ -77,7 +77,9 @@ class RecentTrajectories:
     def __init__(self, of_a_job: int = _OF_A_JOB, max_tokens: int = _MAX_TOKENS) -> None:
         self._of_a_job, self._max_tokens = of_a_job, max_tokens
         # By job as well: who sends another's conversation continues that trajectory, as its own.
-        self._held: OrderedDict[tuple[JobId, TrajectoryId], RecentTrajectory] = OrderedDict()
+        self._trajectories: OrderedDict[tuple[JobId, TrajectoryId], RecentTrajectory] = (
+            OrderedDict()
+        )
         self._by_job: dict[JobId, deque[TrajectoryId]] = {}
         self._looked_at_s: dict[JobId, float] = {}
         self._tokens = 0
@@ -86,26 +88,28 @@ class RecentTrajectories:
     def held_tokens(self) -> int:
         return self._tokens
 
-    def ended(self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float) -> None:
+    def record_turn(
+        self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float
+    ) -> None:
         """One more turn of a trajectory is whole."""
         key = (spec.job, spec.trajectory)
-        found = self._held.get(key)
+        found = self._trajectories.get(key)
         if found is None:
             found = RecentTrajectory(spec.trajectory, spec.job, spec.base_model, since_s)
-            self._held[key] = found
+            self._trajectories[key] = found
             mine = self._by_job.setdefault(spec.job, deque())
             mine.append(spec.trajectory)
             while len(mine) > self._most(spec.job, now_s):
                 self._drop((spec.job, mine[0]))
         else:
-            self._held.move_to_end(key)
+            self._trajectories.move_to_end(key)
         turn = EndedTurn(spec.prompt, array("I", result.tokens), array("d", result.logprobs))
         found.turns.append(turn)
         found.ended_s, found.version = now_s, result.version
         found.moves += result.moves
         self._tokens += turn.held_tokens
-        while self._tokens > self._max_tokens and self._held:
-            self._drop(next(iter(self._held)))
+        while self._tokens > self._max_tokens and self._trajectories:
+            self._drop(next(iter(self._trajectories)))
 
     def _most(self, job: JobId, now_s: float) -> int:
         looked_at_s = self._looked_at_s.get(job)
@@ -116,18 +120,18 @@ class RecentTrajectories:
             return self._of_a_job
         return _OF_A_WATCHED_JOB
 
-    def of_job(self, job: JobId, now_s: float) -> list[RecentTrajectory]:
+    def trajectories_of(self, job: JobId, now_s: float) -> list[RecentTrajectory]:
         """Those that took longest first; for a minute more of them are held."""
         if job in self._by_job:
             self._looked_at_s[job] = now_s
-        found = [self._held[job, name] for name in self._by_job.get(job, ())]
+        found = [self._trajectories[job, name] for name in self._by_job.get(job, ())]
         return sorted(found, key=lambda one: one.began_s - one.ended_s)
 
     def find(self, job: JobId, trajectory: str) -> RecentTrajectory | None:
-        return self._held.get((job, TrajectoryId(trajectory)))
+        return self._trajectories.get((job, TrajectoryId(trajectory)))
 
     def _drop(self, key: tuple[JobId, TrajectoryId]) -> None:
-        gone = self._held.pop(key)
+        gone = self._trajectories.pop(key)
         self._tokens -= gone.held_tokens
         mine = self._by_job[gone.job]
         mine.remove(gone.trajectory)

@@ -53,20 +53,20 @@ class ServingExecutor:
         driver: FleetDriver,
         send: Callable[[WorkerId, messages.Message], None],
         offers: Mapping[str, Offer],
-        users_content: Callable[[float], bool] = lambda now_s: True,
+        is_slo_met: Callable[[float], bool] = lambda now_s: True,
     ) -> None:
-        self._users_content = users_content
+        self._is_slo_met = is_slo_met
         self._send, self._offers, self._feed = send, offers, driver.feed
         self._minutes: dict[WorkerId, _Minute] = {}
         self._used: dict[WorkerId, tuple[float, float, float]] = {}
         self._nodes: set[WorkerId] = set()
-        self._lent: dict[WorkerId, JobId] = {}
+        self._borrowers: dict[WorkerId, JobId] = {}
         self.loans = 0  # that began since the service started
         self.refusals: dict[WorkerId, str] = {}
         driver.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
 
     # ---- what workers say ----
-    def joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
+    def add_worker(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         """A worker came up; one that lends is a node of its service."""
         if not facts.lends:
             return
@@ -74,17 +74,17 @@ class ServingExecutor:
         self._nodes.add(worker)
         self._feed(on.ServingNodeJoined(loop_time(), NodeId(worker), service))
 
-    def lost(self, worker: WorkerId) -> None:
+    def remove_worker(self, worker: WorkerId) -> None:
         self._minutes.pop(worker, None)
         self._used.pop(worker, None)
-        self._lent.pop(worker, None)
+        self._borrowers.pop(worker, None)
         if worker in self._nodes:
             self._nodes.discard(worker)
             self._feed(on.ServingNodeLost(loop_time(), NodeId(worker)))
 
-    def over(self, worker: WorkerId, error: str) -> None:
+    def end_loan(self, worker: WorkerId, error: str) -> None:
         """A loan has ended, or could not begin."""
-        self._lent.pop(worker, None)
+        self._borrowers.pop(worker, None)
         node, now_s = NodeId(worker), loop_time()
         if not error:
             self._feed(on.NodeCleared(now_s, node))
@@ -93,7 +93,7 @@ class ServingExecutor:
         logger.warning("lending: worker=%s %s", worker, error)
         self._feed(on.LoanFailed(now_s, node, error))
 
-    def heartbeat(self, worker: WorkerId, gauges: Mapping[str, float]) -> None:
+    def record_heartbeat(self, worker: WorkerId, gauges: Mapping[str, float]) -> None:
         now_s = loop_time()
         if "slo_requests" in gauges:
             minute = self._minutes.setdefault(worker, _Minute())
@@ -111,7 +111,7 @@ class ServingExecutor:
             for spent_s in (needed_s - needed_before_s, rolled_s - rolled_before_s)
         )
         rollout = rollout if gauges["lent"] else 1.0  # its weights may be on their way
-        kept = bool(gauges["promise_kept"]) and self._users_content(now_s)
+        kept = bool(gauges["promise_kept"]) and self._is_slo_met(now_s)
         kv_share, node = gauges["kv_share"], NodeId(worker)
         self._feed(on.ServingNodeReported(now_s, node, kv_share, busy, kept, rollout))
 
@@ -129,20 +129,20 @@ class ServingExecutor:
         return {
             "serving_worker_requests_last_minute": requests,
             "serving_worker_slo_attainment_last_minute": met / requests if requests else 1.0,
-            "lent_devices": float(len(self._lent)),
-            "borrowing_jobs": float(len(set(self._lent.values()))),
+            "lent_devices": float(len(self._borrowers)),
+            "borrowing_jobs": float(len(set(self._borrowers.values()))),
             "loans": float(self.loans),
         }
 
-    def lent(self) -> dict[WorkerId, JobId]:
+    def loans_by_worker(self) -> dict[WorkerId, JobId]:
         """Which job has which serving worker's device."""
-        return dict(self._lent)
+        return dict(self._borrowers)
 
     # ---- commands ----
     def _execute(self, command: do.LendingCommand) -> None:
         match command:
             case do.LendNode(node, job, base):
-                self._lent[WorkerId(node)] = job
+                self._borrowers[WorkerId(node)] = job
                 self.loans += 1
                 self.refusals.pop(WorkerId(node), None)
                 offer = self._offers[base]

@@ -22,12 +22,12 @@ class StateMoves:
     node_of: Callable[[WorkerId], NodeId | None]
     _places: dict[NodeId, says.StatePlace] = field(default_factory=dict)
 
-    def joined(self, facts: says.NodeFacts) -> None:
+    def add_node(self, facts: says.NodeFacts) -> None:
         """A node's agent has dialled in."""
         if facts.states is not None:
             self._places[NodeId(facts.node)] = facts.states
 
-    def lost(self, node: NodeId) -> None:
+    def remove_node(self, node: NodeId) -> None:
         self._places.pop(node, None)
 
     @property
@@ -48,7 +48,7 @@ class StateMoves:
         self.hub.send(agent_name(source), says.SendState(order.ticket, order.model, place, key))
         return ""
 
-    def forget_strays(self, model: str) -> None:
+    def delete_strays(self, model: str) -> None:
         """On every node."""
         for node in self._places:
             self.hub.send(agent_name(node), says.ForgetStates(model))

@@ -142,14 +142,14 @@ class TrainerExecutor:
     def models(self) -> tuple[TrainedModel, ...]:
         return tuple(self._models.values())
 
-    def waiting(self) -> dict[ModelId, int]:
+    def waiting_by_model(self) -> dict[ModelId, int]:
         return self._controller.waiting()
 
     def holders(self) -> dict[ModelId, WorkerId]:
         """Which trainer has the state of which model."""
         return self._controller.holders()
 
-    def versions_under_way(self) -> set[str]:
+    def pending_versions(self) -> set[str]:
         """Weight versions that unfinished operations make: published, maybe, but not yet named."""
         return {
             version_of(operation.model, operation.seq)
@@ -157,7 +157,7 @@ class TrainerExecutor:
             if operation.kind is OpKind.PUBLISH
         }
 
-    def states_under_way(self) -> set[str]:
+    def pending_states(self) -> set[str]:
         """URIs that unfinished saves write to: all with their numbers, since names are unknown."""
         found = set()
         for operation in self._operations.values():
@@ -180,7 +180,7 @@ class TrainerExecutor:
         request, added = await self._store.call(write)
         if added:
             self._models[model.model] = model
-            self._accepted(operation, payload, model.tenant)
+            self._accept(operation, payload, model.tenant)
         return request
 
     async def submit(
@@ -196,7 +196,7 @@ class TrainerExecutor:
             len(payload), lambda c: log.add_operation(c, new)
         )
         if added:
-            self._accepted(operation, payload, model.tenant)
+            self._accept(operation, payload, model.tenant)
         return request
 
     def _check_bytes(self, tenant: TenantId, more: int) -> None:
@@ -233,7 +233,7 @@ class TrainerExecutor:
         request = RequestId(f"op-{secrets.token_hex(12)}")
         return Operation(request, model.model, seq, kind, self._job_of(model.session))
 
-    def _accepted(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
+    def _accept(self, operation: Operation, payload: bytes, tenant: TenantId) -> None:
         self._payloads[operation.request] = payload
         self._payload_bytes[tenant] += len(payload)
         self._operations[operation.request] = operation
@@ -256,10 +256,10 @@ class TrainerExecutor:
 
     # ---- for the hub ----
     def agent_joined(self, facts: NodeFacts) -> None:
-        self._moves.joined(facts)
+        self._moves.add_node(facts)
 
     def agent_lost(self, node: NodeId) -> None:
-        self._moves.lost(node)
+        self._moves.remove_node(node)
 
     def state_sent(self, said: StateSent) -> None:
         """How a move of a state between nodes went."""
@@ -274,7 +274,7 @@ class TrainerExecutor:
         self._ordered.pop(worker, None)
         self._feed(on.TrainerLost(loop_time(), worker, reason))
 
-    def trainer_said(self, worker: WorkerId, message: messages.FromWorker) -> None:
+    def handle_message(self, worker: WorkerId, message: messages.FromWorker) -> None:
         now_s = loop_time()
         match message:
             case messages.PublishDetached(ticket, elapsed_s):
@@ -315,7 +315,7 @@ class TrainerExecutor:
 
     async def _tell_agents(self, order: do.MoveState | do.ForgetStrays) -> None:
         if isinstance(order, do.ForgetStrays):
-            self._moves.forget_strays(order.model)
+            self._moves.delete_strays(order.model)
         elif refused := self._moves.begin(order):
             self.state_sent(StateSent(order.ticket, order.model, refused))
 

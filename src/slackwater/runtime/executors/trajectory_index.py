@@ -21,13 +21,17 @@ class TrajectoryIndex:
     def __init__(self, remembered: int = 50_000) -> None:
         self._remembered = remembered
         self._by_block: OrderedDict[int, tuple[TrajectoryId, float]] = OrderedDict()
-        self._asked: tuple[str, Sequence[int], TrajectoryId | None] | None = None
+        self._last_lookup: tuple[str, Sequence[int], TrajectoryId | None] | None = None
 
-    def continued_by(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
+    def find_continued(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
         """The trajectory whose last turn is the longest prefix of the prompt; cached."""
-        if self._asked is None or self._asked[0] != version or self._asked[1] is not prompt:
-            self._asked = (version, prompt, self._find(version, prompt))
-        return self._asked[2]
+        if (
+            self._last_lookup is None
+            or self._last_lookup[0] != version
+            or self._last_lookup[1] is not prompt
+        ):
+            self._last_lookup = (version, prompt, self._find(version, prompt))
+        return self._last_lookup[2]
 
     def _find(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
         for block in reversed(list(_blocks(version, prompt))):
@@ -36,7 +40,7 @@ class TrajectoryIndex:
                 return found[0]
         return None
 
-    def ended(
+    def record_turn(
         self,
         version: str,
         prompt: Sequence[int],
@@ -50,7 +54,7 @@ class TrajectoryIndex:
         whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= len(prompt):
             return
-        self._asked = None
+        self._last_lookup = None
         *_, last = _blocks(version, array("I", prompt) + array("I", sampled))
         self._by_block[last] = (trajectory, now_s)
         self._by_block.move_to_end(last)

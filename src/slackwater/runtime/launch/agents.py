@@ -164,7 +164,7 @@ class LocalAgents:
         if any(plan.cores for plan in plans):
             come_first()
         for plan in plans:
-            agent = self._outlived(plan)
+            agent = self._find_outlived(plan)
             if agent is None or not agent.lives():
                 continue
             self._processes[plan.node] = agent
@@ -224,7 +224,7 @@ class LocalAgents:
     def _pid_file(self, plan: AgentPlan) -> Path:
         return self._logs / f"agent-{plan.node}.pid"
 
-    def _outlived(self, plan: AgentPlan) -> OutlivedAgent | None:
+    def _find_outlived(self, plan: AgentPlan) -> OutlivedAgent | None:
         """The agent that was started last for the node."""
         try:
             return OutlivedAgent(int(self._pid_file(plan).read_text()), plan)

@@ -150,9 +150,9 @@ class LaunchedFleet:
         devices = self._plans.usable(facts.devices, pool)
         if (why := self._allocator.conflict(NodeId(facts.node), devices)) is not None:
             raise RefusedError(why)
-        node = self.nodes.joined(facts, loop_time())
-        self.returning.node_joined(facts)
-        plans = self._plans.of(node, pool, devices)
+        node = self.nodes.add(facts, loop_time())
+        self.returning.add_node(facts)
+        plans = self._plans.plan_node(node, pool, devices)
         self._feed(DevicesReported(loop_time(), node, devices))
         planned = {plan.name for plan in plans}
         self._forget_unplanned(node, planned)
@@ -160,11 +160,11 @@ class LaunchedFleet:
         self._request(node, [plan for plan in plans if plan.layout is not None])
         self.supervisor.start(node, [plan for plan in plans if plan.layout is None])
 
-    def agent_said(self, node: NodeId, message: messages.FromWorker) -> None:
-        self.nodes.said(node, message)
+    def handle_agent_message(self, node: NodeId, message: messages.FromWorker) -> None:
+        self.nodes.handle_message(node, message)
         if isinstance(message, says.WorkerEnded | says.WorkerNotStarted):
             worker = WorkerId(message.worker)
-            self.returning.engine_settled(worker)
+            self.returning.settle_engine(worker)
             if worker in self._spawned:
                 self._spawned.remove(worker)
                 self._release(worker)
@@ -174,7 +174,7 @@ class LaunchedFleet:
     def agent_leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
         """Its node is taken away soon: the workers that it has, which are not started again."""
         self.supervisor.leave(node)
-        return self.nodes.leaving(node)
+        return self.nodes.mark_leaving(node)
 
     def dismiss(self, node: NodeId) -> None:
         """Tell a node's agent to end its workers and itself."""
@@ -187,8 +187,8 @@ class LaunchedFleet:
             if worker in self._spawned:
                 self._spawned.remove(worker)
                 self._release(worker)
-        self.nodes.lost(node)
-        self.returning.node_lost(node)
+        self.nodes.remove(node)
+        self.returning.remove_node(node)
         self._feed(DevicesLost(loop_time(), node))
 
     # ---- devices ----

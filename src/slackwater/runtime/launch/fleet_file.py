@@ -135,12 +135,12 @@ class FleetFile:
 
     def __post_init__(self) -> None:
         for field, names in (("pools", self.pools), ("nodes", self.nodes)):
-            _named_once(field, [entry.name for entry in names])
+            check_unique(field, [entry.name for entry in names])
         for node in self.nodes:
             self.pool(node.pool, f"nodes: {node.name}: pool")
         self._check_cluster("slurm", [entry.pool for entry in self.slurm])
         self._check_cluster("kubernetes", [entry.pool for entry in self.kubernetes])
-        _named_once("providers", [entry.pool for entry in self.providers])
+        check_unique("providers", [entry.pool for entry in self.providers])
         for provider in self.providers:
             self.pool(provider.pool, "providers: pool")
         self.address()
@@ -154,7 +154,7 @@ class FleetFile:
         """Pools that a cluster brings must be pools of the fleet, whose agents join."""
         if pools and self.launcher != "join":
             raise ConfigError.of("launcher", self.launcher, f'must be "join" with [[{field}]]')
-        _named_once(field, pools)
+        check_unique(field, pools)
         for pool in pools:
             self.pool(pool, f"{field}: pool")
 
@@ -189,7 +189,7 @@ class FleetFile:
         return self.address()[0] not in LOOPBACK
 
 
-def _named_once(field: str, names: Sequence[str]) -> None:
+def check_unique(field: str, names: Sequence[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ConfigError.of(f"{field}: names", repeated, "must be named once each")

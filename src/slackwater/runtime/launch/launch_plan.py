@@ -65,7 +65,7 @@ class PlannedWorker:
         names = (str(uri), folder, whole_uri(str(uri)))
         return any(name in self.reads or name in started_with for name in names)
 
-    def told(self, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> None:
+    def allow(self, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> None:
         """It may use these; what it was told long ago it has used."""
         held: dict[str, Any]
         for held, more in ((self.reads, reads), (self.writes, writes)):
@@ -80,7 +80,7 @@ class PlannedWorker:
         if self.writes[str(uri)] not in (None, upload):
             raise RefusedError(f"{uri}: {self.worker} has written it already")
 
-    def committed(self, uri: Uri, upload: str) -> None:
+    def record_commit(self, uri: Uri, upload: str) -> None:
         """It has written this, for which it was told to once."""
         self.writes[str(uri)] = upload
 
@@ -110,29 +110,29 @@ class LaunchPlan:
         """Its process has ended, or was never there."""
         self._workers.pop(worker, None)
 
-    def told(self, worker: WorkerId, message: messages.Message) -> None:
+    def authorize(self, worker: WorkerId, message: messages.Message) -> None:
         """The hub sends a message: what it names may be used by whom it goes to."""
         known = self._workers.get(_lender(worker))
         if known is None:
             return
         match message:
             case messages.PullVersion(version):
-                known.told(reads=[str(version_uri(version))])
+                known.allow(reads=[str(version_uri(version))])
             case messages.CreateModel(source=source):
-                known.told(reads=[source])
+                known.allow(reads=[source])
             case messages.RestoreModel(saved=saved, source=source):
-                known.told(reads=[saved, source])
+                known.allow(reads=[saved, source])
             case messages.LoadState(saved=saved):
-                known.told(reads=[saved])
+                known.allow(reads=[saved])
             case messages.SaveState(saved=saved):
-                known.told(writes=[saved])
+                known.allow(writes=[saved])
             case messages.PublishWeights(version=version):
                 ranks = count_ranks(known.plan.layout or "")
                 parts = [part_of(version, rank, ranks) for rank in range(ranks if ranks > 1 else 0)]
-                known.told(writes=[str(version_uri(each)) for each in (version, *parts)])
+                known.allow(writes=[str(version_uri(each)) for each in (version, *parts)])
             case lending.LendTo(model=model):
                 known.lent = message
-                known.told(reads=[model])
+                known.allow(reads=[model])
 
     def node_of(self, worker: WorkerId) -> NodeId | None:
         """Where a worker runs, or the lender of a loan."""

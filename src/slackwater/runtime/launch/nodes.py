@@ -82,31 +82,33 @@ class Nodes:
         """Where a worker runs."""
         return next((name for name, n in self._nodes.items() if worker in n.processes), None)
 
-    def joined(self, facts: says.NodeFacts, now_s: float) -> NodeId:
+    def add(self, facts: says.NodeFacts, now_s: float) -> NodeId:
         """An agent has dialled in."""
         node = NodeId(facts.node)
-        adoptable = {running.order.log: running for running in facts.running if _numbered(running)}
+        adoptable = {
+            running.order.log: running for running in facts.running if _has_number(running)
+        }
         self._nodes[node] = Node(facts, now_s, adoptable=adoptable)
         self._plan.node_joined(facts)
         logger.info("node joined node=%s cores=%d pool=%s", node, facts.cores, facts.pool)
         return node
 
-    def lost(self, node: NodeId) -> None:
+    def remove(self, node: NodeId) -> None:
         """Its agent is gone: so are its workers, which are hung up on in case they live."""
         gone = self._nodes.pop(node)
         self._plan.node_lost(node)
         for process in list(gone.processes.values()):
             self._plan.forget(process.worker)
-            self._not_started(process.worker, f"node {node} was lost")
+            self._fail_start(process.worker, f"node {node} was lost")
             process.end(_LOST_WITH_ITS_NODE)
             self._hub.hang_up(process.worker)
 
-    def leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
+    def mark_leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
         """The node is about to be lost: its workers, and none is started there any more."""
         self._nodes[node].leaving = True
         return self.workers(node)
 
-    def said(self, node: NodeId, message: messages.FromWorker) -> None:
+    def handle_message(self, node: NodeId, message: messages.FromWorker) -> None:
         """What an agent tells of its workers."""
         here = self._nodes[node]
         match message:
@@ -117,7 +119,7 @@ class Nodes:
             case says.WorkerNotStarted(worker, error):
                 if here.processes.pop(WorkerId(worker), None) is not None:
                     self._plan.forget(WorkerId(worker))
-                    self._not_started(WorkerId(worker), error)
+                    self._fail_start(WorkerId(worker), error)
             case says.WorkerEnded(worker, status, said):
                 process = here.processes.pop(WorkerId(worker), None)
                 if process is not None:
@@ -128,7 +130,7 @@ class Nodes:
             case _:
                 logger.warning("not from an agent: %s", type(message).__name__)
 
-    def _not_started(self, worker: WorkerId, error: str) -> None:
+    def _fail_start(self, worker: WorkerId, error: str) -> None:
         starting = self._starting.pop(worker, None)
         if starting is not None and not starting.done():
             starting.set_exception(UnavailableError(f"worker {worker}: {error}"))
@@ -220,7 +222,7 @@ def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> says.StartWorker:
     )
 
 
-def _numbered(running: says.RunningWorker) -> bool:
+def _has_number(running: says.RunningWorker) -> bool:
     """Whether its name is one that a supervisor gave it."""
     name, _, number = running.order.worker.rpartition(".")
     return name == running.order.log and number.isdecimal() and len(number) < 10

@@ -27,7 +27,7 @@ class ReturningEngines:
             self._nodes &= set(alive)
         self._check()
 
-    def node_joined(self, facts: NodeFacts) -> None:
+    def add_node(self, facts: NodeFacts) -> None:
         """Expect the engines that run there."""
         orders = (running.order for running in facts.running)
         self._engines |= {WorkerId(each.worker) for each in orders if each.module == self._module}
@@ -36,11 +36,11 @@ class ReturningEngines:
         self._write()
         self._check()
 
-    def node_lost(self, node: NodeId) -> None:
+    def remove_node(self, node: NodeId) -> None:
         self._here.discard(node)
         self._write()
 
-    def engine_settled(self, worker: WorkerId) -> None:
+    def settle_engine(self, worker: WorkerId) -> None:
         """It is back and has reported its turns, or it has ended."""
         self._engines.discard(worker)
         self._check()

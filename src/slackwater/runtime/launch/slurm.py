@@ -121,14 +121,14 @@ def write_batch_files(
 
 def submit(pool: SlurmPool, script: Path) -> str:
     """Submit a pool's script; the number of its Slurm job. ConfigError if it is there already."""
-    queued = _asked("squeue", "--me", "--noheader", "--format=%F", f"--name={pool.job_name}")
+    queued = _run_program("squeue", "--me", "--noheader", "--format=%F", f"--name={pool.job_name}")
     if queued:
         fix = f"is in Slurm's queue as job {queued.split()[0]}; scancel --name={pool.job_name}"
         raise ConfigError.of("pool", pool.pool, f"{fix} ends it")
-    return _asked("sbatch", "--parsable", str(script)).partition(";")[0]
+    return _run_program("sbatch", "--parsable", str(script)).partition(";")[0]
 
 
-def _asked(program: str, *arguments: str) -> str:
+def _run_program(program: str, *arguments: str) -> str:
     if shutil.which(program) is None:
         raise UnavailableError(f"{program} is not here: run this on a login node of the cluster")
     try:

@@ -106,16 +106,16 @@ class WorkerSupervisor:
         """Whether a plan's worker was let go for good."""
         return name in self._retired_plans
 
-    def joined(self, worker: WorkerId) -> None:
+    def record_join(self, worker: WorkerId) -> None:
         """A worker has come up."""
         self._joined.add(worker)
         self._failed.pop(worker.rpartition(".")[0], None)
 
-    def failed(self) -> dict[str, FailedStart]:
+    def failures(self) -> dict[str, FailedStart]:
         """Those that have not come up since they last tried, by the name of their plan."""
         return dict(self._failed)
 
-    def _not_up(self, plan: WorkerPlan, worker: WorkerId, said: str) -> None:
+    def _record_failure(self, plan: WorkerPlan, worker: WorkerId, said: str) -> None:
         """Count an end before the worker had joined; one that had joined starts anew."""
         if worker in self._joined:
             self._joined.discard(worker)
@@ -179,7 +179,7 @@ class WorkerSupervisor:
                 return
             if node in self._leaving:
                 return
-            self._not_up(plan, worker, said or status)
+            self._record_failure(plan, worker, said or status)
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
             logger.warning("worker ended worker=%s %s restart_in_s=%.1f", worker, status, delay_s)

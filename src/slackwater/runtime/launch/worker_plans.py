@@ -99,7 +99,9 @@ class WorkerPlans:
             return found
         return tuple(one for one in found if f"{one.kind}:{one.index}" not in taken)
 
-    def of(self, node: NodeId, pool: FleetPool, devices: Sequence[Device]) -> Sequence[WorkerPlan]:
+    def plan_node(
+        self, node: NodeId, pool: FleetPool, devices: Sequence[Device]
+    ) -> Sequence[WorkerPlan]:
         """The workers of one node; names of a fleet's nodes begin with the node's."""
         prefix = "" if node == LOCAL_NODE else f"{node}."
         common = self._common()

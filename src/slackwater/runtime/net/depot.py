@@ -30,7 +30,7 @@ from aiohttp import web
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import changed, fingerprint
 from slackwater.model.uri import Uri, digest_file
-from slackwater.runtime.net.listening import accepted, same_port_socket
+from slackwater.runtime.net.listening import accept_connections, bind_same_port
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.wire.proof import STRANGER_S
 
@@ -50,7 +50,7 @@ class DepotReader(Protocol):
     def writes(self) -> Mapping[str, str | None]: ...
     def may_read(self, uri: Uri) -> bool: ...
     def check_commit(self, uri: Uri, upload: str) -> None: ...
-    def committed(self, uri: Uri, upload: str) -> None: ...
+    def record_commit(self, uri: Uri, upload: str) -> None: ...
 
 
 _asking: ContextVar[DepotReader] = ContextVar("asking")  # of the request that is being answered
@@ -105,7 +105,7 @@ class Depot:
         app.router.add_put("/uploads/{upload}/{file}", self._put)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        listening = same_port_socket(host, port, port_file)
+        listening = bind_same_port(host, port, port_file)
         self.port = listening.getsockname()[1]
         self._accepting = asyncio.create_task(self._accept(listening, context))
 
@@ -118,7 +118,7 @@ class Depot:
 
     async def _accept(self, listening: socket.socket, context: ssl.SSLContext | None) -> None:
         opening: set[asyncio.Task[None]] = set()
-        async for connection, peer in accepted(listening):
+        async for connection, peer in accept_connections(listening):
             task = asyncio.create_task(self._open(connection, peer, context))
             opening.add(task)
             task.add_done_callback(opening.discard)
@@ -169,7 +169,7 @@ class Depot:
             return _forbidden(f"{uri}: {reader.worker} was not told to use it")
         path = self._path(uri)
         if "list" in request.query:
-            found = await asyncio.to_thread(self._listed, uri, path)
+            found = await asyncio.to_thread(self._list_folder, uri, path)
             return web.json_response(found)
         if not path.is_file():
             raise NotFoundError(f"{uri}: the fleet keeps no such file")
@@ -215,7 +215,7 @@ class Depot:
             digests = {file: self._digests.pop(file, "") for file in sorted(source.iterdir())}
             folder = request.query.get("folder") == "1"
             await asyncio.to_thread(_make_visible, uri, digests, source, target, folder)
-            reader.committed(uri, upload)
+            reader.record_commit(uri, upload)
         return web.Response()
 
     def _upload(self, reader: DepotReader, upload: str) -> Path:
@@ -235,7 +235,7 @@ class Depot:
                     return directory / file
         raise NotFoundError(f"{uri}: is not a model of this service")
 
-    def _listed(self, uri: Uri, path: Path) -> dict[str, object]:
+    def _list_folder(self, uri: Uri, path: Path) -> dict[str, object]:
         if not path.is_dir():
             raise NotFoundError(f"{uri}: the fleet keeps no such folder")
         found = fingerprint(path)

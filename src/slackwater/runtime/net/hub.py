@@ -19,7 +19,7 @@ from typing import Protocol, cast
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.net.credentials import Credentials
-from slackwater.runtime.net.listening import accepted, same_port_socket
+from slackwater.runtime.net.listening import accept_connections, bind_same_port
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
 from slackwater.runtime.net.worker_connection import WorkerConnection
 from slackwater.wire import messages
@@ -78,9 +78,9 @@ class WorkerHub:
         listen: tuple[str, int] = ("127.0.0.1", 0),
         port_file: Path | None = None,
         context: ssl.SSLContext | None = None,
-        told: Callable[[WorkerId, messages.Message], None] = lambda worker, message: None,
+        before_send: Callable[[WorkerId, messages.Message], None] = lambda worker, message: None,
     ) -> None:
-        self._told = told
+        self._before_send = before_send
         self._listener: WorkerListener | None = None
         self._credentials = credentials
         self._heartbeat_every_s = heartbeat_every_s
@@ -99,7 +99,7 @@ class WorkerHub:
     async def start(self, listener: WorkerListener) -> None:
         """Listen; `listener` is told about workers from now on."""
         self._listener = listener
-        listening = same_port_socket(*self._listen_on, self._port_file)
+        listening = bind_same_port(*self._listen_on, self._port_file)
         self.address = listening.getsockname()[:2]
         self._accepting = asyncio.create_task(self._accept(listening))
 
@@ -125,7 +125,7 @@ class WorkerHub:
         writer = self._writers.get(worker)
         if writer is None or writer.is_closing():
             return
-        self._told(worker, message)  # before it can act on it
+        self._before_send(worker, message)  # before it can act on it
         writer.write(messages.encode(message))
         if writer.transport.get_write_buffer_size() > self._most_unread_bytes:
             logger.warning("worker does not read worker=%s", worker)
@@ -138,19 +138,19 @@ class WorkerHub:
             writer.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        async for connection, _ in accepted(listening):
+        async for connection, _ in accept_connections(listening):
             task = asyncio.create_task(self._serve(connection))
             self._tasks.add(task)
-            task.add_done_callback(self._over)
+            task.add_done_callback(self._end_connection)
             self._strangers.add(task, task.cancel)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _end_connection(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._known(task)
+        self._mark_proven(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a connection ended by an error", exc_info=error)
 
-    def _known(self, task: asyncio.Task[None]) -> None:
+    def _mark_proven(self, task: asyncio.Task[None]) -> None:
         """Its peer is no stranger any more."""
         self._strangers.remove(task)
         self._decoders.pop(task, None)
@@ -182,7 +182,7 @@ class WorkerHub:
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 request = await self._prove(reader, writer, decoder)
-                self._known(task)
+                self._mark_proven(task)
                 decoder.allow(MAX_FRAME_BYTES)
                 hello, rest = await self._hello(request, reader, decoder)
         except asyncio.CancelledError:  # by `UnprovenPeers`, or because the hub closes
@@ -229,7 +229,7 @@ class WorkerHub:
         connection = WorkerConnection(decoder, said, silent_after_s=silent_after_s)
         try:
             connection.take_over(cast("asyncio.Transport", writer.transport), reader, rest)
-            reason = await connection.over
+            reason = await connection.ended
         finally:
             del self._writers[worker]
             writer.close()

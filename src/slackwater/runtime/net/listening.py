@@ -17,37 +17,37 @@ _ACCEPT_AGAIN_S = 0.1
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Port 0 takes a free one below the ephemeral range of clients."""
     if port:
         try:
-            return _bound(host, port)
+            return _bind(host, port)
         except OSError as error:
             where = f"{host}:{port}"
             raise ConfigError.of("address", where, f"cannot be listened on: {error}") from None
     for _ in range(100):
         try:
-            return _bound(host, 20_000 + secrets.randbelow(12_000))
+            return _bind(host, 20_000 + secrets.randbelow(12_000))
         except OSError as error:
             last = error
     raise UnavailableError(f"no free port between 20000 and 32000 on {host}: {last}")
 
 
-def same_port_socket(host: str, port: int, kept: Path | None) -> socket.socket:
+def bind_same_port(host: str, port: int, kept: Path | None) -> socket.socket:
     """As `bound_socket`; where any port would do, the one that was bound before, which the file
     keeps, so that who outlived the last control plane finds this one.
     """
     if kept is None:
-        return bound_socket(host, port)
+        return bind_socket(host, port)
     if not port:
         with contextlib.suppress(OSError, ValueError):
-            return _bound(host, int(kept.read_text()))
-    made = bound_socket(host, port)
+            return _bind(host, int(kept.read_text()))
+    made = bind_socket(host, port)
     kept.write_text(str(made.getsockname()[1]))
     return made
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -61,7 +61,7 @@ def _bound(host: str, port: int) -> socket.socket:
     return made
 
 
-async def accepted(listening: socket.socket) -> AsyncIterator[tuple[socket.socket, Any]]:
+async def accept_connections(listening: socket.socket) -> AsyncIterator[tuple[socket.socket, Any]]:
     """The connections that come in, with their peers' addresses."""
     loop = asyncio.get_running_loop()
     with listening:

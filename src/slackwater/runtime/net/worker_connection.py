@@ -22,13 +22,13 @@ class WorkerConnection(asyncio.Protocol):
     def __init__(
         self,
         decoder: FrameDecoder,
-        said: Callable[[Sequence[Frame]], None],
+        handle_frames: Callable[[Sequence[Frame]], None],
         *,
         silent_after_s: float,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.over: asyncio.Future[str] = self._loop.create_future()
-        self._decoder, self._said = decoder, said
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self._decoder, self._handle_frames = decoder, handle_frames
         self._silent_after_s = silent_after_s
         self._heard_s = self._loop.time()
         self._frames: Sequence[Frame] = ()
@@ -41,8 +41,8 @@ class WorkerConnection(asyncio.Protocol):
         """From the reader, which holds nothing; these frames came with the hello."""
         self._transport = transport
         transport.set_protocol(self)
-        self._watch = self._loop.call_later(self._silent_after_s, self._look, False)
-        self.over.add_done_callback(lambda _: self._watch.cancel())
+        self._watch = self._loop.call_later(self._silent_after_s, self._check_silence, False)
+        self.ended.add_done_callback(lambda _: self._watch.cancel())
         self._pass_on(frames)
         if reader.at_eof() or transport.is_closing():
             self.connection_lost(reader.exception())
@@ -69,19 +69,19 @@ class WorkerConnection(asyncio.Protocol):
             self._frames = [*self._frames, *frames]
         elif frames:
             self._frames = frames
-            self._some()
+            self._deliver()
 
-    def _some(self) -> None:
-        if self.over.done():
+    def _deliver(self) -> None:
+        if self.ended.done():
             return
         some, self._frames = self._frames[:_FRAMES_AT_ONCE], self._frames[_FRAMES_AT_ONCE:]
         try:
-            self._said(some)
+            self._handle_frames(some)
         except FrameError as error:
             self._frames = ()
             self._end(str(error))
         except Exception as error:  # noqa: BLE001  (whoever waits for the end gets it)
-            self.over.set_exception(error)
+            self.ended.set_exception(error)
         else:
             self._read_on()
 
@@ -89,7 +89,7 @@ class WorkerConnection(asyncio.Protocol):
         """Now, or after what came already."""
         reading = self._transport.is_reading()
         if self._frames:
-            self._loop.call_soon(self._some)
+            self._loop.call_soon(self._deliver)
             if reading:
                 self._transport.pause_reading()
         elif self._ending is not None:
@@ -99,15 +99,17 @@ class WorkerConnection(asyncio.Protocol):
 
     def _end(self, why: str) -> None:
         self._ending = self._ending or why
-        if not self._frames and not self.over.done():
-            self.over.set_result(self._ending)
+        if not self._frames and not self.ended.done():
+            self.ended.set_result(self._ending)
 
-    def _look(self, last: bool) -> None:
+    def _check_silence(self, last: bool) -> None:
         """If the loop was held up, what came meanwhile is read before the time is up."""
         left_s = self._heard_s + self._silent_after_s - self._loop.time()
         if left_s > 0 or self._frames:
-            self._watch = self._loop.call_later(max(left_s, _LAST_LOOK_S), self._look, False)
+            self._watch = self._loop.call_later(
+                max(left_s, _LAST_LOOK_S), self._check_silence, False
+            )
         elif not last:
-            self._watch = self._loop.call_later(_LAST_LOOK_S, self._look, True)
+            self._watch = self._loop.call_later(_LAST_LOOK_S, self._check_silence, True)
         else:
             self._end(f"nothing was heard of it for {self._silent_after_s:g} s")

@@ -114,7 +114,7 @@ class ActionService:
             self._environments[place.spec.environment] = _OpenEnvironment(tenant, place)
             self._executor.feed(on.EnvironmentAdopted(loop_time(), place.spec))
         for tenant, asked, created_s, started in waiting:
-            request = log.bounded(asked, self.limits_of(tenant))
+            request = log.clamp_limits(asked, self.limits_of(tenant))
             since_s = loop_time() - max(time.time() - created_s, 0.0)
             self._live[request.spec.action] = _OpenAction(tenant, request, since_s)
             self._executor.feed(on.ActionAdopted(loop_time(), request.spec, since_s, started))

@@ -187,7 +187,9 @@ class ActivitySampler:
     def _account(self, doing: dict[str, set[str]], passed_s: float) -> None:
         """Each moment of a live job counts once: for the first of the parts that it is in."""
         books = self._plane.controller.rollout.books
-        waiting = {model for model, count in self._plane.training.waiting().items() if count}
+        waiting = {
+            model for model, count in self._plane.training.waiting_by_model().items() if count
+        }
         queued = {
             self._plane.sessions.job_of(model.session)
             for model in self._plane.training.models()

@@ -44,7 +44,7 @@ class Breakdowns:
         return self._describe(names, "no trainer starts", fully)
 
     def _describe(self, names: Sequence[str], what: str, fully: bool) -> str | None:
-        failed = self.fleet.supervisor.failed()
+        failed = self.fleet.supervisor.failures()
         if not names or any(name not in failed or not failed[name].persists for name in names):
             return None
         why = failed[names[0]].said if fully else "the operator's status says why"

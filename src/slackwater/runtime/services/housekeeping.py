@@ -26,7 +26,7 @@ from slackwater.runtime.store.checkpoints import (
     STATE,
     Checkpoint,
     drop_checkpoint,
-    expired,
+    find_expired,
     remove_folder,
     size_of,
 )
@@ -92,7 +92,7 @@ class Housekeeping:
                 )
             operation_log.drop_orphans(connection, oldest_s)
             sample_log.drop_orphans(connection, oldest_s)
-            gone = expired(connection, now_s)
+            gone = find_expired(connection, now_s)
             for checkpoint in gone:
                 drop_checkpoint(connection, checkpoint.path)
             return gone
@@ -116,7 +116,7 @@ class Housekeeping:
         is named by the second, and one that ended before is named by the third.
         """
         folders = await asyncio.to_thread(self.state.checkpoints_of, model.model)
-        under_way = self.operations.states_under_way()
+        under_way = self.operations.pending_states()
         listed = sa.select(checkpoints.c.held_as).where(checkpoints.c.kind == STATE)
         named = await self.store.call(lambda c: set(c.execute(listed).scalars()))
         for folder in folders:
@@ -167,10 +167,10 @@ class Housekeeping:
         held = await asyncio.to_thread(self.shelf.versions)
         named = await self.store.call(read)
         named |= {session.version for session in self.sampling.sessions()}
-        named |= self.operations.versions_under_way()
+        named |= self.operations.pending_versions()
         for version in held:
             if version not in named:
-                self.rollout.retired(version)
+                self.rollout.retire(version)
 
 
 def _size_or_0(path: Path) -> int:

@@ -144,7 +144,7 @@ class InstanceService:
                 request = self._requests[name]
                 row = {"instance": name, "model": request.model, "kind": request.kind.value}
                 shown.append({**row, "state": "starting", "pid": self._children.pid(name)})
-        for failed in self._supervisor.failed().values():
+        for failed in self._supervisor.failures().values():
             if not failed.name.startswith("trainer"):
                 row = {"instance": failed.name, "state": "failed", "error": failed.said}
                 shown.append({**row, "failed_starts": failed.deaths})
@@ -183,7 +183,7 @@ class InstanceService:
 
     def _handle_process_event(self, event: ProviderEvent) -> None:
         if isinstance(event, InstanceNoticed):
-            self._rollout.notice(event.instance, event.leaves_in_s)
+            self._rollout.give_notice(event.instance, event.leaves_in_s)
         elif isinstance(event, StartFailed):
             log = self._logs / f"{event.instance}.log"
             self._faults.append(f"{event.instance}: did not start: {event.error}; see {log}")

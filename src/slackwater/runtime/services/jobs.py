@@ -14,7 +14,12 @@ from slackwater.model.job_life import JobAccount, JobStage
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import SubmittedJob, save_accounts, saved_accounts, shown
+from slackwater.runtime.store.job_accounts import (
+    SubmittedJob,
+    job_row,
+    read_accounts,
+    save_accounts,
+)
 
 
 @dataclass(eq=False)
@@ -30,7 +35,7 @@ class Jobs:
     async def adopt(self, now_s: float, submitted: Mapping[JobId, SubmittedJob]) -> None:
         """Adopt sessions, accounts, submitted jobs, and the jobs of live sessions."""
         await self.sessions.adopt(now_s)
-        saved = await self.store.call(lambda c: saved_accounts(c, now_s))
+        saved = await self.store.call(lambda c: read_accounts(c, now_s))
         adopted = {event.job: event for event in saved}
         for job, held in submitted.items():
             event = adopted.get(job) or JobAdopted(now_s, job, held.tenant, JobAccount())
@@ -72,7 +77,7 @@ class Jobs:
         """The tenant's jobs, oldest first."""
         now_s, entries = loop_time(), self.registry.entries()
         everybody = tenant == self.operator
-        return [shown(entry, now_s) for entry in entries if everybody or entry.tenant == tenant]
+        return [job_row(entry, now_s) for entry in entries if everybody or entry.tenant == tenant]
 
 
 def _outcome(status: dict[str, Any]) -> Literal["finished", "failed", "stopped"]:

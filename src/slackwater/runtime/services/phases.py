@@ -149,7 +149,7 @@ class PhaseService:
                 "state": "held",
                 "shrunk": one.permit.tail_instances is not None,
             }
-        why = self.executor.lost.get(entry.job)
+        why = self.executor.lost_permits.get(entry.job)
         reason = why[1] if why is not None and why[0] == permit else "it was given back"
         return {"permit": permit, "state": "taken", "reason": reason}
 
@@ -253,7 +253,7 @@ class PhaseService:
                 if entry.terms is not None
             ],
             "permits": {
-                "given": self.executor.given,
+                "given": self.executor.grants,
                 "switches": self.executor.switches,
                 "tail_migrations": self.executor.tails,
                 "p50_ms": round(self.executor.grant_ms(0.5), 3),

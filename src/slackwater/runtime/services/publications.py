@@ -14,7 +14,7 @@ from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store.base_models import BaseModels
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.op_payloads import decode_publish
-from slackwater.runtime.store.versions import known_versions
+from slackwater.runtime.store.versions import read_known_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Publications:
         if publish.sampling_session is not None:
             self.sampling.add_session(sampling_session_of(model, operation, publish))
             self.background.spawn(self.housekeeping.trim_versions(model))
-        self.rollout.published(
+        self.rollout.publish(
             *(publish.version, model.base_model, self.sessions.job_of(model.session)),
             line=model.model,
             adapter=model.lora.rank > 0,
@@ -47,10 +47,10 @@ class Publications:
     async def adopt(self, store: Store, bases: BaseModels) -> None:
         """The base models' own weights, and the versions that were named before this start."""
         for base in bases:
-            self.rollout.published(base.version, base.name)
-        for held in await store.call(known_versions):
+            self.rollout.publish(base.version, base.name)
+        for held in await store.call(read_known_versions):
             job = self.sessions.job_of(SessionId(held.session))
-            self.rollout.published(
+            self.rollout.publish(
                 *(held.version, held.base_model, job),
                 line=held.line,
                 adapter=held.adapter,

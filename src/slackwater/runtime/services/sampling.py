@@ -95,8 +95,8 @@ class SamplingService:
             return [log.sampling_session_of(row) for row in rows]
 
         sessions = await self._store.call(sessions_of)
-        done = await self._store.call(log.finished_samples)
-        waiting = await self._store.call(log.waiting_samples)
+        done = await self._store.call(log.read_finished)
+        waiting = await self._store.call(log.read_waiting)
         for session in sessions:
             self.add_session(session)
         for name, finished in done:
@@ -110,7 +110,7 @@ class SamplingService:
 
     def resume(self) -> None:
         """Generate what was taken over, from the tokens that engines still have."""
-        held = self._rollout.take_held()
+        held = self._rollout.take_returned_turns()
         for run in self._adopted:
             run.start(held)
         self._adopted.clear()
@@ -157,11 +157,11 @@ class SamplingService:
         self._shares.check(tenant, share, what)
         self._shares.take(tenant, share)  # before it is written, or many could pass at once
         request = RequestId(f"sm-{secrets.token_hex(12)}")
-        row = log.new_sample(request, session, seq, payload, time.time())
+        row = log.new_row(request, session, seq, payload, time.time())
         known: list[RequestId | SlackwaterError | None] = [None]
 
         def write(connection: Connection) -> None:
-            known[0] = log.numbered_sample(connection, session, seq, payload)
+            known[0] = log.find_numbered(connection, session, seq, payload)
             if known[0] is None:
                 connection.execute(sa.text(row.sql), row.values)
 
@@ -265,7 +265,7 @@ class SamplingService:
             self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
             run.on_finish(request, outcome)
 
-        self._ahead.then(settle, log.finished_sample(request, outcome, finished_s))
+        self._ahead.then(settle, log.finish_row(request, outcome, finished_s))
 
 
 class _SampleRun:

@@ -22,7 +22,12 @@ from slackwater.model.job_life import JobStage, named_job
 from slackwater.runtime.executors.drivers import DriverExecutor, driver_command
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import SubmittedJob, add_job, shown, submitted_jobs
+from slackwater.runtime.store.job_accounts import (
+    SubmittedJob,
+    add_job,
+    job_row,
+    read_submitted_jobs,
+)
 from slackwater.wire.driver_files import DriverFiles
 
 MOST_LOG_BYTES = 1 << 20
@@ -48,7 +53,7 @@ class Submissions:
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
         """What the store has."""
-        self._jobs = {held.job: held for held in await self.store.call(submitted_jobs)}
+        self._jobs = {held.job: held for held in await self.store.call(read_submitted_jobs)}
         return dict(self._jobs)
 
     async def adopt_drivers(self) -> None:
@@ -87,7 +92,7 @@ class Submissions:
         files = self.executor.files(job)
         if files.root.exists():
             await asyncio.to_thread(_forget, files)
-        self.executor.know(job, file)
+        self.executor.set_job_file(job, file)
         held = await self.store.call(lambda c: add_job(c, job, tenant, file))
         self._jobs[job] = held
         self.feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
@@ -141,7 +146,7 @@ class Submissions:
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
         assert entry is not None
-        row = shown(entry, loop_time())
+        row = job_row(entry, loop_time())
         held, driver = self._jobs.get(job), self.controller.drivers.find(job)
         if held is None or driver is None:
             return row

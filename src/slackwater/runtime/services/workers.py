@@ -43,11 +43,11 @@ class Workers:
         if hello.role == "agent":
             assert hello.node is not None  # as the launch plan has checked
             self._fleet.agent_joined(hello.node)
-            self._rollout.relays.joined(hello.node)
+            self._rollout.relays.add_node(hello.node)
             self._training.agent_joined(hello.node)
             self._node_joined(NodeId(hello.node.node))
         self._roles[worker] = hello.role
-        self._fleet.supervisor.joined(worker)
+        self._fleet.supervisor.record_join(worker)
         logger.info("worker joined worker=%s role=%s", worker, hello.role)
         if hello.role == "trainer":
             self._training.trainer_joined(worker)
@@ -62,7 +62,7 @@ class Workers:
         for frame in frames:
             role = self._roles[worker]
             if role == "engine":
-                self._rollout.engine_said(worker, frame)
+                self._rollout.handle_frame(worker, frame)
             elif role in ("sandbox", "rewards"):
                 self._actions.handle_frame(worker, frame)
             elif frame.kind is FrameKind.CONTROL:
@@ -74,17 +74,17 @@ class Workers:
                 elif isinstance(message, messages.VersionStocked):
                     self._record_stock(worker, message)
                 else:
-                    self._training.trainer_said(worker, message)
+                    self._training.handle_message(worker, message)
 
     def _handle_agent_message(self, node: NodeId, message: messages.FromWorker) -> None:
         if isinstance(message, PayloadArrived | PayloadFailed):
-            self._rollout.relays.said(node, message)
+            self._rollout.relays.handle_report(node, message)
         elif isinstance(message, StateSent):
             self._training.state_sent(message)
         elif isinstance(message, NodeLeaving):
             self.node_leaving(node, message.leaves_in_s)
         else:
-            self._fleet.agent_said(node, message)
+            self._fleet.handle_agent_message(node, message)
 
     def node_leaving(self, node: NodeId, leaves_in_s: float) -> None:
         """Move the turns off its engines; it may go when they have."""
@@ -93,7 +93,7 @@ class Workers:
         engines = {worker for worker in workers if self._roles.get(worker) == "engine"}
         self._leaving[node] = engines
         for engine in sorted(engines):
-            self._rollout.notice(InstanceId(engine), leaves_in_s)
+            self._rollout.give_notice(InstanceId(engine), leaves_in_s)
         self._dismiss_empty()
 
     def _dismiss_empty(self) -> None:
@@ -104,7 +104,7 @@ class Workers:
     def _record_stock(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
         """A trainer speaks for the relay of its own node alone."""
         if message.node == self._fleet.nodes.node_of(trainer):
-            self._rollout.relays.stocked(message)
+            self._rollout.relays.record_stock(message)
         else:
             logger.warning("worker=%s stocks for another node=%s", trainer, message.node)
 
@@ -115,7 +115,7 @@ class Workers:
         if role == "agent":
             node = _node_of(worker)
             self._leaving.pop(node, None)
-            self._rollout.relays.lost(node)
+            self._rollout.relays.remove_node(node)
             self._training.agent_lost(node)
             self._fleet.agent_lost(node)
             self._node_lost(node)

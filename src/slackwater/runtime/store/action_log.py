@@ -84,7 +84,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
         return not self.command and self.spec.service is None
 
 
-def bounded(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
+def clamp_limits(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
     """One of the log, within what the operator lets its tenant use now."""
     asked = request.limits
     held = ActionLimits(

@@ -64,7 +64,7 @@ def parse_path(path: str) -> tuple[ModelId, str, str]:
 _PLAIN = tuple(f.name for f in fields(Checkpoint) if f.name not in ("lora", "user_metadata"))
 
 
-def _of(row: Row[Any]) -> Checkpoint:
+def _checkpoint_of(row: Row[Any]) -> Checkpoint:
     metadata = json.loads(row.user_metadata) if row.user_metadata else None
     plain = {name: getattr(row, name) for name in _PLAIN}
     return Checkpoint(**plain, lora=lora_of(row), user_metadata=metadata)
@@ -93,7 +93,7 @@ def find_checkpoint(
     visible = row is not None and (row.tenant == tenant or (readable and row.public))
     if row is None or not visible or (row.expires_s is not None and row.expires_s <= now_s):
         raise NotFoundError(f"checkpoint {path}: there is none, or it has expired")
-    return _of(row)
+    return _checkpoint_of(row)
 
 
 def list_checkpoints(
@@ -107,7 +107,7 @@ def list_checkpoints(
     if model is not None:
         query = query.where(columns.model == model)
     return [
-        _of(row)
+        _checkpoint_of(row)
         for row in connection.execute(query.order_by(columns.created_s.desc(), columns.path))
     ]
 
@@ -116,13 +116,13 @@ def drop_checkpoint(connection: Connection, path: str) -> None:
     connection.execute(checkpoints.delete().where(checkpoints.c.path == path))
 
 
-def expired(connection: Connection, now_s: float) -> list[Checkpoint]:
+def find_expired(connection: Connection, now_s: float) -> list[Checkpoint]:
     """Those whose time has come."""
     columns = checkpoints.c
     rows = connection.execute(
         sa.select(checkpoints).where(columns.expires_s.is_not(None), columns.expires_s <= now_s)
     )
-    return [_of(row) for row in rows]
+    return [_checkpoint_of(row) for row in rows]
 
 
 def update_checkpoint(connection: Connection, path: str, **values: Any) -> None:

@@ -116,7 +116,7 @@ class Store:
         )
         if self._is_local:
             sa.event.listen(self._engine, "connect", _tune_sqlite)
-        self._thread = _OneThread("store")
+        self._thread = _StoreThread("store")
         self._connection: Connection | None = None
         self._busy_ms = _BUSY_MS  # how long the connection waits for a lock
         self._patience_s = patience_s
@@ -124,7 +124,7 @@ class Store:
         self._closing = threading.Event()
         self._is_lost = False
         self._writes = 0  # since the log was last brought into the database
-        self._tidying: asyncio.Future[None] | None = None
+        self._checkpointing: asyncio.Future[None] | None = None
 
     async def open(self) -> None:
         """Connect, and bring the tables up to date."""
@@ -149,15 +149,15 @@ class Store:
         except StoreLostError:
             self._announce_loss()
             raise
-        self._tidy_up()
-        if self._tidying is not None and self._log_bytes() > 2 * _LOG_BYTES:
-            await self._tidying  # writes are faster than the disk
+        self._checkpoint_if_long()
+        if self._checkpointing is not None and self._log_bytes() > 2 * _LOG_BYTES:
+            await self._checkpointing  # writes are faster than the disk
         return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
         """As `call`, for a few rows: at once if the store is idle, and always in order."""
         found: list[T] = []
-        if self.at_once(lambda connection: found.append(work(connection))):
+        if self.try_now(lambda connection: found.append(work(connection))):
             return found[-1]
         return await self.call(work)
 
@@ -165,7 +165,7 @@ class Store:
         """As `call_small` if that is little, as `call` otherwise."""
         return await (self.call_small if size_bytes <= _SMALL_BYTES else self.call)(work)
 
-    def at_once(self, work: Callable[[Connection], None]) -> bool:
+    def try_now(self, work: Callable[[Connection], None]) -> bool:
         """Write a few rows now; False if nothing was written because the store is busy."""
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
@@ -173,10 +173,10 @@ class Store:
             self._attempt(work, busy_ms=0)  # nor does it wait for another process's lock
         except (OperationalError, InterfaceError):
             return False
-        self._tidy_up(small=True)
+        self._checkpoint_if_long(small=True)
         return True
 
-    def rows_at_once(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    def try_rows_now(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
         """As `at_once`, by the driver alone: what SQLAlchemy does around a statement takes longer
         than SQLite. False, and nothing written, also where a row cannot be.
         """
@@ -189,7 +189,7 @@ class Store:
                     driver.execute(sql, values)
         except sqlite3.Error:
             return False
-        self._tidy_up(small=True)
+        self._checkpoint_if_long(small=True)
         return True
 
     def _driver(self, connection: Connection, busy_ms: int) -> Any:
@@ -200,17 +200,19 @@ class Store:
             self._busy_ms = busy_ms
         return driver
 
-    def _tidy_up(self, *, small: bool = False) -> None:
+    def _checkpoint_if_long(self, *, small: bool = False) -> None:
         """Checkpoint a long log beside the writes that go on, since that waits for the disk; many
         `small` writes make it long, never one.
         """
-        if not self._is_local or (self._tidying is not None and not self._tidying.done()):
+        if not self._is_local or (
+            self._checkpointing is not None and not self._checkpointing.done()
+        ):
             return
         self._writes += 1
         if self._writes > _LOG_WRITES or (not small and self._log_bytes() > _LOG_BYTES):
             self._writes = 0
             loop = asyncio.get_running_loop()
-            self._tidying = loop.run_in_executor(None, self._checkpoint)
+            self._checkpointing = loop.run_in_executor(None, self._checkpoint)
 
     def _log_bytes(self) -> int:
         try:
@@ -268,8 +270,8 @@ class Store:
     async def close(self) -> None:
         """Finish what was asked before, and disconnect."""
         self._closing.set()
-        if self._tidying is not None:
-            await self._tidying
+        if self._checkpointing is not None:
+            await self._checkpointing
         await self._thread.run(self._drop_connection)
         self._thread.end()
 
@@ -279,7 +281,7 @@ class Store:
             self._connection = None
 
 
-class _OneThread:
+class _StoreThread:
     """Calls for one thread, in order; cheaper than an executor, since every request waits here."""
 
     def __init__(self, name: str) -> None:
@@ -287,7 +289,7 @@ class _OneThread:
             tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop] | None
         ] = queue.SimpleQueue()
         self._unsettled = 0
-        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -307,7 +309,7 @@ class _OneThread:
         self._asked.put(None)
         self._thread.join()
 
-    def _live(self) -> None:
+    def _work(self) -> None:
         while (asked := self._asked.get()) is not None:
             work, found, loop = asked
             try:

@@ -39,10 +39,10 @@ class FutureBoard:
     """Requests under way and the outcomes that came last, in memory; the store has all of them."""
 
     def __init__(
-        self, settled: Callable[[TenantId, str, float, bool], None] = lambda *told: None
+        self, on_settle: Callable[[TenantId, str, float, bool], None] = lambda *told: None
     ) -> None:
         """`settled` hears of every outcome: tenant, kind, seconds, and whether it failed."""
-        self._settled = settled
+        self._on_settle = on_settle
         self._since_s: dict[RequestId, float] = {}
         self._waiting: dict[RequestId, asyncio.Event] = {}
         self._recent: OrderedDict[RequestId, RequestOutcome] = OrderedDict()
@@ -66,7 +66,7 @@ class FutureBoard:
         since_s, tenant = self._since_s.pop(request, None), self._tenants.get(request)
         if since_s is not None and tenant is not None:
             took_s, failed = time.monotonic() - since_s, outcome.error is not None
-            self._settled(tenant, str(outcome.kind), took_s, failed)
+            self._on_settle(tenant, str(outcome.kind), took_s, failed)
         self._recent[request] = outcome
         self._recent_bytes += _size_bytes(outcome)
         while len(self._recent) > 1 and (

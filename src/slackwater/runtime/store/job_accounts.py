@@ -63,15 +63,15 @@ def keep_driver(connection: Connection, kept: KeepDriver) -> None:
 
 def find_job(connection: Connection, job: JobId) -> SubmittedJob | None:
     row = connection.execute(sa.select(jobs).where(jobs.c.job == job)).first()
-    return None if row is None else _of(row)
+    return None if row is None else _job_of(row)
 
 
-def submitted_jobs(connection: Connection) -> list[SubmittedJob]:
+def read_submitted_jobs(connection: Connection) -> list[SubmittedJob]:
     """All of them, oldest first."""
-    return [_of(row) for row in connection.execute(sa.select(jobs).order_by(jobs.c.created_s))]
+    return [_job_of(row) for row in connection.execute(sa.select(jobs).order_by(jobs.c.created_s))]
 
 
-def _of(row: Row[Any]) -> SubmittedJob:
+def _job_of(row: Row[Any]) -> SubmittedJob:
     file = decode(JobFile, json.loads(row.submission))
     over = None if row.over is None else JobStage(row.over)
     counts = (row.attempt, row.crashes, over, row.reason, row.created_s, row.ended_s)
@@ -116,14 +116,14 @@ def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
     put_fact(connection, _NAME, [save(entry) for entry in entries])
 
 
-def saved_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
+def read_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
     """As events for the job registry."""
     saved = find_fact(connection, _NAME, list[SavedAccount]) or ()
     rows = [msgspec.structs.asdict(row) for row in saved]
     return [JobAdopted(now_s, stage=row.pop("over") or JobStage.STOPPED, **row) for row in rows]
 
 
-def shown(entry: RegisteredJob, now_s: float) -> dict[str, Any]:
+def job_row(entry: RegisteredJob, now_s: float) -> dict[str, Any]:
     """A job as `slackwater job list` and the HTTP face show it."""
     account = asdict(entry.account)
     return {

@@ -157,7 +157,7 @@ def join_session(connection: Connection, sampling_session: SamplingSessionId) ->
     return int(clones)
 
 
-def numbered_sample(
+def find_numbered(
     connection: Connection, session: SamplingSession, seq: int, payload: bytes
 ) -> RequestId | RefusedError | None:
     """The request that has this number already, if any; another one's is refused."""
@@ -170,7 +170,7 @@ def numbered_sample(
     return RequestId(found.request)
 
 
-def new_sample(
+def new_row(
     request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
 ) -> Row:
     """Its row."""
@@ -188,7 +188,7 @@ def new_sample(
     return Row(_ADD, row, len(payload))
 
 
-def finished_sample(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:
+def finish_row(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:
     """What changes in its row."""
     changed = {"finished": request, "payload": None, **outcome.columns(now_s)}
     return Row(_FINISH, changed, len(outcome.result or b""))
@@ -224,7 +224,7 @@ def drop_orphans(connection: Connection, oldest_s: float) -> None:
     )
 
 
-def waiting_samples(connection: Connection) -> list[tuple[str, str, bytes]]:
+def read_waiting(connection: Connection) -> list[tuple[str, str, bytes]]:
     """Request, sampling session and payload of what is unanswered, oldest first."""
     columns = samples.c
     rows = connection.execute(
@@ -235,7 +235,7 @@ def waiting_samples(connection: Connection) -> list[tuple[str, str, bytes]]:
     return [(row.request, row.sampling_session, row.payload) for row in rows]
 
 
-def finished_samples(connection: Connection) -> list[tuple[str, FinishedRequest]]:
+def read_finished(connection: Connection) -> list[tuple[str, FinishedRequest]]:
     """Sampling session and request of what is answered and not yet acknowledged, oldest first."""
     columns = samples.c
     rows = connection.execute(

@@ -22,7 +22,7 @@ from slackwater.runtime.store.op_payloads import FORMAT
 metadata = MetaData()
 
 
-def _asked_and_answered() -> list[Column[Any]]:
+def _request_columns() -> list[Column[Any]]:
     """What is kept of any request, from its coming to its answer."""
     return [
         Column("digest", String, nullable=False),
@@ -88,7 +88,7 @@ operations = Table(
     Column("tenant", String, nullable=False),
     Column("seq", Integer, nullable=False),
     Column("kind", String, nullable=False),
-    *_asked_and_answered(),
+    *_request_columns(),
     UniqueConstraint("model", "seq"),
     Index("operations_finished", "finished_s"),
 )
@@ -126,7 +126,7 @@ samples = Table(
     Column("tenant", String, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Column("payload", LargeBinary),
-    *_asked_and_answered(),
+    *_request_columns(),
     UniqueConstraint("sampling_session", "seq"),
     Index("samples_finished", "finished_s"),
 )

@@ -23,7 +23,7 @@ class KnownVersion:
     adapter: bool
 
 
-def known_versions(connection: Connection) -> list[KnownVersion]:
+def read_known_versions(connection: Connection) -> list[KnownVersion]:
     """Each once, oldest first."""
     saved = sa.select(
         checkpoints.c.held_as.label("version"), checkpoints.c.model, checkpoints.c.created_s

@@ -45,7 +45,7 @@ class WriteAhead:
     def __init__(self, store: Store, background: Background) -> None:
         self._store = store
         self._background = background
-        self._line: list[tuple[Write | None, Tell]] = []
+        self._queue: list[tuple[Write | None, Tell]] = []
         self._under_way = False
 
     def then(self, tell: Tell, write: Write | None = None) -> None:
@@ -53,46 +53,46 @@ class WriteAhead:
         if write is None and not self._under_way:
             tell()
             return
-        self._line.append((write, tell))
+        self._queue.append((write, tell))
         if not self._under_way:
             self._under_way = True
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
         """Most often the store has nothing else to do, and all of it is done here."""
-        batch, self._line = self._line, []
+        batch, self._queue = self._queue, []
         try:
-            if self._written_here(batch):
-                self._told(batch)
+            if self._try_write_now(batch):
+                self._run_callbacks(batch)
             else:
                 self._background.spawn(self._wait(batch))
         except IntegrityError:
             self._background.spawn(self._wait(batch))
         except Exception as error:  # noqa: BLE001  (it takes the service down, as that of a task does)
-            self._background.spawn(_raised(error))
+            self._background.spawn(_raise(error))
 
-    def _written_here(self, batch: Sequence[tuple[Write | None, Tell]]) -> bool:
+    def _try_write_now(self, batch: Sequence[tuple[Write | None, Tell]]) -> bool:
         writes = [write for write, _ in batch if write is not None]
         rows = [write for write in writes if isinstance(write, Row)]
         if sum(row.size_bytes for row in rows) > _SMALL_BYTES:
             return False
         if len(rows) == len(writes):
-            return self._store.rows_at_once([(row.sql, row.values) for row in rows])
-        return self._store.at_once(lambda connection: _write_all(connection, batch))
+            return self._store.try_rows_now([(row.sql, row.values) for row in rows])
+        return self._store.try_now(lambda connection: _write_all(connection, batch))
 
     async def _wait(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
         try:
             await self._store.call(lambda connection: _write_all(connection, batch))
         except IntegrityError:
-            checked = [(_checked(write), tell) for write, tell in batch]
+            checked = [(_use_if_known(write), tell) for write, tell in batch]
             await self._store.call(lambda connection: _write_all(connection, checked))
-        self._told(batch)
+        self._run_callbacks(batch)
 
-    def _told(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
+    def _run_callbacks(self, batch: Sequence[tuple[Write | None, Tell]]) -> None:
         for _, tell in batch:
             tell()
-        self._under_way = bool(self._line)
-        if self._line:
+        self._under_way = bool(self._queue)
+        if self._queue:
             asyncio.get_running_loop().call_soon(self._begin)
 
 
@@ -106,7 +106,7 @@ def _write_all(connection: Connection, batch: Sequence[tuple[Write | None, Tell]
             connection.execute(sa.text(sql), [row.values for row in writes if isinstance(row, Row)])
 
 
-def _checked(write: Write | None) -> Write | None:
+def _use_if_known(write: Write | None) -> Write | None:
     return (write.if_known or write) if isinstance(write, Row) else write
 
 
@@ -114,5 +114,5 @@ def _sql(write: Write) -> str | None:
     return write.sql if isinstance(write, Row) else None
 
 
-async def _raised(error: Exception) -> None:
+async def _raise(error: Exception) -> None:
     raise error

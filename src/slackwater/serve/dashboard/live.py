@@ -12,12 +12,12 @@ from typing import Any, Literal
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import JobId, ModelId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceState
-from slackwater.runtime.executors.recent_trajectories import EndedTurn, joined
+from slackwater.runtime.executors.recent_trajectories import EndedTurn, join_turns
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.activity import ActivitySampler
 from slackwater.runtime.store.checkpoints import list_checkpoints, parse_path
-from slackwater.runtime.store.job_accounts import shown
+from slackwater.runtime.store.job_accounts import job_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
@@ -100,7 +100,9 @@ class LiveSource:
         live = [entry for entry in entries if not entry.stage.over]
         over = [entry for entry in entries if entry.stage.over][-_OVER_SHOWN:]
         now_s = loop_time()
-        rows = self._plane.submissions.add_progress([shown(entry, now_s) for entry in live + over])
+        rows = self._plane.submissions.add_progress(
+            [job_row(entry, now_s) for entry in live + over]
+        )
         more = {} if shared is None else {row["job"]: row for row in shared["jobs"]}
         rows = [more.get(row["job"], {}) | row for row in rows]
         for row in rows:
@@ -180,7 +182,7 @@ class LiveSource:
                 "limit": None,
                 "turns": len(one.turns),
             }
-            for one in self._plane.rollout.recent.of_job(job, now_s)
+            for one in self._plane.rollout.recent.trajectories_of(job, now_s)
         ]
         under_way = {row["trajectory"] for row in live}
         ended = [row for row in ended if row["trajectory"] not in under_way]
@@ -199,7 +201,7 @@ class LiveSource:
         model = live.spec.base_model if live is not None else ended.base_model if ended else ""
         if live is not None:
             turns.append(EndedTurn(live.spec.prompt, live.tokens[:], live.logprobs[:]))
-        tokens, logprobs = joined(turns)
+        tokens, logprobs = join_turns(turns)
         texts = await self._texts(model, tokens[-_TOKENS_SHOWN:].tolist())
         return {
             "trajectory": trajectory,

@@ -28,7 +28,7 @@ def tenant_gauges(plane: ControlPlane) -> dict[str, float]:
 
 def gauges_of(plane: ControlPlane) -> dict[str, float]:
     """All gauges, for metrics and status."""
-    waiting = plane.training.waiting()
+    waiting = plane.training.waiting_by_model()
     roles = plane.workers.names_by_role()
     longest_cpu_s, longest_lag_s = plane.loop_watch.longest()
     return {
@@ -51,19 +51,19 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
 def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
     """Gauges of the served model's SLO and of lending."""
     rollout, now_s = plane.rollout, loop_time()
-    kept = {} if rollout.promise is None else rollout.promise.gauges(now_s)
+    kept = {} if rollout.slo is None else rollout.slo.gauges(now_s)
     return kept | ({} if rollout.lending is None else rollout.lending.gauges())
 
 
 def serving_of(plane: ControlPlane) -> dict[str, Any] | None:
     """The serving SLO and its attainment per minute; None if no model is served."""
-    promise, lending = plane.rollout.promise, plane.rollout.lending
+    promise, lending = plane.rollout.slo, plane.rollout.lending
     if promise is None:
         return None
     return {
         "model": promise.model,
         "slo": asdict(promise.slo),
         "minutes": promise.minutes(),
-        "lent": {} if lending is None else lending.lent(),
+        "lent": {} if lending is None else lending.loans_by_worker(),
         "not_lent": {} if lending is None else dict(lending.refusals),
     }

@@ -27,7 +27,7 @@ def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
     if (why := plane.broken_trainer(tenant)) is not None:
         problems.append(f"{why}; training requests get 503")
     if plane.is_operator(tenant):
-        problems += map(str, plane.fleet.supervisor.failed().values())
+        problems += map(str, plane.fleet.supervisor.failures().values())
         problems += [
             f"node {row['node']} is away: its agent has not joined"
             for row in plane.fleet.rows()
@@ -64,7 +64,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
     @router.get("/slackwater/status")
     async def status(tenant: Caller) -> dict[str, Any]:
         """What runs and waits: for tenants the fleet's size and queues, for the operator all."""
-        failed = plane.fleet.supervisor.failed()
+        failed = plane.fleet.supervisor.failures()
         if not plane.is_operator(tenant):
             return {
                 "models": {base.name: "" for base in plane.bases},

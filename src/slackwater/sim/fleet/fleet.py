@@ -173,13 +173,13 @@ class SimulatedFleet:
         match command:
             case phase_commands.PermitGiven(job, permit, phase, _, nodes):
                 self.permits[permit] = (job, phase, nodes)
-                self.spans.given(permit, job, phase, nodes, self.now_s)
+                self.spans.begin(permit, job, phase, nodes, self.now_s)
             case phase_commands.PermitShrunk(_, permit):
                 self.tail_migrations += 1
-                self.spans.shrunk(permit, self.now_s)
+                self.spans.shrink(permit, self.now_s)
             case phase_commands.PermitEnded(_, permit):
                 self.permits.pop(permit, None)
-                self.spans.back(permit, self.now_s)
+                self.spans.end(permit, self.now_s)
             case _:
                 pass
 

@@ -117,7 +117,7 @@ def test_an_added_instance_has_a_free_device_until_it_ends(tmp_path: Path) -> No
             await plane.fleet.spawn(
                 WorkerPlan("added-2", "none", (), layout=""), WorkerId("added-2")
             )
-        plane.fleet.agent_said(LOCAL, WorkerEnded("added-1", 0))
+        plane.fleet.handle_agent_message(LOCAL, WorkerEnded("added-1", 0))
         assert owners(plane)["local/cuda:2"] == []
         task.cancel()
 

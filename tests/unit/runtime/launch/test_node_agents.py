@@ -55,7 +55,7 @@ class Plane:
         assert hello.node is not None
         if self.refuses:
             raise ConfigError(self.refuses)
-        self.nodes.joined(hello.node, 0.0)
+        self.nodes.add(hello.node, 0.0)
         self.joins += 1
 
     def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None:
@@ -64,10 +64,10 @@ class Plane:
             if isinstance(message, says.NodeLeaving):
                 self.notices.append(message.leaves_in_s)
             else:
-                self.nodes.said(NODE, message)
+                self.nodes.handle_message(NODE, message)
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
-        self.nodes.lost(NODE)
+        self.nodes.remove(NODE)
 
     def join(self, key: str | None = None, pin: str | None = None) -> JoinAddress:
         host, port = self.hub.address

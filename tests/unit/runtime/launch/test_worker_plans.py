@@ -75,7 +75,7 @@ def plans_of(settings: ServiceSettings, devices: list[Device]) -> Sequence[Worke
     bases = {name: replace(base, name=name) for name in settings.models}
     plans = WorkerPlans(settings, BaseModels(bases))
     (pool,) = settings.whole_fleet.pools
-    return plans.of(NodeId("local"), pool, plans.usable(devices, pool))
+    return plans.plan_node(NodeId("local"), pool, plans.usable(devices, pool))
 
 
 def gpus(count: int) -> list[Device]:

@@ -183,7 +183,7 @@ async def a_conversation_is_shown_whole_and_only_to_its_owner(
         turn, TrajectoryId("t"), JobId("other/talks"), [5, 6], sampling, "v", base_model="tiny"
     )
     result = CompleteTurn(turn, [7, 8], [-0.1, -2.0], FinishReason.STOP, "v", 0)
-    plane.rollout.recent.ended(spec, result, 1.0, 3.5)
+    plane.rollout.recent.record_turn(spec, result, 1.0, 3.5)
     browser, _ = await logged_in(plane, client, "other")
     (row,) = (await browser.get(f"{HOME}/api/job?job=other/talks")).json()["trajectories"]
     assert (row["trajectory"], row["took_s"], row["tokens"]) == ("t", 2.5, 2)

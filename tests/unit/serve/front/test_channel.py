@@ -94,7 +94,7 @@ def generate(
 
 async def live(plane: ControlPlane, turns: int) -> None:
     async with asyncio.timeout(60):
-        while plane.rollout.live() != turns:  # noqa: ASYNC110  (nobody is told)
+        while plane.rollout.count_live_turns() != turns:  # noqa: ASYNC110  (nobody is told)
             await asyncio.sleep(0)
 
 
@@ -182,7 +182,7 @@ def test_choices_that_are_abandoned_before_they_began_never_begin(
         async with Visitor(FrontChannel(plane)) as visitor:
             await visitor.ask(generate(1, n=1000))
             async with asyncio.timeout(60):
-                while not plane.rollout.live():  # noqa: ASYNC110  (nobody is told)
+                while not plane.rollout.count_live_turns():  # noqa: ASYNC110  (nobody is told)
                     await asyncio.sleep(0)
             await visitor.ask(front.Abandon("mine", list(range(1, 1001))))
             await live(plane, 0)

@@ -21,7 +21,7 @@ from sqlalchemy import (
 metadata = MetaData()
 
 
-def _asked_and_answered() -> list[Column[Any]]:
+def _request_columns() -> list[Column[Any]]:
     """What is kept of any request, from its coming to its answer."""
     return [
         Column("digest", String, nullable=False),
@@ -82,7 +82,7 @@ operations = Table(
     Column("tenant", String, nullable=False),
     Column("seq", Integer, nullable=False),
     Column("kind", String, nullable=False),
-    *_asked_and_answered(),
+    *_request_columns(),
     UniqueConstraint("model", "seq"),
     Index("operations_finished", "finished_s"),
 )
@@ -110,7 +110,7 @@ samples = Table(
     Column("sampling_session", String, nullable=False),
     Column("tenant", String, nullable=False),
     Column("seq", BigInteger, nullable=False),
-    *_asked_and_answered(),
+    *_request_columns(),
     UniqueConstraint("sampling_session", "seq"),
     Index("samples_finished", "finished_s"),
 )

@@ -36,12 +36,12 @@ def _name_owners(name: str, key: str) -> None:
         payload["spec"]["tenant"] = row.tenant
         if payload.get("snapshot"):
             payload["snapshot"] = payload["snapshot"].removeprefix(f"{row.tenant}.")
-        renamed = _renamed(row[0], row.tenant) if key == "action" else row[0]
+        renamed = _rename(row[0], row.tenant) if key == "action" else row[0]
         payload["spec"][key] = renamed
         values = {key: renamed, "payload": msgspec.msgpack.encode(payload)}
         connection.execute(table.update().where(table.c[key] == row[0]).values(values))
 
 
-def _renamed(action: str, tenant: str) -> str:
+def _rename(action: str, tenant: str) -> str:
     prefix = f"{tenant}."
     return f"{action.removeprefix(prefix)}@{tenant}" if action.startswith(prefix) else action
