@@ -170,7 +170,7 @@ class StormTrainer:
         self._storm.happen(InstanceLost(self._storm.now_s, instance, "released"))
 
     def _joins(self, spec: InstanceSpec) -> None:
-        up = self._storm.controller.steps.works(spec.instance)
+        up = self._storm.controller.steps.is_started(spec.instance)
         if up and spec.instance not in self._storm.instances:
             self._storm.join(spec)
 

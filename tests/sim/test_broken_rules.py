@@ -11,6 +11,7 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_cycle import PhaseCycle
 from slackwater.control.devices.messages import GrantDevices
+from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.jobs.registry import JobRegistry
 from slackwater.control.lending.lender import Lender
@@ -24,7 +25,6 @@ from slackwater.control.rollout.events import VersionOffered
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.steps.events import DevicesGranted
-from slackwater.control.steps.tracker import DeviceOwnership
 from slackwater.control.weights.commands import DeleteVersion, DropVersion
 from slackwater.control.weights.director import WeightDirector
 from slackwater.control.weights.pulls import PullScheduler
@@ -210,7 +210,7 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "serving first": (LenderRule, "must_return", never, "lent while its service needs it"),
     "job stuck": (OperationsController, "_pick", nothing, "jobs never ended"),
     "job completed": (JobRegistry, "handle", does_not_hear_of_the_end, "is running"),
-    "turns counted": (JobRegistry, "_used", nothing, r"\d+ turns of \d+"),
+    "turns counted": (JobRegistry, "_record_usage", nothing, r"\d+ turns of \d+"),
     "permit back": (
         PhaseCycle,
         "_close_permit",

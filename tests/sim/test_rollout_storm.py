@@ -75,7 +75,7 @@ def test_devices_granted_before_a_sleeping_engine_has_left_them_are_caught(
 
 
 def test_an_engine_that_never_says_that_it_rests_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepTracker, "_end_restless", lambda self, instance, now_s, out: None)
+    monkeypatch.setattr(StepTracker, "_end_restless", lambda self, instance: None)
     with pytest.raises(AssertionError, match="never ended"):
         for seed in range(4):
             weather(seed, hours=0.5)

@@ -18,6 +18,7 @@ from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.devices.allocator import DeviceAllocator
+from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.jobs import driver_events
 from slackwater.control.jobs import events as job_events
@@ -35,7 +36,7 @@ from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.manager import RolloutManager
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps import events as step_events
-from slackwater.control.steps.tracker import REST, STEP, DeviceOwnership, StepTracker
+from slackwater.control.steps.tracker import REST, STEP, StepTracker
 from slackwater.control.timer import TimerFired
 from slackwater.control.weights import events as weight_events
 from slackwater.control.weights.director import WeightDirector
@@ -164,7 +165,7 @@ class FleetController:
                 pass
             case _:
                 return False
-        return self.steps.is_local(instance) and not self.steps.works(instance)
+        return self.steps.is_local(instance) and not self.steps.is_started(instance)
 
     def _timer_fired(self, event: TimerFired) -> Sequence[Any]:
         """The beginning of its name says whose it is; any other is the rollout manager's."""
@@ -202,7 +203,7 @@ class FleetController:
             usable = self.weights.usable(instance)
             assert record.versions == usable, f"{instance}: {record.versions} offered as {usable}"
             local = self.steps.is_local(instance)
-            assert not local or self.steps.works(instance), f"{instance} works unasked"
+            assert not local or self.steps.is_started(instance), f"{instance} works unasked"
         held, holders = self.devices.holders(), self.steps.holders()
         assert held.keys() <= holders.keys(), f"{held} work without devices: {holders}"
         for version, turns in self.rollout.books.demand.counts().items():

@@ -1,4 +1,4 @@
-"""What the job book asks for, and tells the driver book."""
+"""Commands of the job registry, to the phase controller and the driver registry."""
 
 from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
 from slackwater.control.message import Message
@@ -7,16 +7,16 @@ from slackwater.model.job import JobProfile, JobTerms
 
 
 class ProfileJob(Message, frozen=True):
-    """Find out what one cycle of the job takes, and say `JobProfiled`."""
+    """Measure one cycle of the job; `JobProfiled` follows."""
 
     job: JobId
     terms: JobTerms
 
 
 class PlaceJob(Message, frozen=True):
-    """Find nodes for the job, which has made so many iterations, and say `JobAnswered`.
+    """Find nodes for the job, which resumes after `iterations_done`; `JobAnswered` follows.
 
-    One without terms takes what there is. One that is `driven` is started when it has a place.
+    A job without terms shares what there is. A `driven` job is started when it has a place.
     """
 
     job: JobId

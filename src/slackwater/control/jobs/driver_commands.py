@@ -1,4 +1,4 @@
-"""What the driver registry asks for. `KeepDriver` is durable before `StartDriver` is executed."""
+"""Commands of the driver registry. `KeepDriver` is durable before `StartDriver` is executed."""
 
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
 from slackwater.control.message import Message
@@ -8,7 +8,7 @@ from slackwater.model.job_life import JobStage
 
 
 class KeepDriver(Message, frozen=True):
-    """Record the number of attempts, the failures in a row, and how the job ended if it has."""
+    """Store the number of attempts, the crashes in a row, and how the job ended if it has."""
 
     job: JobId
     attempt: int
@@ -18,14 +18,14 @@ class KeepDriver(Message, frozen=True):
 
 
 class StartDriver(Message, frozen=True):
-    """Start the process of that attempt, and say `DriverEnded` when it has ended."""
+    """Start the process of this attempt; `DriverEnded` follows when it has ended."""
 
     job: JobId
     attempt: int
 
 
 class EndDriver(Message, frozen=True):
-    """Ask its process to leave, then make it; `DriverEnded` follows."""
+    """Ask its process to exit, then kill it; `DriverEnded` follows."""
 
     job: JobId
     attempt: int

@@ -1,4 +1,4 @@
-"""What can happen to the drivers of submitted jobs."""
+"""Events of the drivers of submitted jobs."""
 
 from slackwater.control.jobs.events import IterationDone
 from slackwater.control.message import TimedMessage
@@ -9,7 +9,7 @@ from slackwater.model.job_life import JobStage
 
 
 class DriverSubmitted(TimedMessage, frozen=True):
-    """A job with a driver was submitted, and the store has it."""
+    """A job with a driver was submitted and is stored."""
 
     job: JobId
     tenant: TenantId
@@ -18,8 +18,8 @@ class DriverSubmitted(TimedMessage, frozen=True):
 
 
 class DriverAdopted(TimedMessage, frozen=True):
-    """A submitted job of the durable store: `attempt` processes were started; the last may still
-    live. `over` is how it ended, if it has.
+    """A submitted job from the durable store. `attempt` processes were started; the last one may
+    still live. `over` is how the job ended, if it has.
     """
 
     job: JobId
@@ -33,13 +33,13 @@ class DriverAdopted(TimedMessage, frozen=True):
 
 
 class DriverDue(TimedMessage, frozen=True):
-    """Its job has a place."""
+    """Its job has a place: the driver may start."""
 
     job: JobId
 
 
 class DriverUndue(TimedMessage, frozen=True):
-    """Its job is over, whoever said so."""
+    """Its job is over: the driver must end."""
 
     job: JobId
     stage: JobStage
@@ -49,7 +49,7 @@ class DriverUndue(TimedMessage, frozen=True):
 class DriverEnded(TimedMessage, frozen=True):
     """The attempt's process has ended, with its exit status if known; `said` is its last output.
 
-    `hopeless`: another attempt would end the same way, since its input is wrong.
+    `hopeless`: its input is wrong, so another attempt would end in the same way.
     """
 
     job: JobId
@@ -60,13 +60,13 @@ class DriverEnded(TimedMessage, frozen=True):
 
 
 class StopAsked(TimedMessage, frozen=True):
-    """Its owner wants it to stop; what it has made stays."""
+    """Its owner stops it; its results stay."""
 
     job: JobId
 
 
 class ResumeAsked(TimedMessage, frozen=True):
-    """Its owner wants it to go on from there."""
+    """Its owner resumes it where it stopped."""
 
     job: JobId
 

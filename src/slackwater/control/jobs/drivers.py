@@ -4,10 +4,10 @@
        ^          |  \\-> leaving -> over
        \\-- crash -/
 
-A driver waits until its job has a place. Status 0 finishes the job. A crash makes the job a new
-arrival (`JobCrashed`), started again after a growing pause; after `most_crashes` in a row without a
-complete iteration the job has failed. A driver that ended while the control plane was gone is
-started again without blame. It emits events of the job registry.
+A driver waits until its job has a place. Exit status 0 finishes the job. A crash makes the job a
+new arrival (`JobCrashed`), started again after a backoff; after `MOST_CRASHES` in a row without a
+complete iteration the job has failed. An end while the control plane was down does not count as a
+crash. The driver registry emits events of the job registry.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,23 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, assert_never
 
-from slackwater.control.jobs import driver_commands as do
-from slackwater.control.jobs import driver_events as on
+from slackwater.control.jobs.driver_commands import (
+    DriverCommand,
+    EndDriver,
+    KeepDriver,
+    StartDriver,
+)
+from slackwater.control.jobs.driver_events import (
+    DriverAdopted,
+    DriverDue,
+    DriverEnded,
+    DriverEvent,
+    DriverSubmitted,
+    DriverUndue,
+    ProgressEvent,
+    ResumeAsked,
+    StopAsked,
+)
 from slackwater.control.jobs.events import IterationDone, JobCrashed, JobEnded, JobSubmitted
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.control.timer import SetTimer, TimerFired
@@ -24,11 +39,11 @@ from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage
 
-Out = list[do.DriverCommand]
+Out = list[DriverCommand]
 
 DRIVER = "driver:"  # of the names of its timers; a job follows
 MOST_CRASHES = 5
-PAUSES = RestartPolicy(first_s=0.5, longest_s=60.0)
+BACKOFF = RestartPolicy(first_s=0.5, longest_s=60.0)
 
 
 class DriverStage(StrEnum):
@@ -54,22 +69,23 @@ class JobDriver:
     over: JobStage | None = None
     reason: str = ""
 
-    def submitted(self, now_s: float) -> JobSubmitted:
-        made = (self.job, self.tenant, self.profile, self.terms)
-        return JobSubmitted(now_s, *made, driven=True)
+    def submission(self, now_s: float) -> JobSubmitted:
+        return JobSubmitted(now_s, self.job, self.tenant, self.profile, self.terms, driven=True)
 
 
 class DriverRegistry:
+    """See the module."""
+
     def __init__(self) -> None:
         self._drivers: dict[JobId, JobDriver] = {}
 
-    def handle(self, event: on.DriverEvent) -> Sequence[do.DriverCommand]:
+    def handle(self, event: DriverEvent) -> Sequence[DriverCommand]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
-        if isinstance(event, on.DriverSubmitted):
-            self._submitted(event, out)
-        elif isinstance(event, on.DriverAdopted):
-            self._adopted(event, out)
+        if isinstance(event, DriverSubmitted):
+            self._submit(event, out)
+        elif isinstance(event, DriverAdopted):
+            self._adopt(event, out)
         else:
             if isinstance(event, TimerFired):
                 job = JobId(event.name.removeprefix(DRIVER))
@@ -80,13 +96,13 @@ class DriverRegistry:
                 self._continue(driver, event, out)
         return out
 
-    # ---- questions ----
+    # ---- queries ----
     def find(self, job: JobId) -> JobDriver | None:
         """The caller must not change it."""
         return self._drivers.get(job)
 
     # ---- life ----
-    def _submitted(self, event: on.DriverSubmitted, out: Out) -> None:
+    def _submit(self, event: DriverSubmitted, out: Out) -> None:
         known = self._drivers.get(event.job)
         if known is not None and known.stage is not DriverStage.OVER:
             return
@@ -94,9 +110,9 @@ class DriverRegistry:
         if known is not None:
             driver.attempt = known.attempt  # an attempt's number is used once
         self._drivers[event.job] = driver
-        out.append(driver.submitted(event.now_s))
+        out.append(driver.submission(event.now_s))
 
-    def _adopted(self, event: on.DriverAdopted, out: Out) -> None:
+    def _adopt(self, event: DriverAdopted, out: Out) -> None:
         if event.job in self._drivers:
             return
         driver = JobDriver(event.job, event.tenant, event.terms, event.profile)
@@ -105,36 +121,36 @@ class DriverRegistry:
         if event.over is not None:
             driver.stage = DriverStage.LEAVING if event.lives else DriverStage.OVER
             if event.lives:
-                out.append(do.EndDriver(event.job, event.attempt))
+                out.append(EndDriver(event.job, event.attempt))
             return
         if event.lives:
             driver.stage = DriverStage.RUNNING
-        out.append(driver.submitted(event.now_s))
+        out.append(driver.submission(event.now_s))
 
     def _continue(
-        self, driver: JobDriver, event: on.ProgressEvent | IterationDone | TimerFired, out: Out
+        self, driver: JobDriver, event: ProgressEvent | IterationDone | TimerFired, out: Out
     ) -> None:
         match event:
-            case on.DriverDue(now_s):
+            case DriverDue(now_s):
                 driver.due = driver.stage is DriverStage.WAITING
                 self._start(driver, now_s, out)
             case TimerFired(now_s):
                 self._start(driver, now_s, out)
-            case on.DriverUndue(_, _, stage, reason):
+            case DriverUndue(_, _, stage, reason):
                 self._end(driver, stage, reason, out)
-            case on.DriverEnded():
+            case DriverEnded():
                 if event.attempt == driver.attempt:
-                    self._ended(driver, event, out)
+                    self._record_end(driver, event, out)
             case IterationDone():
                 driver.crashes = 0
-            case on.StopAsked(now_s):
+            case StopAsked(now_s):
                 self._stop(driver, now_s, out)
-            case on.ResumeAsked(now_s):
+            case ResumeAsked(now_s):
                 if driver.stage is DriverStage.OVER:
                     driver.stage, driver.over, driver.reason = DriverStage.WAITING, None, ""
                     driver.crashes, driver.earliest_s, driver.due = 0, 0.0, False
                     self._keep(driver, out)
-                    out.append(driver.submitted(now_s))
+                    out.append(driver.submission(now_s))
             case _:
                 assert_never(event)
 
@@ -147,7 +163,7 @@ class DriverRegistry:
         driver.stage, driver.due = DriverStage.RUNNING, False
         driver.attempt += 1
         self._keep(driver, out)
-        out.append(do.StartDriver(driver.job, driver.attempt))
+        out.append(StartDriver(driver.job, driver.attempt))
 
     def _stop(self, driver: JobDriver, now_s: float, out: Out) -> None:
         reason = "its owner stopped it"
@@ -161,19 +177,19 @@ class DriverRegistry:
                 pass
 
     def _end(self, driver: JobDriver, stage: JobStage, reason: str, out: Out) -> None:
-        """Nothing more is to be started for it; it is over once its process is gone."""
+        """Start no process for it any more; it is over once the last one has ended."""
         if driver.stage in (DriverStage.LEAVING, DriverStage.OVER):
             return
         driver.over, driver.reason = stage, reason
         if driver.stage is DriverStage.RUNNING:
             driver.stage = DriverStage.LEAVING
             self._keep(driver, out)
-            out.append(do.EndDriver(driver.job, driver.attempt))
+            out.append(EndDriver(driver.job, driver.attempt))
         else:
             driver.stage = DriverStage.OVER
             self._keep(driver, out)
 
-    def _ended(self, driver: JobDriver, event: on.DriverEnded, out: Out) -> None:
+    def _record_end(self, driver: JobDriver, event: DriverEnded, out: Out) -> None:
         if driver.stage is DriverStage.LEAVING:
             driver.stage = DriverStage.OVER
             if driver.over is JobStage.STOPPED:
@@ -182,21 +198,21 @@ class DriverRegistry:
         if driver.stage is not DriverStage.RUNNING:
             return
         if event.status == 0:
-            self._over(driver, event.now_s, "finished", "", out)
+            self._finish(driver, event.now_s, "finished", "", out)
             return
-        why = _reason(event)
+        reason = _exit_reason(event)
         if event.status is not None:
             driver.crashes += 1
-            driver.earliest_s = event.now_s + PAUSES.delay_s(driver.crashes)
+            driver.earliest_s = event.now_s + BACKOFF.delay_s(driver.crashes)
         if event.hopeless or driver.crashes >= MOST_CRASHES:
             often = "" if event.hopeless else f" {driver.crashes} times in a row"
-            self._over(driver, event.now_s, "failed", f"its driver ended{often}: {why}", out)
+            self._finish(driver, event.now_s, "failed", f"its driver ended{often}: {reason}", out)
             return
-        driver.stage, driver.due, driver.reason = DriverStage.WAITING, False, why
+        driver.stage, driver.due, driver.reason = DriverStage.WAITING, False, reason
         self._keep(driver, out)
-        out.append(JobCrashed(event.now_s, driver.job, f"its driver ended: {why}"))
+        out.append(JobCrashed(event.now_s, driver.job, f"its driver ended: {reason}"))
 
-    def _over(
+    def _finish(
         self,
         driver: JobDriver,
         now_s: float,
@@ -210,8 +226,9 @@ class DriverRegistry:
 
     @staticmethod
     def _keep(driver: JobDriver, out: Out) -> None:
-        said = (driver.attempt, driver.crashes, driver.over, driver.reason)
-        out.append(do.KeepDriver(driver.job, *said))
+        out.append(
+            KeepDriver(driver.job, driver.attempt, driver.crashes, driver.over, driver.reason)
+        )
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
@@ -224,8 +241,8 @@ class DriverRegistry:
             assert not (driver.due and driver.stage is DriverStage.RUNNING)
 
 
-def _reason(event: on.DriverEnded) -> str:
+def _exit_reason(event: DriverEnded) -> str:
     if event.status is None:
-        return "nobody saw how"
+        return "its exit status is unknown"
     how = f"status {event.status}" if event.status >= 0 else f"signal {-event.status}"
     return f"{how}: {event.said}" if event.said else how

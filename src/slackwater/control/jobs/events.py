@@ -1,4 +1,4 @@
-"""What can happen to jobs. Plain data, so that a record of it can be replayed."""
+"""Events of jobs. Plain data: a record of them can be replayed."""
 
 from typing import Literal
 
@@ -10,9 +10,9 @@ from slackwater.model.job_life import JobAccount, JobStage
 
 
 class JobSubmitted(TimedMessage, frozen=True):
-    """A run begins, or resumes at its last complete iteration; with terms and no profile it is
+    """A run begins, or resumes at its last complete iteration. With terms and no profile it is
     profiled first. Without terms (a session) it shares what there is. A `driven` job has a driver
-    that the service runs, and ends with that.
+    that the service runs, and ends with it.
     """
 
     job: JobId
@@ -24,14 +24,14 @@ class JobSubmitted(TimedMessage, frozen=True):
 
 
 class JobProfiled(TimedMessage, frozen=True):
-    """What one cycle of the job takes is known."""
+    """One cycle of the job has been measured."""
 
     job: JobId
     profile: JobProfile
 
 
 class JobAnswered(TimedMessage, frozen=True):
-    """Placement's answer: it has a place, or waits for one, or never gets one."""
+    """The answer of placement: the job has a place, waits for one, or never gets one."""
 
     job: JobId
     answer: Literal["placed", "held", "refused"]
@@ -48,20 +48,20 @@ class JobTrained(TimedMessage, frozen=True):
 
 
 class IterationDone(TimedMessage, frozen=True):
-    """The job made one more complete iteration: a crash brings it back here."""
+    """The job completed an iteration: after a crash it resumes here."""
 
     job: JobId
 
 
 class JobCrashed(TimedMessage, frozen=True):
-    """Its processes or its nodes are gone: it is a new arrival at its last complete iteration."""
+    """Its processes or nodes are lost: it is a new arrival at its last complete iteration."""
 
     job: JobId
     reason: str
 
 
 class JobEnded(TimedMessage, frozen=True):
-    """Nothing more will come of it."""
+    """The job is over."""
 
     job: JobId
     outcome: Literal["finished", "failed", "stopped"]
@@ -69,7 +69,7 @@ class JobEnded(TimedMessage, frozen=True):
 
 
 class JobAdopted(TimedMessage, frozen=True):
-    """A job from the durable store: how it ended, if it has, and its account so far."""
+    """A job from the durable store, with its account so far and how it ended, if it has."""
 
     job: JobId
     tenant: TenantId
@@ -83,13 +83,13 @@ class JobAdopted(TimedMessage, frozen=True):
 
 
 class JobHeard(TimedMessage, frozen=True):
-    """The program whose job it is lives."""
+    """A heartbeat of the job's program."""
 
     job: JobId
 
 
 class IdleJobsSought(TimedMessage, frozen=True):
-    """Unattended jobs end after a period of silence; those in `attended` have a client."""
+    """End jobs that were silent for long, except those in `attended`, which have a client."""
 
     attended: frozenset[JobId] = frozenset()
 

@@ -2,31 +2,45 @@
 
     submitted -> profiling -> placed | held | refused -> running -> finished | failed | stopped
 
-A known profile skips profiling. A crash or a lost node makes the job a new arrival at its last
-complete iteration. Late messages only change the account. A job with a driver ends with it
-(`drivers.py`); one with neither driver nor session ends after a long silence.
+A job with a known profile skips profiling. A crash or a lost node makes a job a new arrival at its
+last complete iteration. After its end, messages only change its account. A job with a driver ends
+with the driver (`drivers.py`); a job with neither driver nor session ends after a long silence.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from slackwater.control.jobs import commands as do
-from slackwater.control.jobs import events as on
+from slackwater.control.jobs.commands import JobCommand, PlaceJob, ProfileJob
 from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
+from slackwater.control.jobs.events import (
+    IdleJobsSought,
+    IterationDone,
+    JobAdopted,
+    JobAnswered,
+    JobCrashed,
+    JobEnded,
+    JobEvent,
+    JobHeard,
+    JobProfiled,
+    JobSubmitted,
+    JobTrained,
+    ProgressEvent,
+    UsageEvent,
+)
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
 
-Out = list[do.JobCommand | on.JobEnded]
+Out = list[JobCommand | JobEnded]
 
-_REMEMBERED = 10_000  # jobs that are over; the oldest are forgotten
+_MOST_JOBS = 10_000  # above this the oldest that are over are forgotten
 
 
 @dataclass(slots=True)
 class RegisteredJob:
-    """One job. `iterations_done` are complete; one that is `driven` was submitted with a driver."""
+    """One job. A `driven` job was submitted with a driver. `active_s` is its last sign of life."""
 
     job: JobId
     tenant: TenantId
@@ -39,69 +53,69 @@ class RegisteredJob:
     account: JobAccount = field(default_factory=JobAccount)
     terms: JobTerms | None = None
     driven: bool = False
-    worked_s: float = 0.0
+    active_s: float = 0.0
     open_turns: int = 0
 
 
 class JobRegistry:
-    """See the module. Without `profiles`, jobs are placed at once, as jobs without terms are."""
+    """See the module. With `profiles`, jobs with terms are profiled before they are placed."""
 
     def __init__(self, *, profiles: bool = False, idle_after_s: float = 600.0) -> None:
         self._profiles = profiles
         self._idle_after_s = idle_after_s
         self._jobs: dict[JobId, RegisteredJob] = {}
 
-    def handle(self, event: on.JobEvent) -> Sequence[do.JobCommand | on.JobEnded]:
+    def handle(self, event: JobEvent) -> Sequence[JobCommand | JobEnded]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
         match event:
-            case on.JobSubmitted():
-                self._submitted(event, out)
-            case on.JobAdopted():
-                self._adopted(event)
-            case on.IdleJobsSought():
+            case JobSubmitted():
+                self._submit(event, out)
+            case JobAdopted():
+                self._adopt(event)
+            case IdleJobsSought():
                 self._end_idle(event, out)
-            case on.JobHeard():
-                if (heard := self._jobs.get(event.job)) is not None:
-                    heard.worked_s = event.now_s
-            case TurnOpened() | TurnClosed() | on.JobTrained():
-                self._used(event)
+            case JobHeard():
+                if (entry := self._jobs.get(event.job)) is not None:
+                    entry.active_s = event.now_s
+            case TurnOpened() | TurnClosed() | JobTrained():
+                self._record_usage(event)
             case _:
                 entry = self._jobs.get(event.job)
                 if entry is not None and not entry.stage.over:
                     self._continue(entry, event, out)
         return out
 
-    def _continue(self, entry: RegisteredJob, event: on.ProgressEvent, out: Out) -> None:
+    def _continue(self, entry: RegisteredJob, event: ProgressEvent, out: Out) -> None:
         match event:
-            case on.JobProfiled(_, _, profile):
+            case JobProfiled(_, _, profile):
                 if entry.stage is JobStage.PROFILING:
                     entry.profile = profile
                     self._arrive(entry, out)
-            case on.JobAnswered(_, _, answer, reason):
-                waits = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
+            case JobAnswered(_, _, answer, reason):
+                unstarted = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
                 displaced = entry.stage is JobStage.RUNNING and answer == "held"
-                if entry.stage in waits or displaced:
+                if entry.stage in unstarted or displaced:
                     entry.stage, entry.reason = JobStage(answer), reason
                     self._tell_driver(entry, event.now_s, out)
-            case on.IterationDone():
+            case IterationDone():
                 if entry.stage in (JobStage.RUNNING, JobStage.PLACED, JobStage.PROFILING):
                     entry.iterations_done += 1
-            case on.JobCrashed(_, _, reason):
+            case JobCrashed(_, _, reason):
                 entry.crashes += 1
                 if entry.stage is JobStage.PROFILING and entry.terms is not None:
                     self._profile(entry, entry.terms, event.now_s, out)
                 else:
                     self._arrive(entry, out)
                 entry.reason = reason
-            case on.JobEnded(_, _, outcome, reason):
+            case JobEnded(_, _, outcome, reason):
                 entry.stage, entry.reason = JobStage(outcome), reason
                 self._tell_driver(entry, event.now_s, out)
-                self._forget_some()
+                self._forget_oldest()
             case _:
                 assert_never(event)
 
-    # ---- questions ----
+    # ---- queries ----
     def entries(self) -> list[RegisteredJob]:
         """Every job, oldest first; the caller must not change them."""
         return list(self._jobs.values())
@@ -110,7 +124,7 @@ class JobRegistry:
         return self._jobs.get(job)
 
     # ---- life ----
-    def _submitted(self, event: on.JobSubmitted, out: Out) -> None:
+    def _submit(self, event: JobSubmitted, out: Out) -> None:
         entry = self._jobs.get(event.job)
         if entry is not None and not entry.stage.over:
             if event.driven and not entry.driven:
@@ -118,21 +132,21 @@ class JobRegistry:
                 self._tell_driver(entry, event.now_s, out)
             return  # another session of the same run
         if entry is not None and entry.driven and not event.driven:
-            return  # a straggler of a driver that has ended
+            return  # a late session of a driver that has ended
         if entry is None:
             entry = self._jobs[event.job] = RegisteredJob(event.job, event.tenant, event.now_s)
         entry.profile = event.profile or entry.profile
         if event.terms is not None or entry.stage is not JobStage.STOPPED:
-            entry.terms = event.terms  # one that was stopped goes on with its own
+            entry.terms = event.terms  # a stopped job resumes with its own terms
         entry.driven = event.driven
         entry.iterations_done = max(event.iterations_done, entry.iterations_done)
-        entry.worked_s = event.now_s
+        entry.active_s = event.now_s
         if entry.profile is None and self._profiles and entry.terms is not None:
             self._profile(entry, entry.terms, event.now_s, out)
         else:
             self._arrive(entry, out)
 
-    def _adopted(self, event: on.JobAdopted) -> None:
+    def _adopt(self, event: JobAdopted) -> None:
         if event.job in self._jobs:
             if self._jobs[event.job].account == JobAccount():
                 self._jobs[event.job].account = event.account
@@ -144,13 +158,21 @@ class JobRegistry:
 
     def _profile(self, entry: RegisteredJob, terms: JobTerms, now_s: float, out: Out) -> None:
         entry.stage, entry.reason = JobStage.PROFILING, "its cycle is not known yet"
-        out.append(do.ProfileJob(entry.job, terms))
+        out.append(ProfileJob(entry.job, terms))
         self._tell_driver(entry, now_s, out)
 
     def _arrive(self, entry: RegisteredJob, out: Out) -> None:
         entry.stage, entry.reason = JobStage.SUBMITTED, ""
-        made = (entry.profile, entry.iterations_done, entry.crashes)
-        out.append(do.PlaceJob(entry.job, *made, entry.terms, driven=entry.driven))
+        out.append(
+            PlaceJob(
+                entry.job,
+                entry.profile,
+                entry.iterations_done,
+                entry.crashes,
+                entry.terms,
+                driven=entry.driven,
+            )
+        )
 
     def _tell_driver(self, entry: RegisteredJob, now_s: float, out: Out) -> None:
         if not entry.driven:
@@ -160,24 +182,24 @@ class JobRegistry:
         elif entry.stage.over:
             out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
 
-    def _end_idle(self, event: on.IdleJobsSought, out: Out) -> None:
-        """A key's job, or that of a killed program, has no other end than silence."""
+    def _end_idle(self, event: IdleJobsSought, out: Out) -> None:
+        """The job of an API key, or of a killed program, ends only by silence."""
         for entry in self._jobs.values():
             if entry.stage.over or entry.driven or entry.open_turns:
                 continue
-            idle_s = event.now_s - entry.worked_s
+            idle_s = event.now_s - entry.active_s
             if entry.job not in event.attended and idle_s >= self._idle_after_s:
-                reason = f"nothing came of it for {idle_s:.0f} s"
-                out.append(on.JobEnded(event.now_s, entry.job, "stopped", reason))
+                reason = f"no turn, operation or heartbeat for {idle_s:.0f} s"
+                out.append(JobEnded(event.now_s, entry.job, "stopped", reason))
 
     # ---- accounts ----
-    def _used(self, event: on.UsageEvent) -> None:
+    def _record_usage(self, event: UsageEvent) -> None:
         entry = self._jobs.get(event.job)
         if entry is None:
             return
         if entry.stage is JobStage.PLACED:
             entry.stage = JobStage.RUNNING
-        entry.worked_s = event.now_s
+        entry.active_s = event.now_s
         match event:
             case TurnOpened():
                 entry.open_turns += 1
@@ -191,16 +213,16 @@ class JobRegistry:
                     tokens=event.tokens,
                     turns_waited_s=event.waited_s,
                 )
-            case on.JobTrained(_, _, trainer_s, waited_s):
+            case JobTrained(_, _, trainer_s, waited_s):
                 entry.account = entry.account.plus(
                     trainer_s=trainer_s, operations=1, operations_waited_s=waited_s
                 )
 
-    def _forget_some(self) -> None:
-        if len(self._jobs) > _REMEMBERED:
-            gone = next((job for job, entry in self._jobs.items() if entry.stage.over), None)
-            if gone is not None:
-                del self._jobs[gone]
+    def _forget_oldest(self) -> None:
+        if len(self._jobs) > _MOST_JOBS:
+            oldest = next((job for job, entry in self._jobs.items() if entry.stage.over), None)
+            if oldest is not None:
+                del self._jobs[oldest]
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
@@ -214,4 +236,4 @@ class JobRegistry:
                     f"{job} was placed without a profile"
                 )
             if entry.stage in (JobStage.HELD, JobStage.REFUSED):
-                assert entry.reason, f"{job} was not told why it does not run"
+                assert entry.reason, f"{job} has no reason why it does not run"

@@ -1,1 +1,1 @@
-"""The step book: who has the trainers' devices, when a step begins and ends, and what waits."""
+"""The step tracker: which trainers have the shared devices, and when a step begins and ends."""

@@ -1,4 +1,4 @@
-"""What the step book asks for: of local engines, of trainers, and of the rollout manager."""
+"""Commands of the step tracker, to local engines, trainers and the rollout manager."""
 
 from slackwater.control.message import Message
 from slackwater.control.rollout.commands import ReleaseInstance
@@ -16,15 +16,15 @@ from slackwater.model.instance import InstanceSpec
 
 
 class StartEngine(Message, frozen=True):
-    """Let a resting local engine work: answered by `InstanceJoined`. `again`: within a step."""
+    """Let a resting local engine work; `InstanceJoined` follows. `again`: within a step."""
 
     spec: InstanceSpec
     again: bool
 
 
 class RestEngine(Message, frozen=True):
-    """The local engine rests: its messages no longer count, and its process lives on. One that
-    sleeps answers this order's number with `EngineRested`.
+    """Let a local engine rest: its messages no longer count, but its process stays. An engine that
+    sleeps reports `EngineRested` with the order's number.
     """
 
     instance: InstanceId
@@ -32,6 +32,6 @@ class RestEngine(Message, frozen=True):
     number: int | None = None
 
 
-# What the rollout manager hears of steps are its own events.
+# The rollout manager consumes these as its own events.
 StepReport = StepBegan | TrainerWanted | TrainerWaits | StepEnded | StepDropped
 StepCommand = StartEngine | RestEngine | ReleaseInstance | DevicesGranted | SetTimer | StepReport

@@ -1,4 +1,4 @@
-"""What can happen to the trainers' devices and to steps."""
+"""Events of the trainers' devices and of steps."""
 
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.message import TimedMessage
@@ -18,23 +18,22 @@ class LocalEngineUp(TimedMessage, frozen=True):
 
 
 class EngineRested(TimedMessage, frozen=True):
-    """The engine has left the devices, as the `RestEngine` of this number told it."""
+    """The engine has left the devices, by the `RestEngine` of this number."""
 
     instance: InstanceId
     number: int
 
 
 class StepExpected(TimedMessage, frozen=True):
-    """Whoever drives the job says how many turns its next step will have."""
+    """The job's driver announces how many turns its next step will have."""
 
     job: JobId
     turns: int
 
 
 class DevicesWanted(TimedMessage, frozen=True):
-    """The trainer has work; no local engine starts until `DevicesAsked` or `DevicesUnwanted`.
-
-    `job` says whose devices; it may be left out where all jobs share the same.
+    """The trainer has work for the job; no local engine starts before it has been done, or until
+    `DevicesUnwanted`.
     """
 
     trainer: WorkerId
@@ -48,14 +47,14 @@ class DevicesUnwanted(TimedMessage, frozen=True):
 
 
 class DevicesAsked(TimedMessage, frozen=True):
-    """The trainer could begin its work, for this job, at once."""
+    """The trainer could begin its work for the job at once."""
 
     trainer: WorkerId
     job: JobId | None
 
 
 class DevicesReturned(TimedMessage, frozen=True):
-    """The trainer has done what it was granted the devices for; an optim_step `ends_step`."""
+    """The trainer has finished its work and returns the devices; an optim_step `ends_step`."""
 
     trainer: WorkerId
     elapsed_s: float = 0.0
@@ -64,14 +63,14 @@ class DevicesReturned(TimedMessage, frozen=True):
 
 
 class DevicesGranted(TimedMessage, frozen=True):
-    """From the step tracker: the trainer has the devices for the job until it returns them."""
+    """From the step tracker: the trainer has the devices until it returns them."""
 
     trainer: WorkerId
     job: JobId | None = None
 
 
 class SeedingChanged(TimedMessage, frozen=True):
-    """From the rollout manager: seeding for the job ended, or goes on again."""
+    """From the rollout manager: seeding for the job ended, or begins again."""
 
     job: JobId
     seeds: bool

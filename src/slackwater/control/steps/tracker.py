@@ -1,30 +1,22 @@
-"""The step tracker: who has the trainers' devices, and when a step begins and ends (RLBoost 4.2).
+"""The step tracker: which trainers have the shared devices, and when a job's step begins and ends
+(RLBoost 4.2).
 
-Local engines and trainers share devices, so only one kind works at a time. A job's step begins with
-its first turn while no trainer works, and ends with its optim_step; a job that never trains ends it
-with its turns. How long local engines roll out is the rollout manager's decision
-(`SeedingChanged`); an engine works as long as one of its jobs seeds. Without local engines every
-request for devices is granted at once. All jobs share one set of devices.
+Local engines and trainers share one set of devices, so only one kind works at a time. A job's step
+begins with its first turn while no trainer works, and ends with its optim_step; the step of a job
+that never trains ends with its turns. How long local engines roll out is the rollout manager's
+decision (`SeedingChanged`): an engine works as long as one of its jobs seeds. Without local engines
+every request for devices is granted at once.
 
-An engine that sleeps holds the devices until it says that it has left them. One that has not said
-so in `REST_S` is ended, and its loss frees them.
+An engine that sleeps keeps the devices until it reports `EngineRested`. If it does not within
+`REST_S` it is ended, and its loss frees them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
-from slackwater.control.devices.messages import DeviceCommand, DeviceEvent, GrantDevices
-from slackwater.control.jobs.events import JobEnded, JobTrained
-from slackwater.control.operations.commands import RunOp, StartWork
-from slackwater.control.operations.events import (
-    OpSubmitted,
-    TicketDetached,
-    TicketDone,
-    TicketFailed,
-    TrainerLost,
-)
-from slackwater.control.operations.facts import OpOver
+from slackwater.control.jobs.events import JobEnded
+from slackwater.control.operations.commands import StartWork
+from slackwater.control.operations.events import TrainerLost
 from slackwater.control.rollout.commands import ReleaseInstance
 from slackwater.control.rollout.events import (
     InstanceLost,
@@ -35,21 +27,31 @@ from slackwater.control.rollout.events import (
     TrainerWanted,
 )
 from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
-from slackwater.control.steps import commands as do
-from slackwater.control.steps import events as on
-from slackwater.control.steps.step import RolloutStep, users
+from slackwater.control.steps.commands import RestEngine, StartEngine, StepCommand
+from slackwater.control.steps.events import (
+    DevicesAsked,
+    DevicesGranted,
+    DevicesReturned,
+    DevicesUnwanted,
+    DevicesWanted,
+    EngineEvent,
+    EngineRested,
+    LocalEngineUp,
+    SeedingChanged,
+    StepEvent,
+    StepExpected,
+    TrainerEvent,
+)
+from slackwater.control.steps.step import RolloutStep
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import InstanceId, JobId, RequestId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, WorkerId
 from slackwater.model.instance import InstanceSpec
-from slackwater.model.operation import OpKind
 
-NAG_S = 5.0
+WAIT_REPORT_S = 5.0  # between two `TrainerWaits`
 RESTART_S = 1.0
-REST_S = 60.0  # a server copies its weights to the host meanwhile
+REST_S = 60.0  # meanwhile a server copies its weights to the host
 STEP = "step:"  # of the names of its timers; a job follows
 REST = "rest:"  # an instance follows
-
-Out = list[do.StepCommand]
 
 
 class StepTracker:
@@ -57,241 +59,239 @@ class StepTracker:
 
     def __init__(self) -> None:
         self._engines: dict[InstanceId, InstanceSpec] = {}
-        self._at_work: set[InstanceId] = set()
-        self._rests = 0
-        self._leaving: dict[InstanceId, int] = {}  # told to rest by this order; still there
+        self._started: set[InstanceId] = set()  # engines that were started and not stopped since
+        self._rest_number = 0  # of the last order to rest
+        self._leaving: dict[InstanceId, int] = {}  # engines that still hold devices, and the order
         self._steps: dict[JobId, RolloutStep] = {}
-        self._busy: dict[WorkerId, JobId | None] = {}
-        self._wanting: dict[WorkerId, JobId | None] = {}
-        self._asking: dict[WorkerId, JobId | None] = {}
+        self._holders: dict[WorkerId, JobId | None] = {}
+        self._wanting: dict[WorkerId, JobId | None] = {}  # trainers with work: no engine starts
+        self._asking: dict[WorkerId, JobId | None] = {}  # those of them that could begin at once
+        self._now_s = 0.0
+        self._commands: list[StepCommand] = []
 
-    def handle(self, event: on.StepEvent) -> Sequence[do.StepCommand]:
+    def handle(self, event: StepEvent) -> Sequence[StepCommand]:
         """Take one event; return what is to be done, in order."""
-        out: Out = []
-        now_s = event.now_s
+        self._now_s, self._commands = event.now_s, []
         match event:
-            case on.LocalEngineUp() | on.EngineRested() | InstanceReleased() | InstanceLost():
-                self._of_engines(event, out)
-            case on.StepExpected(_, job, turns):
+            case LocalEngineUp() | EngineRested() | InstanceReleased() | InstanceLost():
+                self._take_engine_event(event)
+            case StepExpected(_, job, turns):
                 step = self._step(job)
                 step.expected_turns, step.announced = max(turns, 1), True
             case TurnOpened():
-                self._turn_opened(event, out)
+                self._open_turn(event)
             case TurnClosed():
-                self._turn_closed(event, out)
-            case on.SeedingChanged(_, job, seeds):
-                self._seeding_changed(self._step(job), seeds, now_s, out)
+                self._close_turn(event)
+            case SeedingChanged(_, job, seeds):
+                self._change_seeding(self._step(job), seeds)
             case JobEnded(_, job):
-                self._over(job, now_s, out)
+                self._end_job(job)
             case TimerFired(_, name) if name.startswith(REST):
-                self._end_restless(InstanceId(name.removeprefix(REST)), now_s, out)
+                self._end_restless(InstanceId(name.removeprefix(REST)))
             case TimerFired(_, name):
-                self._timer(JobId(name.removeprefix(STEP)), now_s, out)
+                self._check_step(JobId(name.removeprefix(STEP)))
             case _:
-                self._of_trainers(event, out)
-        return out
+                self._take_trainer_event(event)
+        return self._commands
 
-    def _of_engines(self, event: on.EngineEvent, out: Out) -> None:
-        now_s = event.now_s
+    def _take_engine_event(self, event: EngineEvent) -> None:
         match event:
-            case on.LocalEngineUp(_, spec):
-                self._engine_up(spec, now_s, out)
-            case on.EngineRested(_, instance, number):
+            case LocalEngineUp(_, spec):
+                self._add_engine(spec)
+            case EngineRested(_, instance, number):
                 if self._leaving.get(instance) == number:
-                    self._left(instance, now_s, out)
+                    self._free_devices(instance)
             case InstanceReleased(_, instance, _, reason):
                 if instance in self._engines:
-                    self._stops(instance, now_s, out)
-                    self._rest(instance, reason, now_s, out)
+                    self._stop(instance)
+                    self._rest(instance, reason)
             case InstanceLost(_, instance):
                 if self._engines.pop(instance, None) is not None:
-                    self._stops(instance, now_s, out)
-                self._left(instance, now_s, out)
+                    self._stop(instance)
+                self._free_devices(instance)
 
-    def _of_trainers(self, event: on.TrainerEvent, out: Out) -> None:
-        now_s = event.now_s
+    def _take_trainer_event(self, event: TrainerEvent) -> None:
         match event:
-            case on.DevicesWanted(_, trainer, job) | StartWork(_, trainer, job):
+            case DevicesWanted(_, trainer, job) | StartWork(_, trainer, job):
                 self._wanting[trainer] = job
-                self._end_waits(now_s)
-            case on.DevicesUnwanted(_, trainer) | TrainerLost(_, trainer):
-                self._gives_up(trainer, isinstance(event, TrainerLost), now_s, out)
-            case on.DevicesAsked(_, trainer, job):
-                self._asked(trainer, job, now_s, out)
-            case on.DevicesReturned():
-                self._returned(event, out)
+                self._end_waits()
+            case DevicesUnwanted(_, trainer):
+                self._withdraw(trainer)
+            case TrainerLost(_, trainer):
+                self._holders.pop(trainer, None)
+                self._withdraw(trainer)
+            case DevicesAsked(_, trainer, job):
+                self._request_devices(trainer, job)
+            case DevicesReturned():
+                self._return_devices(event)
             case _:
                 assert_never(event)
 
-    # ---- questions ----
+    # ---- queries ----
     def is_local(self, instance: InstanceId) -> bool:
         """Whether it is an engine on the trainers' devices."""
         return instance in self._engines
 
-    def works(self, instance: InstanceId) -> bool:
-        """Whether it was started, and not let go since."""
-        return instance in self._at_work
+    def is_started(self, instance: InstanceId) -> bool:
+        """Whether it was started, and not stopped since."""
+        return instance in self._started
 
     def resting(self) -> list[InstanceSpec]:
         """Local engines that do not work now."""
-        return [spec for name, spec in self._engines.items() if name not in self._at_work]
+        return [spec for name, spec in self._engines.items() if name not in self._started]
 
     def holders(self) -> dict[WorkerId, JobId | None]:
-        """Trainers that hold the devices, and for which job."""
-        return dict(self._busy)
+        """Trainers that have the devices, and for which job."""
+        return dict(self._holders)
 
     def jobs(self) -> list[JobId]:
-        """Jobs of which it remembers a step."""
+        """Jobs with a step that is not forgotten."""
         return list(self._steps)
 
-    def _seeding(self) -> list[JobId]:
+    def _seeding_jobs(self) -> list[JobId]:
         return [step.job for step in self._steps.values() if step.seeding]
 
+    def _jobs_seeding_on(self, spec: InstanceSpec) -> list[JobId]:
+        steps = self._steps.values()
+        return [step.job for step in steps if step.seeding and step.can_use(spec)]
+
     # ---- local engines ----
-    def _engine_up(self, spec: InstanceSpec, now_s: float, out: Out) -> None:
+    def _add_engine(self, spec: InstanceSpec) -> None:
         self._engines[spec.instance] = spec
-        self._at_work.discard(spec.instance)
-        if users(self._steps.values(), spec):
-            self._start(spec, out, again=True)
+        self._started.discard(spec.instance)
+        if self._jobs_seeding_on(spec):
+            self._start(spec, again=True)
         elif spec.sleeps:
-            self._rest(spec.instance, "it has just come up", now_s, out)
+            self._rest(spec.instance, "it has just come up")
         for step in list(self._steps.values()):
-            if step.uses(spec):
-                self._look(step, now_s, out)
+            if step.can_use(spec):
+                self._advance(step)
 
-    def _stops(self, instance: InstanceId, now_s: float, out: Out) -> None:
-        """It is gone or was released. If seeding goes on, it is started again."""
-        self._at_work.discard(instance)
+    def _stop(self, instance: InstanceId) -> None:
+        """The engine is lost or released. If one of its jobs seeds on, it is started again soon."""
+        self._started.discard(instance)
         spec = self._engines.get(instance)
-        if spec is not None and (seeding := users(self._steps.values(), spec)):
-            out.append(SetTimer(STEP + seeding[0].job, now_s + RESTART_S))
+        if spec is not None and (seeding := self._jobs_seeding_on(spec)):
+            self._set_timer(STEP + seeding[0], RESTART_S)
 
-    def _rest(self, instance: InstanceId, reason: str, now_s: float, out: Out) -> None:
+    def _rest(self, instance: InstanceId, reason: str) -> None:
         number = None
         if self._engines[instance].sleeps:
-            self._rests += 1
-            number = self._leaving[instance] = self._rests
-            out.append(SetTimer(REST + instance, now_s + REST_S))
-        out.append(do.RestEngine(instance, reason, number))
+            self._rest_number += 1
+            number = self._leaving[instance] = self._rest_number
+            self._set_timer(REST + instance, REST_S)
+        self._commands.append(RestEngine(instance, reason, number))
 
-    def _left(self, instance: InstanceId, now_s: float, out: Out) -> None:
-        """It has left the devices, if it was to."""
+    def _free_devices(self, instance: InstanceId) -> None:
+        """The engine has left the devices, if it was told to."""
         if self._leaving.pop(instance, None) is not None:
-            self._grant_all(now_s, out)
+            self._grant_all()
 
-    def _end_restless(self, instance: InstanceId, now_s: float, out: Out) -> None:
-        """It should have rested by now: end it, as often as needed; then it is lost."""
+    def _end_restless(self, instance: InstanceId) -> None:
+        """End an engine that should have rested by now. Repeat that until it is lost."""
         if instance in self._leaving:
             self._engines.pop(instance, None)
-            out.append(ReleaseInstance(instance, f"it did not rest in {REST_S:g} s"))
-            out.append(SetTimer(REST + instance, now_s + REST_S))
+            reason = f"it did not rest in {REST_S:g} s"
+            self._commands.append(ReleaseInstance(instance, reason))
+            self._set_timer(REST + instance, REST_S)
 
-    def _timer(self, job: JobId, now_s: float, out: Out) -> None:
-        step = self._steps.get(job)
-        if step is None:
-            return
-        if step.seeding:
-            self._start_all(step, out, again=True)
-        self._look(step, now_s, out)
-
-    def _start_all(self, step: RolloutStep, out: Out, *, again: bool) -> None:
+    def _start_all(self, step: RolloutStep, *, again: bool) -> None:
         for name, spec in self._engines.items():
-            if name not in self._at_work and step.uses(spec):
-                self._start(spec, out, again=again)
+            if name not in self._started and step.can_use(spec):
+                self._start(spec, again=again)
 
-    def _start(self, spec: InstanceSpec, out: Out, *, again: bool) -> None:
-        self._at_work.add(spec.instance)
+    def _start(self, spec: InstanceSpec, *, again: bool) -> None:
+        self._started.add(spec.instance)
         self._leaving.pop(spec.instance, None)
-        out.append(do.StartEngine(spec, again))
+        self._commands.append(StartEngine(spec, again))
 
-    def _seed(self, step: RolloutStep, now_s: float, out: Out, *, again: bool) -> None:
-        assert not self._busy, f"{self._busy} hold what local engines get"
+    def _seed(self, step: RolloutStep, *, again: bool) -> None:
+        assert not self._holders, f"{self._holders} hold the devices of the local engines"
         step.seeding = True
-        step.end_wait(now_s)
-        self._start_all(step, out, again=again)
+        step.end_wait(self._now_s)
+        self._start_all(step, again=again)
 
-    def _seeding_changed(self, step: RolloutStep, seeds: bool, now_s: float, out: Out) -> None:
+    def _change_seeding(self, step: RolloutStep, seeds: bool) -> None:
         if seeds:
-            self._seed(step, now_s, out, again=True)
+            self._seed(step, again=True)
             return
         step.seeding = False
-        # Those that are still being started have not joined the manager, which cannot let them go.
-        steps = self._steps.values()
-        for name in sorted(self._at_work):
-            if users(steps, self._engines[name]):
+        # The rollout manager cannot release engines that are still starting: it does not know them.
+        for name in sorted(self._started):
+            if self._jobs_seeding_on(self._engines[name]):
                 continue
-            self._at_work.remove(name)
+            self._started.remove(name)
             if self._engines[name].sleeps:
-                self._rest(name, "its seeding has ended", now_s, out)
-        self._grant_all(now_s, out)
-        # Only after the trainers have heard of it do they wait: they may have work. Other jobs'
-        # turns may have lost their engine.
-        waiting = [each.job for each in steps if each.live_turns and not each.seeding]
-        out.extend(SetTimer(STEP + job, now_s) for job in waiting)
-        if step.forgettable():
+                self._rest(name, "its seeding has ended")
+        self._grant_all()
+        # Turns of other jobs may have lost their engine. Their steps are checked by a timer that is
+        # due at once, not here: trainers that have work learn first that the devices are free.
+        for other in self._steps.values():
+            if other.live_turns and not other.seeding:
+                self._set_timer(STEP + other.job, 0.0)
+        if step.can_forget():
             del self._steps[step.job]
 
     # ---- turns ----
-    def _turn_opened(self, event: TurnOpened, out: Out) -> None:
+    def _open_turn(self, event: TurnOpened) -> None:
         step = self._step(event.job)
-        step.over = False
-        if step.idle():
+        step.job_ended = False
+        if step.is_idle():
             step.running = False
         step.live_turns += 1
         step.turns += 1
         if event.base_model not in step.base_models:
             step.base_models.add(event.base_model)
             if step.seeding:
-                self._start_all(step, out, again=True)
-        self._look(step, event.now_s, out)
+                self._start_all(step, again=True)
+        self._advance(step)
 
-    def _turn_closed(self, event: TurnClosed, out: Out) -> None:
+    def _close_turn(self, event: TurnClosed) -> None:
         step = self._step(event.job)
         step.live_turns -= 1
         step.tokens += event.tokens
         step.last_response_s = event.now_s
-        self._forget(step, event.now_s, out)
+        self._forget_if_done(step)
 
     # ---- trainers ----
-    def _gives_up(self, trainer: WorkerId, gone: bool, now_s: float, out: Out) -> None:
-        """It wants nothing more; one that is gone holds nothing either."""
+    def _withdraw(self, trainer: WorkerId) -> None:
+        """The trainer no longer wants devices."""
         self._wanting.pop(trainer, None)
         self._asking.pop(trainer, None)
-        if gone:
-            self._busy.pop(trainer, None)
-        self._look_at_all(now_s, out)
+        self._advance_all()
 
-    def _asked(self, trainer: WorkerId, job: JobId | None, now_s: float, out: Out) -> None:
+    def _request_devices(self, trainer: WorkerId, job: JobId | None) -> None:
         self._wanting[trainer] = self._asking[trainer] = job
         if job is not None:
             self._step(job).trains = True
-        self._grant_all(now_s, out)
+        self._grant_all()
         if trainer in self._asking:
-            out.extend(TrainerWanted(now_s, name) for name in self._seeding())
+            seeding = self._seeding_jobs()
+            self._commands.extend(TrainerWanted(self._now_s, name) for name in seeding)
 
-    def _grant_all(self, now_s: float, out: Out) -> None:
-        """Grant devices that no local engine has; trainers do not share among each other."""
-        if self._seeding() or self._leaving:
+    def _grant_all(self) -> None:
+        """Grant the devices to all trainers that ask, once no local engine has them."""
+        if self._seeding_jobs() or self._leaving:
             return
         for trainer, job in list(self._asking.items()):
             del self._asking[trainer]
             del self._wanting[trainer]
-            self._busy[trainer] = job
-            self._end_waits(now_s)
-            out.append(on.DevicesGranted(now_s, trainer, job))
+            self._holders[trainer] = job
+            self._end_waits()
+            self._commands.append(DevicesGranted(self._now_s, trainer, job))
 
-    def _end_waits(self, now_s: float) -> None:
+    def _end_waits(self) -> None:
         for step in self._steps.values():
-            step.end_wait(now_s)
+            step.end_wait(self._now_s)
 
-    def _returned(self, event: on.DevicesReturned, out: Out) -> None:
-        job = self._busy.pop(event.trainer, None)
+    def _return_devices(self, event: DevicesReturned) -> None:
+        job = self._holders.pop(event.trainer, None)
         if job is not None and (step := self._steps.get(job)) is not None:
             step.train_s += event.elapsed_s
             step.trained_tokens += event.trained_tokens
             if event.ends_step and step.running:
-                self._end(step, event.now_s, out)
-        self._look_at_all(event.now_s, out)
+                self._end_step(step)
+        self._advance_all()
 
     # ---- steps ----
     def _step(self, job: JobId) -> RolloutStep:
@@ -300,146 +300,85 @@ class StepTracker:
             step = self._steps[job] = RolloutStep(job)
         return step
 
-    def _look_at_all(self, now_s: float, out: Out) -> None:
-        for step in list(self._steps.values()):
-            self._look(step, now_s, out)
+    def _check_step(self, job: JobId) -> None:
+        """The job's timer fired."""
+        step = self._steps.get(job)
+        if step is not None:
+            if step.seeding:
+                self._start_all(step, again=True)
+            self._advance(step)
 
-    def _look(self, step: RolloutStep, now_s: float, out: Out) -> None:
-        """Turns are live and trainers idle: a step begins, or the running one's trainer waits."""
-        if not step.live_turns or step.seeding or self._busy or self._wanting:
+    def _advance_all(self) -> None:
+        for step in list(self._steps.values()):
+            self._advance(step)
+
+    def _advance(self, step: RolloutStep) -> None:
+        """If turns are live and trainers idle, begin the step; if it runs, its trainer waits."""
+        if not step.live_turns or step.seeding or self._holders or self._wanting:
             return
-        if not any(step.uses(spec) for spec in self._engines.values()):
+        if not any(step.can_use(spec) for spec in self._engines.values()):
             return
         if step.running:
-            self._trainer_waits(step, now_s, out)
+            self._report_wait(step)
             return
         step.begin()
-        out.append(StepBegan(now_s, step.job, step.number, step.expected_turns))
-        self._seed(step, now_s, out, again=False)
+        began = StepBegan(self._now_s, step.job, step.number, step.expected_turns)
+        self._commands.append(began)
+        self._seed(step, again=False)
 
-    def _trainer_waits(self, step: RolloutStep, now_s: float, out: Out) -> None:
-        """Say that the trainer waits, now and as long as it does."""
+    def _report_wait(self, step: RolloutStep) -> None:
+        """Report that the trainer waits, now and as long as it does."""
         if step.waits_since_s is None:
-            step.waits_since_s = now_s
-        out.append(SetTimer(STEP + step.job, now_s + NAG_S))
-        out.append(TrainerWaits(now_s, step.job, step.trained(), step.train_s))
+            step.waits_since_s = self._now_s
+        self._set_timer(STEP + step.job, WAIT_REPORT_S)
+        waits = TrainerWaits(self._now_s, step.job, step.training_tokens(), step.train_s)
+        self._commands.append(waits)
 
-    def _end(self, step: RolloutStep, now_s: float, out: Out) -> None:
+    def _end_step(self, step: RolloutStep) -> None:
         step.running = False
         if not step.announced:
             step.expected_turns = max(step.turns - step.live_turns, 1)
-        remote_waited_s = 0.0 if step.live_turns else now_s - step.last_response_s
-        out.append(
+        self._commands.append(
             StepEnded(
-                *(now_s, step.job, step.number, step.trained_tokens or step.tokens),
-                *(step.train_s, step.waited_s, remote_waited_s),
+                self._now_s,
+                step.job,
+                step.number,
+                step.trained_tokens or step.tokens,
+                step.train_s,
+                step.waited_s,
+                0.0 if step.live_turns else self._now_s - step.last_response_s,
             )
         )
 
-    def _over(self, job: JobId, now_s: float, out: Out) -> None:
-        """The job is over: with its last turn its step returns what it holds and is forgotten."""
+    def _end_job(self, job: JobId) -> None:
+        """The job's last turn returns what its step holds, and the step is forgotten."""
         step = self._steps.get(job)
         if step is not None:
-            step.over, step.trains = True, False
-            self._forget(step, now_s, out)
+            step.job_ended, step.trains = True, False
+            self._forget_if_done(step)
 
-    def _forget(self, step: RolloutStep, now_s: float, out: Out) -> None:
-        if step.over and not step.live_turns:
-            out.append(StepDropped(now_s, step.job))
-        if step.forgettable():
+    def _forget_if_done(self, step: RolloutStep) -> None:
+        if step.job_ended and not step.live_turns:
+            self._commands.append(StepDropped(self._now_s, step.job))
+        if step.can_forget():
             del self._steps[step.job]
+
+    def _set_timer(self, name: str, after_s: float) -> None:
+        self._commands.append(SetTimer(name, self._now_s + after_s))
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        steps = self._steps.values()
-        assert self._at_work <= self._engines.keys(), "an engine that is gone is at work"
-        assert self._asking.keys() <= self._wanting.keys(), "asks without wanting"
+        assert self._started <= self._engines.keys(), "an engine that is gone is started"
+        assert self._asking.keys() <= self._wanting.keys(), "a trainer asks without wanting"
         asking = list(self._asking)
-        held = self._seeding() or self._leaving
+        held = self._seeding_jobs() or self._leaving
         assert not asking or held, f"{asking} wait for devices that nobody holds"
-        assert not self._leaving.keys() & self._at_work, f"{self._leaving} leave and work"
-        for name in self._at_work:
-            assert users(steps, self._engines[name]), f"{name} works unasked"
+        assert not self._leaving.keys() & self._started, f"{self._leaving} leave and work"
+        for name in self._started:
+            assert self._jobs_seeding_on(self._engines[name]), f"{name} works unasked"
         for job, step in self._steps.items():
             assert step.job == job
             assert step.live_turns >= 0, f"{job}: more turns ended than began"
             assert step.running or not step.seeding, f"{job} seeds without a step"
-            assert not (step.seeding and self._busy), f"{job} seeds where {self._busy} train"
-            assert not step.forgettable(), f"{job} should have been forgotten"
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What a trainer does with its devices; an optimizer's step `ends_step`."""
-
-    ticket: int
-    job: JobId | None
-    waited_s: float
-    ends_step: bool
-
-
-class DeviceOwnership:
-    """A trainer's order leaves once the step tracker has granted its devices; what the trainer
-    did with them is then on its job's account.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[WorkerId, StartWork] = {}
-        self._busy: dict[WorkerId, _Work] = {}
-        self._submitted_s: dict[RequestId, float] = {}
-
-    def handle(self, event: DeviceEvent) -> Sequence[DeviceCommand]:
-        """Take one event; return what follows, in order."""
-        match event:
-            case OpSubmitted(now_s, operation):
-                self._submitted_s[operation.request] = now_s
-            case OpOver(_, _, request):
-                self._submitted_s.pop(request, None)
-            case StartWork(now_s, worker, job):
-                self._waiting[worker] = event
-                return (on.DevicesAsked(now_s, worker, job),)
-            case on.DevicesGranted(now_s, trainer):
-                return (self._granted(trainer, now_s),)
-            case TrainerLost(_, worker):
-                self._waiting.pop(worker, None)
-                self._busy.pop(worker, None)
-            case _:
-                return self._returned(event)
-        return ()
-
-    def holders(self) -> dict[WorkerId, JobId | None]:
-        """Trainers that were given an order, and for which job."""
-        return {worker: work.job for worker, work in self._busy.items()}
-
-    def _granted(self, trainer: WorkerId, now_s: float) -> DeviceCommand:
-        work = self._waiting.pop(trainer, None)
-        if work is None:
-            return GrantDevices(trainer)
-        order = work.order
-        since_s, ends_step = now_s, False
-        if isinstance(order, RunOp):
-            since_s = self._submitted_s.pop(order.operation.request, now_s)
-            ends_step = order.operation.kind is OpKind.OPTIM_STEP and not order.replay
-        self._busy[trainer] = _Work(order.ticket, work.job, now_s - since_s, ends_step)
-        return order
-
-    def _returned(
-        self, event: TicketDetached | TicketDone | TicketFailed
-    ) -> Sequence[DeviceCommand]:
-        """The trainer has done what it held the devices for; ignore reports on anything else."""
-        work = self._busy.get(event.worker)
-        if work is None or work.ticket != event.ticket:
-            return ()
-        del self._busy[event.worker]
-        took_s = 0.0 if isinstance(event, TicketFailed) else event.elapsed_s
-        ends_step = work.ends_step and isinstance(event, TicketDone)
-        returned = on.DevicesReturned(event.now_s, event.worker, took_s, ends_step)
-        if work.job is None:
-            return (returned,)
-        done = (work.job, took_s, work.waited_s, ends_step)
-        return JobTrained(event.now_s, *done), returned
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
-        both = self._waiting.keys() & self._busy.keys()
-        assert not both, f"{both} have an order and wait for another"
+            assert not (step.seeding and self._holders), f"{job} seeds where {self._holders} train"
+            assert not step.can_forget(), f"{job} should have been forgotten"

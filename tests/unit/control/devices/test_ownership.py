@@ -67,7 +67,7 @@ def test_an_order_leaves_when_local_engines_have_left_the_devices_and_is_on_its_
     stage.tell(LocalEngineUp(0.0, ENGINE))
     spec = TurnSpec(TURN, TrajectoryId("x"), JOB, (1, 2), Sampling(4), "v", base_model="tiny")
     stage.tell(TurnSubmitted(1.0, spec))
-    assert stage.controller.steps.works(ENGINE.instance), "it seeds"
+    assert stage.controller.steps.is_started(ENGINE.instance), "it seeds"
     said = stage.submit(2.0, 0, OpKind.CREATE)
     assert not any(isinstance(command, do.RunOp) for command in said)
     said = stage.tell(TurnCancelled(5.0, TURN))
@@ -88,7 +88,7 @@ def test_the_next_order_of_a_trainer_follows_before_local_engines_get_its_device
     stage.tell(TurnSubmitted(1.0, spec))
     said = stage.tell(on.TicketDone(2.0, TRAINER, create.ticket, 1.0))
     assert any(isinstance(command, do.RunOp) for command in said)
-    assert not stage.controller.steps.works(ENGINE.instance)
+    assert not stage.controller.steps.is_started(ENGINE.instance)
 
 
 def test_a_trainer_that_is_lost_holds_and_wants_nothing_and_its_order_does_not_leave() -> None:

@@ -35,12 +35,12 @@ def engine(name: str, base_model: str = BASE) -> InstanceSpec:
 
 class Stage:
     def __init__(self) -> None:
-        self.book = StepTracker()
+        self.tracker = StepTracker()
         self.now_s = 0.0
 
     def tell(self, kind: type, *fields: Any, **named: Any) -> list[do.StepCommand]:
-        commands = list(self.book.handle(kind(self.now_s, *fields, **named)))
-        self.book.check_integrity()
+        commands = list(self.tracker.handle(kind(self.now_s, *fields, **named)))
+        self.tracker.check_integrity()
         return commands
 
     def kinds(self, kind: type, *fields: Any, **named: Any) -> list[str]:
@@ -95,9 +95,9 @@ def test_an_engine_that_is_let_go_while_it_starts_does_not_work() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(TurnOpened, JOB, BASE)
-    assert stage.book.works(InstanceId("a"))
+    assert stage.tracker.is_started(InstanceId("a"))
     stage.tell(on.SeedingChanged, JOB, False)
-    assert not stage.book.works(InstanceId("a"))
+    assert not stage.tracker.is_started(InstanceId("a"))
 
 
 def test_an_engine_that_the_manager_gave_up_while_its_step_seeds_is_started_again() -> None:
@@ -112,9 +112,9 @@ def test_a_lost_trainer_neither_waits_nor_holds() -> None:
     stage = Stage()
     stage.tell(on.DevicesWanted, TRAINER)
     stage.tell(on.DevicesAsked, TRAINER, JOB)
-    assert stage.book.holders() == {TRAINER: JOB}
+    assert stage.tracker.holders() == {TRAINER: JOB}
     stage.tell(TrainerLost, TRAINER, "killed")
-    assert stage.book.holders() == {}
+    assert stage.tracker.holders() == {}
 
 
 def two_jobs_seed() -> Stage:
@@ -133,9 +133,9 @@ def test_an_engine_works_until_the_last_job_that_seeds_on_it_is_done() -> None:
     asked = stage.tell(on.DevicesAsked, TRAINER, JOB)
     assert asked == [TrainerWanted(0.0, JOB), TrainerWanted(0.0, OTHER)]
     assert on.DevicesGranted(0.0, TRAINER, JOB) not in stage.tell(on.SeedingChanged, JOB, False)
-    assert stage.book.works(InstanceId("a"))
+    assert stage.tracker.is_started(InstanceId("a"))
     assert on.DevicesGranted(0.0, TRAINER, JOB) in stage.tell(on.SeedingChanged, OTHER, False)
-    assert not stage.book.works(InstanceId("a"))
+    assert not stage.tracker.is_started(InstanceId("a"))
 
 
 def test_one_jobs_optim_step_does_not_end_another_jobs_step_of_the_same_base_model() -> None:
@@ -176,7 +176,7 @@ def test_a_job_with_turns_of_two_base_models_gets_the_engines_of_both() -> None:
     stage.tell(on.LocalEngineUp, engine("a"))
     stage.tell(on.LocalEngineUp, engine("b", "teacher"))
     stage.tell(TurnOpened, JOB, BASE)
-    assert not stage.book.works(InstanceId("b"))
+    assert not stage.tracker.is_started(InstanceId("b"))
     assert stage.tell(TurnOpened, JOB, "teacher") == [do.StartEngine(engine("b", "teacher"), True)]
 
 
@@ -187,14 +187,14 @@ def test_a_job_that_is_over_holds_no_engine_and_is_forgotten_with_its_last_turn(
     assert stage.tell(JobEnded, JOB, "stopped") == []
     assert stage.tell(TurnClosed, JOB, BASE, tokens=5) == [StepDropped(0.0, JOB)]
     stage.tell(on.SeedingChanged, JOB, False)
-    assert stage.book.jobs() == []
+    assert stage.tracker.jobs() == []
 
 
 def test_jobs_without_local_engines_leave_nothing_behind() -> None:
     stage = Stage()
     stage.tell(TurnOpened, JOB, BASE)
     stage.tell(TurnClosed, JOB, BASE, tokens=5)
-    assert stage.book.jobs() == []
+    assert stage.tracker.jobs() == []
 
 
 BASE_OF = {JobId("p"): "x", JobId("q"): "x", JobId("r"): "y"}
@@ -255,9 +255,9 @@ def test_whatever_happens_local_engines_and_trainers_never_work_at_once(  # noqa
                 job = rng.choice(sorted(seeding))
                 seeding.discard(job)
                 bases = {BASE_OF[other] for other in seeding}
-                for spec in list(stage.book._engines.values()):
+                for spec in list(stage.tracker._engines.values()):
                     mine = spec.base_model == BASE_OF[job] and spec.base_model not in bases
-                    if mine and stage.book.works(spec.instance):
+                    if mine and stage.tracker.is_started(spec.instance):
                         tell(InstanceReleased, spec.instance)
                 tell(on.SeedingChanged, job, False)
             case "lose" if asked:
@@ -304,7 +304,7 @@ def test_a_trainer_waits_until_a_sleeping_engine_has_left_its_devices() -> None:
 def test_an_engine_that_does_not_rest_in_time_is_ended_and_its_loss_frees_the_devices() -> None:
     stage = sleeper_leaves()
     assert stage.kinds(TimerFired, REST + "a") == ["ReleaseInstance", "SetTimer"]
-    assert not stage.book.is_local(InstanceId("a")), "its release must not be another rest"
+    assert not stage.tracker.is_local(InstanceId("a")), "its release must not be another rest"
     assert granted(stage.tell(InstanceLost, InstanceId("a"), "killed")) == [TRAINER]
 
 
@@ -312,7 +312,7 @@ def test_an_engine_whose_seeding_ends_while_it_wakes_is_told_to_rest() -> None:
     stage = Stage()
     stage.tell(on.LocalEngineUp, replace(engine("a"), sleeps=True))
     stage.tell(TurnOpened, JOB, BASE)
-    assert stage.book.works(InstanceId("a"))
+    assert stage.tracker.is_started(InstanceId("a"))
     stage.tell(on.DevicesWanted, TRAINER)
     stage.tell(on.DevicesAsked, TRAINER, JOB)
     commands = stage.tell(on.SeedingChanged, JOB, False)
