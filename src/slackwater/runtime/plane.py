@@ -43,6 +43,7 @@ from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
+from slackwater.runtime.services.open_actions import OpenActions
 from slackwater.runtime.services.outcomes import RequestOutcomes
 from slackwater.runtime.services.phases import (
     PhaseService,
@@ -129,7 +130,7 @@ class ControlPlane:
             self.fleet,
             self.rollout,
             self.training,
-            self._action_body,
+            self._action_executor,
             self.instances,
             self.rentals.record_join,
             self._node_lost,
@@ -292,23 +293,25 @@ class ControlPlane:
         most = settings.max_waiting_actions
         limits = settings.limits.table(names, settings.tenants[0], most)
         broker = ActionBroker(BrokerSettings(max_waiting=most, tenants=limits))
+        is_shared = len(names) > 1
         ahead = WriteAhead(self.store, self.background)
-        self._action_body = ActionExecutor(
+        opened = OpenActions(self.store, ahead, self.background, names)
+        record = self._recording.writer("actions")
+        self._action_executor = ActionExecutor(
             self.hub,
             ahead,
-            live_driver(
-                broker, record=self._recording.writer("actions"), on_failure=self.failed.set
-            ),
-            needs_isolation=len(names) > 1 and not settings.trust_tenants,
+            live_driver(broker, record=record, on_failure=self.failed.set),
+            opened,
+            needs_isolation=is_shared and not settings.trust_tenants,
         )
         self.actions = ActionService(
             self.store,
-            ahead,
             self.background,
-            self._action_body,
+            self._action_executor,
             broker,
-            settings.results_kept_s,
-            names,
+            opened,
+            results_kept_s=settings.results_kept_s,
+            is_shared=is_shared,
         )
 
     def _open_rentals(self) -> None:
@@ -447,7 +450,7 @@ class ControlPlane:
             self.phases.executor.close()
         self.workers.stopping = True
         self.actions.close()
-        self._action_body.close()
+        self._action_executor.close()
         self.housekeeping.stop()
         await self.hub.close()
         await self.instances.close()

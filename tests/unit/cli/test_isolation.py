@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_plain_processes_for_several_tenants_are_refused_unless_they_are_trusted
 def test_a_worker_that_does_not_isolate_gets_no_action_where_tenants_need_it(needed: bool) -> None:
     broker = ActionBroker(BrokerSettings())
     driver = live_driver(broker)
-    body = ActionExecutor(None, None, driver, needs_isolation=needed)  # type: ignore[arg-type]
+    hub: Any = None
+    body = ActionExecutor(hub, hub, driver, hub, needs_isolation=needed)
     body.worker_joined(WorkerId("w"), SandboxFacts("n", [[0, 1]], 1024, "process"))
     assert bool(body.facts) is not needed
     assert bool(broker.state.nodes) is not needed

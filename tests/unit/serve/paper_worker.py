@@ -24,7 +24,7 @@ class PaperWorker:
         self.told: list[Any] = []
         self.snapshot_bytes = 0
         self.started = asyncio.Event()
-        self.body = plane._action_body
+        self.body = plane._action_executor
         self.snapshots = Snapshots(folder / "snapshots", "copy")
         self._loop = asyncio.get_running_loop()
         plane.hub.send = self._hear  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Actions, live: the broker's commands become messages to sandbox workers, their answers events.
 
-Messages go out in order (`store/write_ahead.py`): an action is logged as started before its worker
-hears of it, so that a restart never runs twice what may not be.
+Messages go out in order (`store/write_ahead.py`). An action is logged as started before its worker
+gets it, so that a restart never runs an action twice that must not be.
 """
 
 import asyncio
@@ -9,10 +9,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, get_args
+from typing import get_args
 
-from slackwater.control.actions import commands as do
-from slackwater.control.actions import events as on
+from slackwater.control.actions import commands, events
 from slackwater.control.driver import Driver
 from slackwater.model.action import EnvironmentSpec, GpuService, OutcomeKind, WorkerCapacity
 from slackwater.model.ids import (
@@ -25,6 +24,7 @@ from slackwater.model.ids import (
 )
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.hub import WorkerHub
+from slackwater.runtime.services.open_actions import OpenActions
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire import messages, rewards, sandbox
@@ -38,23 +38,9 @@ _KINDS = {
 }
 
 
-class ActionOwner(Protocol):
-    """Who is asked what an action is, and told what became of it."""
-
-    def action_request(self, action: ActionId) -> log.ActionRequest: ...
-    def environment_request(self, environment: EnvironmentId) -> log.EnvironmentRequest: ...
-    def snapshot_of(self, environment: EnvironmentId) -> str | None: ...
-    def record_grant(self, action: ActionId, attempt: int) -> None: ...
-    def append_output(self, action: ActionId, stream: sandbox.Stream, data: bytes) -> None: ...
-    def record_result(self, action: ActionId, result: log.ActionResult) -> None: ...
-    def environment_ready(self, environment: EnvironmentId) -> None: ...
-    def environment_ended(self, environment: EnvironmentId, reason: str) -> None: ...
-    def save_service(self, service: GpuService) -> None: ...
-
-
 @dataclass(slots=True)
 class _Attempt:
-    """What a worker has said of one."""
+    """What a worker has reported about one attempt."""
 
     action: ActionId
     output: dict[sandbox.Stream, bytearray] = field(
@@ -70,15 +56,16 @@ class ActionExecutor:
         self,
         hub: WorkerHub,
         ahead: WriteAhead,
-        driver: Driver[on.Event, do.Command],
+        driver: Driver[events.Event, commands.Command],
+        opened: OpenActions,
         *,
         needs_isolation: bool,
     ) -> None:
         self._hub = hub
         self._ahead = ahead
         self._needs_isolation = needs_isolation
-        self._owner: ActionOwner | None = None
-        driver.register(self._execute, get_args(do.Command))
+        self._open = opened
+        driver.register(self._execute, get_args(commands.Command))
         self.feed, self.close = driver.feed, driver.close
         self._attempts: dict[int, _Attempt] = {}
         self._latest: dict[ActionId, int] = {}
@@ -91,16 +78,15 @@ class ActionExecutor:
         self._snapshots: dict[int, asyncio.Future[sandbox.SnapshotKept]] = {}
         self._snapshot_number = 0
 
-    def belongs_to(self, owner: ActionOwner) -> None:
-        self._owner = owner
-
     # ---- for the hub ----
     def worker_joined(self, worker: WorkerId, facts: sandbox.SandboxFacts) -> None:
         if self._needs_isolation and not facts.isolates:
             logger.error(
                 "sandbox worker=%s node=%s gets no actions: its backend %s does not isolate "
                 "tenants; install bubblewrap there, or state --trust-tenants",
-                *(worker, facts.node, facts.backend),
+                worker,
+                facts.node,
+                facts.backend,
             )
             return
         node = NodeId(facts.node)
@@ -109,17 +95,17 @@ class ActionExecutor:
         for line in facts.said:
             logger.info("sandbox worker=%s %s", worker, line)
         held = tuple(
-            EnvironmentSpec(EnvironmentId(one.environment), JobId(one.job), one.memory_mib)
-            for one in facts.environments
+            EnvironmentSpec(EnvironmentId(found.environment), JobId(found.job), found.memory_mib)
+            for found in facts.environments
         )
         cores = tuple(tuple(numa) for numa in facts.cores)
         capacity = WorkerCapacity(cores=cores, memory_mib=facts.memory_mib)
-        self.feed(on.WorkerJoined(loop_time(), node, capacity, held))
+        self.feed(events.WorkerJoined(loop_time(), node, capacity, held))
         for spec in held:
-            self._mine.environment_ready(spec.environment)
+            self._open.record_ready(spec.environment)
 
     def rewards_joined(self, worker: WorkerId, facts: rewards.RewardFacts) -> None:
-        """A worker with devices, and services that it has in host memory."""
+        """A reward worker has joined, with devices and with services in host memory."""
         node = NodeId(facts.node)
         self._workers[node] = worker
         self.reward_facts[worker] = facts
@@ -127,9 +113,9 @@ class ActionExecutor:
             logger.warning("reward model failed worker=%s service=%s: %s", worker, name, reason)
         for service in facts.services:
             self.declare(service)
-            self._mine.save_service(service)
+            self._open.save_service(service)
         capacity = WorkerCapacity(gpus=len(facts.devices), gpu_mib=facts.device_mib)
-        self.feed(on.WorkerJoined(loop_time(), node, capacity))
+        self.feed(events.WorkerJoined(loop_time(), node, capacity))
 
     def failure_of(self, service: ServiceName) -> str | None:
         """Why no present worker could stage a service; None if one has it, or none tried."""
@@ -140,9 +126,9 @@ class ActionExecutor:
         return next(reasons, None)
 
     def declare(self, service: GpuService) -> None:
-        """There is a service by this name, or was before a restart."""
+        """Tell the broker of a reward service that exists, or existed before a restart."""
         self.services.add(service.service)
-        self.feed(on.ServiceDeclared(loop_time(), service))
+        self.feed(events.ServiceDeclared(loop_time(), service))
 
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         self.gauges.pop(worker, None)
@@ -150,7 +136,7 @@ class ActionExecutor:
         if facts is not None and self._workers.get(NodeId(facts.node)) == worker:
             node = NodeId(facts.node)
             del self._workers[node]
-            self.feed(on.WorkerLost(loop_time(), node, reason))
+            self.feed(events.WorkerLost(loop_time(), node, reason))
 
     def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
         if frame.kind is not FrameKind.CONTROL:
@@ -164,10 +150,10 @@ class ActionExecutor:
             case sandbox.ActionOver() as over:
                 self._end_attempt(over)
             case sandbox.EnvironmentReady(environment):
-                self.feed(on.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
-                self._mine.environment_ready(EnvironmentId(environment))
+                self.feed(events.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
+                self._open.record_ready(EnvironmentId(environment))
             case sandbox.EnvironmentFailed(environment, reason):
-                self.feed(on.EnvironmentLost(loop_time(), EnvironmentId(environment), reason))
+                self.feed(events.EnvironmentLost(loop_time(), EnvironmentId(environment), reason))
             case sandbox.SnapshotKept(request) as kept:
                 waiting = self._snapshots.pop(request, None)
                 if waiting is not None and not waiting.done():
@@ -175,16 +161,11 @@ class ActionExecutor:
             case other:
                 logger.warning("not from a sandbox message=%s", type(other).__name__)
 
-    @property
-    def _mine(self) -> ActionOwner:
-        assert self._owner is not None
-        return self._owner
-
     def _append_output(self, attempt: int, stream: sandbox.Stream, data: bytes) -> None:
         record = self._attempts.get(attempt)
         if record is not None:
             record.output[stream] += data
-            self._mine.append_output(record.action, stream, data)
+            self._open.append_output(record.action, stream, data)
 
     def _end_attempt(self, over: sandbox.ActionOver) -> None:
         record = self._attempts.get(over.attempt)
@@ -197,38 +178,38 @@ class ActionExecutor:
     def finish_attempt(
         self, action: ActionId, attempt: int, kind: OutcomeKind, ran_s: float, reason: str = ""
     ) -> None:
-        """What an attempt started is over."""
-        self.feed(on.ActionFinished(loop_time(), action, attempt, kind, ran_s, reason))
+        """An attempt has ended: report it to the broker."""
+        self.feed(events.ActionFinished(loop_time(), action, attempt, kind, ran_s, reason))
         self._attempts.pop(attempt, None)
 
     # ---- the broker ----
-    def _execute(self, command: do.Command) -> None:
+    def _execute(self, command: commands.Command) -> None:
         match command:
-            case do.StartAction():
+            case commands.StartAction():
                 self._start(command)
-            case do.StopAction(node, _, attempt, reason) if node is not None:
+            case commands.StopAction(node, _, attempt, reason) if node is not None:
                 self._post(node, sandbox.StopAction(attempt, reason))
-            case do.StopAction(_, action, attempt, reason):
+            case commands.StopAction(_, action, attempt, reason):
                 self.finish_attempt(action, attempt, OutcomeKind.FAILED, 0.0, reason)
-            case do.EndAction():
+            case commands.EndAction():
                 self._end(command)
-            case do.OpenEnvironment(node, spec):
-                self._open(node, spec)
-            case do.CloseEnvironment(node, environment):
+            case commands.OpenEnvironment(node, spec):
+                self._open_environment(node, spec)
+            case commands.CloseEnvironment(node, environment):
                 self._post(node, sandbox.CloseEnvironment(environment))
-            case do.EndEnvironment(environment, reason):
-                self._mine.environment_ended(environment, reason)
-            case do.EvictService(node, gpus, service):
+            case commands.EndEnvironment(environment, reason):
+                self._open.end_environment(environment, reason)
+            case commands.EvictService(node, gpus, service):
                 self._post(node, rewards.EvictService(service, list(gpus)))
-            case do.RestoreService(node, gpus, service):
+            case commands.RestoreService(node, gpus, service):
                 self._post(node, rewards.RestoreService(service, list(gpus)))
 
-    def _start(self, command: do.StartAction) -> None:
+    def _start(self, command: commands.StartAction) -> None:
         action, grant = command.spec.action, command.grant
-        request = self._mine.action_request(action)
+        request = self._open.action_request(action)
         self._attempts[command.attempt] = _Attempt(action)
         self._latest[action] = command.attempt
-        self._mine.record_grant(action, command.attempt)
+        self._open.record_grant(action, command.attempt)
         if grant.node is None:
             return  # a permit: its owner says when it is over
         service = command.spec.service
@@ -248,18 +229,18 @@ class ActionExecutor:
         )
         self._post(grant.node, message, starts=action)
 
-    def _open(self, node: NodeId, spec: EnvironmentSpec) -> None:
-        asked = self._mine.environment_request(spec.environment)
+    def _open_environment(self, node: NodeId, spec: EnvironmentSpec) -> None:
+        asked = self._open.environment_request(spec.environment)
         message = sandbox.OpenEnvironment(
             environment=spec.environment,
             job=spec.job,
             memory_mib=spec.memory_mib,
-            snapshot=self._mine.snapshot_of(spec.environment),
+            snapshot=self._open.snapshot_of(spec.environment),
             files=asked.files,
         )
         self._post(node, message)
 
-    def _end(self, command: do.EndAction) -> None:
+    def _end(self, command: commands.EndAction) -> None:
         outcome = command.outcome
         attempt = self._latest.pop(command.action, None)
         record = None if attempt is None else self._attempts.get(attempt)
@@ -281,10 +262,10 @@ class ActionExecutor:
             cpu_s=0.0 if over is None else over.cpu_s,
             max_rss_bytes=0 if over is None else over.max_rss_bytes,
         )
-        self._mine.record_result(command.action, result)
+        self._open.record_result(command.action, result)
 
     def mark_started(self, action: ActionId, marked: bool = True) -> None:
-        """It is in the log as started already."""
+        """Note whether the log has the action as started, so that `_post` need not write it."""
         if marked:
             self._marked.add(action)
         else:
@@ -297,17 +278,16 @@ class ActionExecutor:
         if starts in self._marked:
             self._marked.remove(starts)
             starts = None
-        # Another worker on its node would not know what it is about.
         worker = self._workers.get(node)
         if worker is None:
-            return  # the broker has heard, or will hear, that it is lost
+            return  # the broker knows, or will know, that the worker is lost
         mark = None if starts is None else partial(log.mark_started, names=[starts])
         self._ahead.then(partial(self._hub.send, worker, message), mark)
 
     async def keep_snapshot(
         self, node: NodeId, environment: EnvironmentId, name: str, most_bytes: int
     ) -> sandbox.SnapshotKept:
-        """Have a node keep a snapshot of so many bytes at most."""
+        """Have a node keep a snapshot of at most `most_bytes`."""
         self._snapshot_number += 1
         number = self._snapshot_number
         waiting: asyncio.Future[sandbox.SnapshotKept] = asyncio.get_running_loop().create_future()

@@ -1,0 +1,156 @@
+"""Actions and environments without an outcome: the executor records what happens to them, and the
+action service waits for it.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from slackwater.control.actions.snapshots import SnapshotRegistry
+from slackwater.model.action import GpuService
+from slackwater.model.errors import NotFoundError
+from slackwater.model.ids import ActionId, EnvironmentId, TenantId, snapshot_id
+from slackwater.runtime.net.background import Background
+from slackwater.runtime.services.recent_results import RecentResults
+from slackwater.runtime.store import action_log as log
+from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.job_accounts import put_fact
+from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.wire.sandbox import Stream
+
+SERVICE_FACT = "service/"  # prefix of the facts that name reward services
+
+
+@dataclass(slots=True)
+class OpenAction:
+    """An action without an outcome, and the events that its owner can wait for."""
+
+    tenant: TenantId
+    request: log.ActionRequest
+    since_s: float
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    attempt: int | None = None
+    output: list[tuple[Stream, bytes]] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def wake(self) -> None:
+        for event in (self.ended, self.started, self.changed):
+            event.set()
+
+
+@dataclass(slots=True)
+class OpenEnvironment:
+    """An environment that has not ended; `ended` gives its waiters the reason if it just has."""
+
+    tenant: TenantId
+    request: log.EnvironmentRequest
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: str | None = None
+
+
+class OpenActions:
+    """The table of open actions and environments of one service, and the results of late."""
+
+    def __init__(
+        self, store: Store, ahead: WriteAhead, background: Background, tenants: Sequence[str] = ()
+    ) -> None:
+        self._store, self._ahead, self._background = store, ahead, background
+        self.actions: dict[ActionId, OpenAction] = {}
+        self.environments: dict[EnvironmentId, OpenEnvironment] = {}
+        self.snapshots = SnapshotRegistry(tenants)
+        self.recent = RecentResults()
+        self.recent_rows: deque[dict[str, Any]] = deque(maxlen=200)  # without their output
+
+    def wake_all(self) -> None:
+        """Wake every waiter: the service stops."""
+        for action in self.actions.values():
+            action.wake()
+        for environment in self.environments.values():
+            environment.ready.set()
+
+    # ---- what the executor asks ----
+    def action_request(self, action: ActionId) -> log.ActionRequest:
+        return self.actions[action].request
+
+    def environment_request(self, environment: EnvironmentId) -> log.EnvironmentRequest:
+        return self.environments[environment].request
+
+    def snapshot_of(self, environment: EnvironmentId) -> str | None:
+        """The file name, on its node, of the snapshot that an environment starts from."""
+        opened = self.environments[environment]
+        name = opened.request.snapshot
+        if name is None:
+            return None
+        try:
+            return self.snapshots.find_stored_name(opened.tenant, name)
+        except NotFoundError:  # asked for under an older version; its worker will not find this one
+            return snapshot_id(opened.tenant, name)
+
+    # ---- what the executor records ----
+    def record_grant(self, action: ActionId, attempt: int) -> None:
+        granted = self.actions[action]
+        granted.attempt = attempt
+        granted.output.clear()
+        granted.started.set()
+
+    def append_output(self, action: ActionId, stream: Stream, data: bytes) -> None:
+        found = self.actions.get(action)
+        if found is not None and found.request.stream:
+            found.output.append((stream, data))
+            found.changed.set()
+
+    def record_result(self, action: ActionId, result: log.ActionResult) -> None:
+        """Write the one outcome of an action to the log, and then tell its owner."""
+        write = partial(log.end_actions, results=[(action, result)], now_s=time.time())
+        self._ahead.then(partial(self._settle, action, result), write)
+
+    def _settle(self, action: ActionId, result: log.ActionResult) -> None:
+        ended = self.actions.pop(action)
+        self.recent.add(action, ended.tenant, result)
+        self.recent_rows.append(_result_row(action, ended.request, result))
+        ended.wake()
+
+    def record_ready(self, environment: EnvironmentId) -> None:
+        opened = self.environments.get(environment)
+        if opened is not None:
+            opened.ready.set()
+
+    def end_environment(self, environment: EnvironmentId, reason: str) -> None:
+        ended = self.environments.pop(environment, None)
+        if ended is None:
+            return
+        if ended.request.snapshot is not None:
+            stored_name = snapshot_id(ended.tenant, ended.request.snapshot)
+            reason = reason.replace(stored_name, ended.request.snapshot)
+        ended.ended = reason
+        ended.ready.set()
+        end = partial(log.end_environment, name=environment, why=reason, now_s=time.time())
+        self._background.spawn(self._store.call_small(end))
+
+    def save_service(self, service: GpuService) -> None:
+        """Remember a reward service, so that actions can wait for it across a restart."""
+        write = partial(put_fact, name=SERVICE_FACT + service.service, value=service)
+        self._background.spawn(self._store.call(write))
+
+
+def _result_row(
+    action: ActionId, request: log.ActionRequest, result: log.ActionResult
+) -> dict[str, Any]:
+    return {
+        "action": action,
+        "job": request.spec.job,
+        "command": short_command(request.command),
+        "kind": result.kind,
+        "queued_s": round(result.queued_s, 3),
+        "ran_s": round(result.ran_s, 3),
+        "cores": len(result.cores),
+    }
+
+
+def short_command(command: Sequence[str]) -> str:
+    return " ".join(command)[:80] or "(no command)"
