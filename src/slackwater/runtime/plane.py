@@ -1,4 +1,8 @@
-"""The control plane of one service: its parts put together, started, watched and stopped."""
+"""The control plane of one service: composes its parts, starts and stops them.
+
+The constructor builds the parts in the order in which they need each other; `start` recovers what
+the store has, and then starts the workers. Nothing here decides: the fleet controller does.
+"""
 
 import asyncio
 from functools import partial
@@ -10,9 +14,7 @@ from slackwater.control.coschedule.events import NodeLost
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.instance import InstanceKind
-from slackwater.model.operation import Operation
-from slackwater.model.placement import place_devices
-from slackwater.model.session import SamplingSession, TrainedModel
+from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.drivers import DriverExecutor
 from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
@@ -26,14 +28,15 @@ from slackwater.runtime.launch.agents import JoinAddress
 from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
-from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
 from slackwater.runtime.live_driver import live_driver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.recording import Recording
+from slackwater.runtime.services.action_table import ActionTable
 from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.breakdowns import Breakdowns
+from slackwater.runtime.services.coscheduled_nodes import CoscheduledNodes
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import RequestFinisher
 from slackwater.runtime.services.helper_processes import HelperProcesses
@@ -43,14 +46,8 @@ from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
-from slackwater.runtime.services.open_actions import OpenActions
 from slackwater.runtime.services.outcomes import RequestOutcomes
-from slackwater.runtime.services.phases import (
-    PhaseService,
-    fleet_nodes_of,
-    locate_deployment,
-    name_coscheduled_nodes,
-)
+from slackwater.runtime.services.phases import PhaseService
 from slackwater.runtime.services.publications import Publications
 from slackwater.runtime.services.rentals import RentalHooks, RentalService
 from slackwater.runtime.services.sampling import SamplingService
@@ -71,15 +68,18 @@ from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.timeline.spans import PermitSpans
-from slackwater.wire.agent import PrefetchStates
 from slackwater.wire.certificate import Certificate
 
-_RETURN_S = 20.0  # engines that outlived the last control plane dial four times a second
+_RETURN_S = 20.0  # engines that outlived the last control plane reconnect four times a second
 ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
 
 class ControlPlane:
-    """Everything behind the HTTP face. `failed` is set when something died that must not."""
+    """Everything behind the HTTP API. `failed` is set when a part died that the service needs.
+
+    A few callbacks lead to parts that are built later; they are methods or lambdas of the plane,
+    and nothing calls them before `start`.
+    """
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ControlPlane:
         shelf: VersionShelf,
         url: str | None = None,
     ) -> None:
-        """At `url` the drivers of jobs find the service."""
+        """`url` is where the drivers of jobs reach the service; without it no job is submitted."""
         self.settings = settings
         self.brokers_actions = settings.brokers_actions
         self.state = state
@@ -107,9 +107,7 @@ class ControlPlane:
         self.sessions = Sessions(self.store, settings.session_silent_after_s)
         self._recording = Recording(settings.record)
         self._served = settings.serving
-        self._places = name_coscheduled_nodes(*settings.coscheduled_nodes)
-        sizes = settings.coscheduled_sizes
-        self._sizes = dict(zip(("rollout", "train"), sizes, strict=True))
+        self._coscheduled = CoscheduledNodes(settings.coscheduled_nodes, settings.coscheduled_sizes)
         self.controller = new_fleet_controller(settings)
         clock = DecisionClock()
         self.runtime = live_driver(
@@ -118,13 +116,15 @@ class ControlPlane:
             record=self._recording.writer("fleet"),
             on_failure=self.failed.set,
         )
-        self._open_fleet()
-        self._open_engines()
-        self._open_jobs(clock, url)
-        self._open_sampling()
-        self._open_training()
-        self._open_actions()
-        self._open_rentals()
+        self._build_fleet()
+        self._build_engines()
+        self._build_trainers()
+        self._build_jobs(url)
+        self._build_phases(clock)
+        self._build_sampling()
+        self._build_housekeeping()
+        self._build_actions()
+        self._build_rentals()
         self.outcomes = RequestOutcomes(self.store, self.board)
         self.workers = Workers(
             self.fleet,
@@ -132,15 +132,15 @@ class ControlPlane:
             self.training,
             self._action_executor,
             self.instances,
-            self.rentals.record_join,
-            self._node_lost,
+            node_joined=self.rentals.record_join,
+            node_lost=self._record_node_loss,
         )
         self._breakdowns = Breakdowns(
             self.fleet, self.bases, self.controller.rollout, self.instances, self.workers
         )
 
     # ---- the parts, in the order in which they need each other ----
-    def _open_fleet(self) -> None:
+    def _build_fleet(self) -> None:
         """Nodes, workers and the connections to them."""
         settings, state = self.settings, self.state
         keys, file = NodeKeys(state), settings.whole_fleet
@@ -157,38 +157,40 @@ class ControlPlane:
         judges = reward_models(settings)
         self._plans = WorkerPlans(settings, self.bases, judges)
         self._model_folders = self.bases.directories() | judges.directories()
-        given = settings.residency
-        budgets = None if given is None else given.environment()
-        models = self._model_folders
         self.fleet = LaunchedFleet(
-            *(file, state, self.hub, models, self._plans, launch_plan, keys, budgets),
+            file,
+            state,
+            self.hub,
+            self._model_folders,
+            self._plans,
+            launch_plan,
+            keys,
+            None if settings.residency is None else settings.residency.environment(),
             runtime=self.runtime,
             allocator=self.controller.allocator,
             store=AssignmentStore(self.store, self.background),
         )
-        self._state_moves = StateMoves(self.hub, self.fleet.nodes.node_of)
 
-    def _offers(self) -> dict[str, Offer]:
-        """What may borrow from the served model: the weights of every other base model."""
-        served = None if self._served is None else self._served.model
-        others = [base for base in self.bases if base.name != served]
-        return {base.name: Offer(base.version, base.uri) for base in others}
-
-    def _open_engines(self) -> None:
-        served, lending, promise = self._served, None, None
+    def _build_engines(self) -> None:
+        """Engines, the loans of a serving model's devices, and instances of the operator."""
+        served, lending, slo = self._served, None, None
         if served is not None:
-            promise = SloTracker(served.model, served.slo, loop_time(), self.traces.record_served)
-            lending = ServingExecutor(self.runtime, self.hub.send, self._offers(), promise.is_met)
+            slo = SloTracker(served.model, served.slo, loop_time(), self.traces.record_served)
+            # Every other base model may borrow from the served one.
+            offers = {
+                base.name: Offer(base.version, base.uri)
+                for base in self.bases
+                if base.name != served.model
+            }
+            lending = ServingExecutor(self.runtime, self.hub.send, offers, slo.is_met)
         hooks = EngineHooks(
-            self._release, self._drop_version, partial(self._find_coscheduled_node, "rollout")
+            release=self._release_instance,
+            delete_version=self._delete_version,
+            find_place=partial(self._find_place, "rollout"),
+            turns_returned=self.fleet.returning.settle_engine,
         )
         self.rollout = EngineExecutor(
-            self.runtime,
-            self.hub,
-            hooks,
-            meters=self.meters,
-            lending=lending,
-            slo=promise,
+            self.runtime, self.hub, hooks, meters=self.meters, lending=lending, slo=slo
         )
         self.instances = InstanceService(
             self.controller,
@@ -199,9 +201,29 @@ class ControlPlane:
             logs=self.state.logs,
         )
 
-    def _open_jobs(self, clock: DecisionClock, url: str | None) -> None:
-        """Jobs, their drivers, and the permits of those that share nodes."""
-        feed, shared = self.runtime.feed, self.settings.coschedule
+    def _build_trainers(self) -> None:
+        tenants = len(self.tenants.names())
+        self.training = TrainerExecutor(
+            self.runtime,
+            self.controller.operations,
+            store=self.store,
+            board=self.board,
+            hub=self.hub,
+            state=self.state,
+            bases=self.bases,
+            background=self.background,
+            moves=StateMoves(self.hub, self.fleet.nodes.node_of),
+            job_of=self.sessions.job_of,
+            node_of=partial(self._find_place, "train"),
+            stock=lambda: self.controller.weights.routes.lead_elsewhere,
+            finisher=RequestFinisher(self.state, self.shelf),
+            finished=lambda *done: self._publications.record_operation(*done),
+            max_payload_bytes=self.settings.max_waiting_bytes // tenants,
+        )
+
+    def _build_jobs(self, url: str | None) -> None:
+        """Jobs of sessions, submitted jobs, and the drivers of those."""
+        feed = self.runtime.feed
         self.jobs = Jobs(
             self.store, self.sessions, self.controller.jobs, feed, self.settings.tenants[0]
         )
@@ -210,7 +232,7 @@ class ControlPlane:
             folder=self.state.root / "jobs",
             driver=self.runtime,
             spawn=self.background.spawn,
-            key=self._key_of_job,
+            key=self._make_job_key,
             end_sessions=self._end_sessions,
             url=url,
         )
@@ -221,15 +243,25 @@ class ControlPlane:
             self.drivers,
             lambda: [base.name for base in self.bases],
         )
-        self.phases: PhaseService | None = None
-        if shared is not None:
-            places = fleet_nodes_of(self._places)
-            callbacks = PhaseCallbacks(self._end_refused, self._phases_changed, self._prefetch)
-            spans = PermitSpans(tuple(places), loop_time(), self._share)
-            permits = PermitExecutor(self.runtime, spans, callbacks, clock)
-            self.phases = PhaseService(shared, self.controller, feed, places, permits)
 
-    def _open_sampling(self) -> None:
+    def _build_phases(self, clock: DecisionClock) -> None:
+        """Permits of jobs that share nodes; none without a co-scheduler."""
+        self.phases: PhaseService | None = None
+        settings, nodes = self.settings.coschedule, self._coscheduled
+        if settings is None:
+            return
+        callbacks = PhaseCallbacks(
+            end_refused_job=self._end_refused_job,
+            save_state=self._save_phases,
+            prefetch=self.training.prefetch,
+        )
+        spans = PermitSpans(tuple(nodes.fleet_nodes), loop_time(), nodes.share)
+        executor = PermitExecutor(self.runtime, spans, callbacks, clock)
+        feed = self.runtime.feed
+        self.phases = PhaseService(settings, self.controller, feed, nodes.fleet_nodes, executor)
+
+    def _build_sampling(self) -> None:
+        """Sample requests, and what shares the event loop's time between tenants."""
         names = self.tenants.names()
         self.shares = TurnShares(self.settings.max_live_turns, names)
         loop_shares = LoopShares(len(names))
@@ -246,31 +278,13 @@ class ControlPlane:
             self.sessions.job_of,
         )
 
-    def _open_training(self) -> None:
-        """Operations, the weights that they publish, and what is tidied up after them."""
-        settings, state, shelf = self.settings, self.state, self.shelf
-        self.training = TrainerExecutor(
-            self.runtime,
-            self.controller.operations,
-            store=self.store,
-            board=self.board,
-            hub=self.hub,
-            state=state,
-            bases=self.bases,
-            background=self.background,
-            moves=self._state_moves,
-            job_of=self.sessions.job_of,
-            node_of=partial(self._find_coscheduled_node, "train"),
-            stock=lambda: self.controller.weights.routes.lead_elsewhere,
-            finisher=RequestFinisher(state, shelf),
-            finished=self._record_finished_operation,
-            max_payload_bytes=settings.max_waiting_bytes // len(self.tenants.names()),
-        )
+    def _build_housekeeping(self) -> None:
+        """What expires, and what becomes of published weights."""
         self.housekeeping = Housekeeping(
-            settings=settings,
+            settings=self.settings,
             store=self.store,
-            state=state,
-            shelf=shelf,
+            state=self.state,
+            shelf=self.shelf,
             sessions=self.sessions,
             sampling=self.sampling,
             operations=self.training,
@@ -283,25 +297,21 @@ class ControlPlane:
             self.rollout, self.sampling, self.sessions, self.background, self.housekeeping
         )
 
-    def _record_finished_operation(
-        self, model: TrainedModel, operation: Operation, payload: bytes
-    ) -> None:
-        self._publications.record_operation(model, operation, payload)
-
-    def _open_actions(self) -> None:
+    def _build_actions(self) -> None:
+        """The action broker, which the fleet controller knows nothing of, and its workers."""
         settings, names = self.settings, self.tenants.names()
         most = settings.max_waiting_actions
         limits = settings.limits.table(names, settings.tenants[0], most)
         broker = ActionBroker(BrokerSettings(max_waiting=most, tenants=limits))
         is_shared = len(names) > 1
         ahead = WriteAhead(self.store, self.background)
-        opened = OpenActions(self.store, ahead, self.background, names)
+        table = ActionTable(self.store, ahead, self.background, names)
         record = self._recording.writer("actions")
         self._action_executor = ActionExecutor(
             self.hub,
             ahead,
             live_driver(broker, record=record, on_failure=self.failed.set),
-            opened,
+            table,
             needs_isolation=is_shared and not settings.trust_tenants,
         )
         self.actions = ActionService(
@@ -309,57 +319,33 @@ class ControlPlane:
             self.background,
             self._action_executor,
             broker,
-            opened,
+            table,
             results_kept_s=settings.results_kept_s,
             is_shared=is_shared,
         )
 
-    def _open_rentals(self) -> None:
-        """Nodes that providers rent; last, since these commands were others' to ignore."""
-
-        def others(rented: tuple[NodeId, ...]) -> int:
-            specs = (record.spec for record in self.controller.rollout.books.instances)
-            remote = [spec for spec in specs if spec.kind is not InstanceKind.LOCAL]
-            return sum(spec.node not in rented for spec in remote)
-
+    def _build_rentals(self) -> None:
+        """Nodes that providers rent. Hazard: after engines and permits, whose handlers of the same
+        commands it replaces.
+        """
         self.rentals = RentalService(
             self.settings.whole_fleet,
             self.state.root / "rentals",
             RentalHooks(
-                lambda node, pool: self.join_address().token(node, pool),
-                lambda node, in_s: self.workers.node_leaving(node, in_s),
-                others,
+                join_token=lambda node, pool: self.join_address().token(node, pool),
+                leave=lambda node, in_s: self.workers.node_leaving(node, in_s),
+                count_other_engines=self._count_other_engines,
             ),
             self.runtime,
-            fleet_nodes_of(self._places),
+            self._coscheduled.fleet_nodes,
         )
 
-    def _key_of_job(self, job: JobId) -> str:
-        tenant, _, name = job.partition("/")
-        return self.tenants.job_key(TenantId(tenant), name)
-
-    async def _end_sessions(self, job: JobId, why: str) -> None:
-        """What a driver that is gone had open."""
-        for session in self.sessions.live_sessions(job):
-            status = {"type": "cancelled", "detail": why}
-            await self.end_session(session, status, f"session {session} ended: {why}")
-
-    def _release(self, worker: WorkerId) -> None:
-        """The manager lets an instance go: a process ends, a loan's connection does."""
-        if self.rollout.lending is not None and self.rollout.lending.is_loan(worker):
-            self.hub.hang_up(worker)
-        else:
-            self.instances.release(worker)
-
-    def _drop_version(self, version: str) -> None:
-        self.background.spawn(asyncio.to_thread(self.shelf.drop, version))
-
-    def _phases_changed(self) -> None:
-        if self.phases is not None:
-            self.phases.save_soon(self.store, self.background)
-
     async def start(self) -> None:
-        """Open the store, take over what it has, and start the workers."""
+        """Open the store, recover what it has, and start the workers.
+
+        The hub listens first: agents that outlived the last control plane may join while the parts
+        recover. Workers are started last.
+        """
         await self.store.open()
         await self.hub.start(self.workers)
         self.rollout.register_tenants(self.tenants.names())
@@ -379,7 +365,6 @@ class ControlPlane:
         self.rentals.start()
         models = [base.name for base in self.bases]
         listed = self.settings.instances
-        self.rollout.returned = self.fleet.returning.settle_engine
         self.background.spawn(self._resume())
         self.instances.keep_running(
             {InstanceId(entry.name): entry.request(models) for entry in listed}
@@ -388,54 +373,12 @@ class ControlPlane:
             await self.submissions.adopt_drivers()
 
     async def _resume(self) -> None:
-        """Go on with unfinished turns, once the engines that have their tokens are back."""
+        """Resume unfinished turns once the engines that have their tokens are back."""
         await self.fleet.returning.wait(_RETURN_S)
         self.sampling.resume()
 
-    def _prefetch(self, training: list[JobId], rolling: list[JobId]) -> None:
-        """Have agents load the states of jobs that train now, then of jobs that train next."""
-        if not self._state_moves.nodes:
-            return
-        hints: dict[NodeId, PrefetchStates] = {}
-        for job in (*training, *rolling):
-            for worker, models in self.training.models_by_trainer(job).items():
-                node = self.fleet.nodes.node_of(worker)
-                if node is not None and node in self._state_moves.nodes:
-                    hint = hints.setdefault(node, PrefetchStates([], []))
-                    hint.models.extend(models)
-                    hint.holding.extend(models if job in training else ())
-        for node, hint in hints.items():
-            self.hub.send(agent_name(node), hint)
-
-    def _share(self, place: NodeId) -> float:
-        """How much of its node a co-scheduled place is."""
-        devices = place_devices(place)
-        whole = self._sizes[place.partition("-")[0]].devices
-        return 1.0 if devices is None else len(devices) / whole
-
-    def _find_coscheduled_node(self, pool: str, worker: WorkerId) -> NodeId | None:
-        """The co-scheduler's name of the node that a worker is on, as one of a pool."""
-        node = self.fleet.nodes.node_of(worker)
-        place = None if node is None else self._places.get((pool, node))
-        return None if place is None else locate_deployment(place, worker, self._sizes[pool])
-
-    def _node_lost(self, node: NodeId) -> None:
-        """Its agent is gone: the co-scheduler has one place less in each pool that it was in."""
-        self.rentals.record_loss(node)
-        if self.phases is None:
-            return
-        for pool in ("rollout", "train"):
-            if (place := self._places.get((pool, node))) is not None:
-                self.runtime.feed(NodeLost(loop_time(), place))
-
-    def _end_refused(self, job: JobId, reason: str) -> None:
-        """A job that can never run is told so, whatever it has waiting."""
-        for session in self.sessions.live_sessions(job):
-            status = {"reason": {"type": "errored"}}
-            self.background.spawn(self.end_session(session, status, f"refused: {reason}"))
-
     def release_waiters(self) -> None:
-        """Answer the long polls that are held, so that a stop need not cut them off."""
+        """Answer pending long polls now, so that the stop does not cut them off."""
         self.board.close()
         self.sampling.finished.close()
         self.actions.close()
@@ -443,7 +386,7 @@ class ControlPlane:
             self.phases.executor.close()
 
     async def stop(self) -> None:
-        """Leave everything durable; what was under way goes on after the next start."""
+        """Stop with everything durable; unfinished work continues after the next start."""
         await self.drivers.close()
         self.runtime.close()
         if self.phases is not None:
@@ -464,20 +407,67 @@ class ControlPlane:
         await self.store.close()
         self._recording.close()
 
+    # ---- callbacks of the parts ----
+    def _find_place(self, pool: str, worker: WorkerId) -> NodeId | None:
+        return self._coscheduled.locate(pool, self.fleet.nodes.node_of(worker), worker)
+
+    def _count_other_engines(self, rented: tuple[NodeId, ...]) -> int:
+        """Remote engines on nodes that are not rented."""
+        specs = (record.spec for record in self.controller.rollout.books.instances)
+        remote = [spec for spec in specs if spec.kind is not InstanceKind.LOCAL]
+        return sum(spec.node not in rented for spec in remote)
+
+    def _make_job_key(self, job: JobId) -> str:
+        tenant, _, name = job.partition("/")
+        return self.tenants.job_key(TenantId(tenant), name)
+
+    async def _end_sessions(self, job: JobId, why: str) -> None:
+        """End what a driver that is gone had open."""
+        for session in self.sessions.live_sessions(job):
+            status = {"type": "cancelled", "detail": why}
+            await self.end_session(session, status, f"session {session} ended: {why}")
+
+    def _end_refused_job(self, job: JobId, reason: str) -> None:
+        """End the sessions of a job that can never run, and with them everything that waits."""
+        for session in self.sessions.live_sessions(job):
+            status = {"reason": {"type": "errored"}}
+            self.background.spawn(self.end_session(session, status, f"refused: {reason}"))
+
+    def _release_instance(self, worker: WorkerId) -> None:
+        """End an instance that the manager releases: its process, or the connection of a loan."""
+        if self.rollout.lending is not None and self.rollout.lending.is_loan(worker):
+            self.hub.hang_up(worker)
+        else:
+            self.instances.release(worker)
+
+    def _delete_version(self, version: str) -> None:
+        self.background.spawn(asyncio.to_thread(self.shelf.drop, version))
+
+    def _save_phases(self) -> None:
+        if self.phases is not None:
+            self.phases.save_soon(self.store, self.background)
+
+    def _record_node_loss(self, node: NodeId) -> None:
+        """The agent of a node is gone, and with it the node's place in each pool."""
+        self.rentals.record_loss(node)
+        if self.phases is not None:
+            for name in self._coscheduled.names_of(node):
+                self.runtime.feed(NodeLost(loop_time(), name))
+
+    # ---- for the HTTP API ----
     def join_address(self) -> JoinAddress:
-        """What an agent of another machine must know to join."""
+        """What an agent on another machine needs to join."""
         return self.fleet.join_address(self._certificate)
 
-    # ---- questions ----
     def is_operator(self, tenant: TenantId) -> bool:
-        """The first tenant runs the service."""
+        """The first tenant operates the service."""
         return tenant == self.settings.tenants[0]
 
     async def outcome(
         self, tenant: TenantId, request: RequestId, hold_s: float
     ) -> RequestOutcome | None:
-        """How a request ended; what waits for a model that no engine serves and none will ends
-        with the reason.
+        """How a request ended; None if it has not. A request for a model that no engine will ever
+        serve ends with the reason.
         """
         outcome = await self.outcomes.find(tenant, request, hold_s)
         if outcome is None and self.fail_unserved(self.sampling.session_of(request)):
@@ -485,7 +475,7 @@ class ControlPlane:
         return outcome
 
     def fail_unserved(self, session: SamplingSession | None) -> bool:
-        """End what waits for a model that no engine serves and none will, with the reason."""
+        """End the requests of a session whose model no engine will ever serve."""
         if session is None:
             return False
         why = self.broken_engine(session.base_model, session.tenant)
@@ -494,20 +484,20 @@ class ControlPlane:
         return why is not None
 
     def pause_reason(self, request: RequestId) -> str | None:
-        """Why nothing is done about a request for now; None where something is."""
+        """Why a request is waiting for the co-scheduler; None if it is not."""
         job = self.sampling.job_of(request) or self.training.job_of(request)
         return None if self.phases is None or job is None else self.phases.pause_reason(job)
 
     def broken_engine(self, model: str, tenant: TenantId) -> str | None:
-        """Why nothing can be sampled from a base model, as far as the tenant may know."""
+        """Why a base model cannot be sampled, in as much detail as the tenant may know."""
         return self._breakdowns.engine_failure(model, fully=self.is_operator(tenant))
 
     def broken_trainer(self, tenant: TenantId) -> str | None:
-        """Why nothing can be trained, as far as the tenant may know."""
+        """Why nothing can be trained, in as much detail as the tenant may know."""
         return self._breakdowns.trainer_failure(fully=self.is_operator(tenant))
 
     async def end_session(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
-        """Its models stop training; what they saved stays."""
+        """End a session: its models stop training, and what they saved stays."""
         await self.sessions.end(session, status)
         self.jobs.record_session_end(session, status, reason)
         for model in self.training.models():

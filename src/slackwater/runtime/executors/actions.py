@@ -24,7 +24,7 @@ from slackwater.model.ids import (
 )
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.runtime.services.open_actions import OpenActions
+from slackwater.runtime.services.action_table import ActionTable
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire import messages, rewards, sandbox
@@ -57,14 +57,14 @@ class ActionExecutor:
         hub: WorkerHub,
         ahead: WriteAhead,
         driver: Driver[events.Event, commands.Command],
-        opened: OpenActions,
+        table: ActionTable,
         *,
         needs_isolation: bool,
     ) -> None:
         self._hub = hub
         self._ahead = ahead
         self._needs_isolation = needs_isolation
-        self._open = opened
+        self._table = table
         driver.register(self._execute, get_args(commands.Command))
         self.feed, self.close = driver.feed, driver.close
         self._attempts: dict[int, _Attempt] = {}
@@ -102,7 +102,7 @@ class ActionExecutor:
         capacity = WorkerCapacity(cores=cores, memory_mib=facts.memory_mib)
         self.feed(events.WorkerJoined(loop_time(), node, capacity, held))
         for spec in held:
-            self._open.record_ready(spec.environment)
+            self._table.record_ready(spec.environment)
 
     def rewards_joined(self, worker: WorkerId, facts: rewards.RewardFacts) -> None:
         """A reward worker has joined, with devices and with services in host memory."""
@@ -113,7 +113,7 @@ class ActionExecutor:
             logger.warning("reward model failed worker=%s service=%s: %s", worker, name, reason)
         for service in facts.services:
             self.declare(service)
-            self._open.save_service(service)
+            self._table.save_service(service)
         capacity = WorkerCapacity(gpus=len(facts.devices), gpu_mib=facts.device_mib)
         self.feed(events.WorkerJoined(loop_time(), node, capacity))
 
@@ -151,7 +151,7 @@ class ActionExecutor:
                 self._end_attempt(over)
             case sandbox.EnvironmentReady(environment):
                 self.feed(events.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
-                self._open.record_ready(EnvironmentId(environment))
+                self._table.record_ready(EnvironmentId(environment))
             case sandbox.EnvironmentFailed(environment, reason):
                 self.feed(events.EnvironmentLost(loop_time(), EnvironmentId(environment), reason))
             case sandbox.SnapshotKept(request) as kept:
@@ -165,7 +165,7 @@ class ActionExecutor:
         record = self._attempts.get(attempt)
         if record is not None:
             record.output[stream] += data
-            self._open.append_output(record.action, stream, data)
+            self._table.append_output(record.action, stream, data)
 
     def _end_attempt(self, over: sandbox.ActionOver) -> None:
         record = self._attempts.get(over.attempt)
@@ -198,7 +198,7 @@ class ActionExecutor:
             case commands.CloseEnvironment(node, environment):
                 self._post(node, sandbox.CloseEnvironment(environment))
             case commands.EndEnvironment(environment, reason):
-                self._open.end_environment(environment, reason)
+                self._table.end_environment(environment, reason)
             case commands.EvictService(node, gpus, service):
                 self._post(node, rewards.EvictService(service, list(gpus)))
             case commands.RestoreService(node, gpus, service):
@@ -206,10 +206,10 @@ class ActionExecutor:
 
     def _start(self, command: commands.StartAction) -> None:
         action, grant = command.spec.action, command.grant
-        request = self._open.action_request(action)
+        request = self._table.action_request(action)
         self._attempts[command.attempt] = _Attempt(action)
         self._latest[action] = command.attempt
-        self._open.record_grant(action, command.attempt)
+        self._table.record_grant(action, command.attempt)
         if grant.node is None:
             return  # a permit: its owner says when it is over
         service = command.spec.service
@@ -230,12 +230,12 @@ class ActionExecutor:
         self._post(grant.node, message, starts=action)
 
     def _open_environment(self, node: NodeId, spec: EnvironmentSpec) -> None:
-        asked = self._open.environment_request(spec.environment)
+        asked = self._table.environment_request(spec.environment)
         message = sandbox.OpenEnvironment(
             environment=spec.environment,
             job=spec.job,
             memory_mib=spec.memory_mib,
-            snapshot=self._open.snapshot_of(spec.environment),
+            snapshot=self._table.snapshot_of(spec.environment),
             files=asked.files,
         )
         self._post(node, message)
@@ -262,7 +262,7 @@ class ActionExecutor:
             cpu_s=0.0 if over is None else over.cpu_s,
             max_rss_bytes=0 if over is None else over.max_rss_bytes,
         )
-        self._open.record_result(command.action, result)
+        self._table.record_result(command.action, result)
 
     def mark_started(self, action: ActionId, marked: bool = True) -> None:
         """Note whether the log has the action as started, so that `_post` need not write it."""

@@ -61,13 +61,15 @@ EngineCommand: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineHooks:
-    """`release` ends an engine's process, `delete` a version in the store; `place_of` is the
-    co-scheduler's name of a worker's node.
+    """`release` ends an engine's process and `delete_version` removes a version from the store.
+    `find_place` gives the co-scheduler's place of a worker. `turns_returned` is called when an
+    engine has reported the turns that it still has from an earlier control plane.
     """
 
     release: Callable[[WorkerId], None]
     delete_version: Callable[[str], None] = lambda version: None
     find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None
+    turns_returned: Callable[[WorkerId], None] = lambda worker: None
 
 
 class RelayExecutor:
@@ -151,7 +153,6 @@ class EngineExecutor:
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._returned_turns: dict[TurnId, messages.HeldTurn] | None = {}
         self._reported: set[WorkerId] = set()  # whose held turns are known
-        self.returned: Callable[[WorkerId], None] = lambda worker: None
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
         self.slo = slo
@@ -303,7 +304,7 @@ class EngineExecutor:
                 self._topk[worker] = rows
             case messages.HeldTurns(turns):
                 self._store_returned_turns(worker, turns)
-                self.returned(worker)
+                self._hooks.turns_returned(worker)
             case messages.VersionReady(version, kept):
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):

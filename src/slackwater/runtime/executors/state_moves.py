@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slackwater.control.operations import commands as do
@@ -30,10 +30,23 @@ class StateMoves:
     def remove_node(self, node: NodeId) -> None:
         self._places.pop(node, None)
 
-    @property
-    def nodes(self) -> Collection[NodeId]:
-        """Those with a state manager."""
-        return self._places.keys()
+    def prefetch(self, wanted: Iterable[tuple[Mapping[WorkerId, Sequence[str]], bool]]) -> None:
+        """Have nodes load the states of models, in this order, before their trainers need them.
+
+        Models come by trainer; True with those whose job holds the trainers now.
+        """
+        if not self._places:
+            return
+        hints: dict[NodeId, says.PrefetchStates] = {}
+        for models_by_trainer, is_holding in wanted:
+            for worker, models in models_by_trainer.items():
+                node = self.node_of(worker)
+                if node in self._places:
+                    hint = hints.setdefault(node, says.PrefetchStates([], []))
+                    hint.models.extend(models)
+                    hint.holding.extend(models if is_holding else ())
+        for node, hint in hints.items():
+            self.hub.send(agent_name(node), hint)
 
     def begin(self, order: do.MoveState) -> str:
         """Have the state sent; returns why it cannot be, else the agent reports the outcome."""

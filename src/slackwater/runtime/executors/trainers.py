@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -253,6 +253,11 @@ class TrainerExecutor:
             if model is not None and self._job_of(model.session) == job:
                 found.setdefault(worker, []).append(name)
         return found
+
+    def prefetch(self, training: Collection[JobId], rolling: Collection[JobId]) -> None:
+        """Have agents load the states of jobs that train now, then of jobs that train next."""
+        jobs = (*training, *rolling)
+        self._moves.prefetch((self.models_by_trainer(job), job in training) for job in jobs)
 
     # ---- for the hub ----
     def agent_joined(self, facts: NodeFacts) -> None:

@@ -1,4 +1,4 @@
-"""Which engines of the last control plane are expected back: unfinished turns wait for them."""
+"""The engines that outlived the last control plane; unfinished turns wait until they reconnect."""
 
 import asyncio
 import contextlib
@@ -10,25 +10,28 @@ from slackwater.wire.agent import NodeFacts
 
 
 class ReturningEngines:
-    """A file keeps the names of the nodes that are here; a service that is stopped has none."""
+    """Tracks them by node; a file names the connected nodes until the service stops."""
 
     def __init__(self, file: Path, engine_module: str) -> None:
         self._file, self._module = file, engine_module
         self._here: set[NodeId] = set()
         self._nodes: set[NodeId] = set()
+        # Read at once: the first agent that joins overwrites the file.
+        with contextlib.suppress(OSError):
+            self._nodes = {NodeId(line) for line in file.read_text().splitlines()}
+        self._begun = False
         self._engines: set[WorkerId] = set()
         self._all = asyncio.Event()
 
     def begin(self, alive: Collection[NodeId] | None) -> None:
-        """Expect the nodes that were here, or those of them that are known to be `alive`."""
-        with contextlib.suppress(OSError):
-            self._nodes = {NodeId(line) for line in self._file.read_text().splitlines()}
+        """Expect the nodes of the last control plane, or only those that are `alive` if known."""
         if alive is not None:
             self._nodes &= set(alive)
+        self._begun = True
         self._check()
 
     def add_node(self, facts: NodeFacts) -> None:
-        """Expect the engines that run there."""
+        """A node has connected: expect the engines that run on it."""
         orders = (running.order for running in facts.running)
         self._engines |= {WorkerId(each.worker) for each in orders if each.module == self._module}
         self._nodes.discard(NodeId(facts.node))
@@ -41,12 +44,12 @@ class ReturningEngines:
         self._write()
 
     def settle_engine(self, worker: WorkerId) -> None:
-        """It is back and has reported its turns, or it has ended."""
+        """An engine has reported its turns, or has ended."""
         self._engines.discard(worker)
         self._check()
 
     async def wait(self, limit_s: float) -> None:
-        """Until none is expected any more, or for so long."""
+        """Wait until no engine is expected any more, at most `limit_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._all.wait()
@@ -56,7 +59,7 @@ class ReturningEngines:
         self._file.unlink(missing_ok=True)
 
     def _check(self) -> None:
-        if not self._nodes and not self._engines:
+        if self._begun and not self._nodes and not self._engines:
             self._all.set()
 
     def _write(self) -> None:

@@ -28,11 +28,11 @@ from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
-from slackwater.runtime.services.open_actions import (
+from slackwater.runtime.services.action_table import (
     SERVICE_FACT,
-    OpenAction,
-    OpenActions,
-    OpenEnvironment,
+    ActionEntry,
+    ActionTable,
+    EnvironmentEntry,
     short_command,
 )
 from slackwater.runtime.store import action_log as log
@@ -55,7 +55,7 @@ class ActionService:
         background: Background,
         executor: ActionExecutor,
         broker: ActionBroker,
-        opened: OpenActions,
+        table: ActionTable,
         *,
         results_kept_s: float,
         is_shared: bool,
@@ -65,7 +65,7 @@ class ActionService:
         self._background = background
         self._executor = executor
         self._broker = broker
-        self._open = opened
+        self._table = table
         self._results_kept_s = results_kept_s
         self._is_shared = is_shared
         self._arriving = Counter[TenantId]()  # actions that are being written to the log
@@ -80,24 +80,24 @@ class ActionService:
         for service in await self._store.call(read):
             self._executor.declare(service)
         for snapshot in await self._store.call(all_snapshots):
-            self._open.snapshots.add(snapshot)
+            self._table.snapshots.add(snapshot)
         environments = await self._store.call(log.open_environments)
         waiting = await self._store.call(log.open_actions)
-        for tenant, place in environments:
-            self._open.environments[place.spec.environment] = OpenEnvironment(tenant, place)
-            self._executor.feed(events.EnvironmentAdopted(loop_time(), place.spec))
+        for tenant, stored in environments:
+            self._table.environments[stored.spec.environment] = EnvironmentEntry(tenant, stored)
+            self._executor.feed(events.EnvironmentAdopted(loop_time(), stored.spec))
         for tenant, asked, created_s, started in waiting:
             request = log.clamp_limits(asked, self.limits_of(tenant))
             since_s = loop_time() - max(time.time() - created_s, 0.0)
-            self._open.actions[request.spec.action] = OpenAction(tenant, request, since_s)
+            self._table.actions[request.spec.action] = ActionEntry(tenant, request, since_s)
             self._executor.feed(events.ActionAdopted(loop_time(), request.spec, since_s, started))
         self._background.spawn(self._forget())
 
     def close(self) -> None:
-        """Wake every waiter; open actions continue after the next start."""
+        """Wake every waiter; live actions continue after the next start."""
         self._closed = True
         self._stopping.set()
-        self._open.wake_all()
+        self._table.wake_all()
 
     async def _forget(self) -> None:
         while not self._stopping.is_set():
@@ -131,18 +131,18 @@ class ActionService:
         """The MiB that a tenant's environment reserves for its own actions; None if it has no such
         environment, which `submit` refuses.
         """
-        place = (
-            None if environment is None else self._open.environments.get(EnvironmentId(environment))
-        )
-        if place is None or place.tenant != tenant:
+        if environment is None:
             return None
-        return place.request.spec.memory_mib
+        found = self._table.environments.get(EnvironmentId(environment))
+        if found is None or found.tenant != tenant:
+            return None
+        return found.request.spec.memory_mib
 
     # ---- actions ----
     async def submit(self, tenant: TenantId, request: log.ActionRequest) -> ActionId:
         """Accept an action; submitting it again returns the same id. UnavailableError: full."""
         name = request.spec.action
-        if name not in self._open.actions:
+        if name not in self._table.actions:
             async with self._delay_refusal(tenant):
                 self._check_room(tenant)
         environment = request.spec.environment
@@ -171,7 +171,7 @@ class ActionService:
         saves a second write; the log is corrected if it did not start.
         """
         name = request.spec.action
-        live = self._open.actions[name] = OpenAction(tenant, request, loop_time())
+        live = self._table.actions[name] = ActionEntry(tenant, request, loop_time())
         if started:
             self._executor.mark_started(name)
         self._executor.feed(events.ActionSubmitted(loop_time(), request.spec))
@@ -193,7 +193,7 @@ class ActionService:
         self, tenant: TenantId, name: ActionId, hold_s: float
     ) -> log.ActionResult | None:
         """The result of an action; None if it has not ended within `hold_s`."""
-        live = self._open.actions.get(name)
+        live = self._table.actions.get(name)
         if live is not None:
             if live.tenant != tenant:
                 raise _unknown_action(name)
@@ -201,12 +201,12 @@ class ActionService:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(hold_s):
                         await live.ended.wait()
-            if name in self._open.actions:
+            if name in self._table.actions:
                 return None
         return await self._find_result(tenant, name)
 
     async def _find_result(self, tenant: TenantId, name: ActionId) -> log.ActionResult:
-        owner, result = self._open.recent.find(name)
+        owner, result = self._table.recent.find(name)
         if result is None:
             row = await self._store.call(lambda c: log.find_action(c, name))
             if row is None or row.result is None:
@@ -218,12 +218,12 @@ class ActionService:
 
     def state(self, name: ActionId) -> str:
         """State of an action that has no result yet."""
-        live = self._open.actions.get(name)
+        live = self._table.actions.get(name)
         return "running" if live is not None and live.attempt is not None else "waiting"
 
     def cancel(self, tenant: TenantId, name: ActionId) -> None:
         """Cancel an action; one that has ended keeps its result."""
-        live = self._open.actions.get(name)
+        live = self._table.actions.get(name)
         if live is not None:
             if live.tenant != tenant:
                 raise _unknown_action(name)
@@ -246,7 +246,7 @@ class ActionService:
 
     async def output(self, tenant: TenantId, name: ActionId) -> AsyncIterator[tuple[Stream, bytes]]:
         """Stream the output of an action from its beginning until the action ends."""
-        live = self._open.actions.get(name)
+        live = self._table.actions.get(name)
         if live is None:
             result = await self._find_result(tenant, name)
             if result.stdout:
@@ -255,18 +255,18 @@ class ActionService:
                 yield "stderr", result.stderr
             return
         live = self._find_open(tenant, name)
-        place = 0
+        sent = 0
         while True:
-            for piece in live.output[place:]:
+            for piece in live.output[sent:]:
                 yield piece
-            place = len(live.output)
+            sent = len(live.output)
             if live.ended.is_set():
                 return
             live.changed.clear()
             await live.changed.wait()
 
-    def _find_open(self, tenant: TenantId, name: ActionId) -> OpenAction:
-        live = self._open.actions.get(name)
+    def _find_open(self, tenant: TenantId, name: ActionId) -> ActionEntry:
+        live = self._table.actions.get(name)
         if live is None or live.tenant != tenant:
             raise _unknown_action(name)
         return live
@@ -275,68 +275,67 @@ class ActionService:
     async def open(self, tenant: TenantId, request: log.EnvironmentRequest) -> EnvironmentId:
         """Request an environment; actions in it may be submitted at once."""
         name = request.spec.environment
-        if name not in self._open.environments:
+        if name not in self._table.environments:
             async with self._delay_refusal(tenant):
                 self._broker.check_environment(request.spec)
         if request.snapshot is not None:
-            self._open.snapshots.find_stored_name(tenant, request.snapshot)
+            self._table.snapshots.find_stored_name(tenant, request.snapshot)
         added = await self._store.call_small(
             lambda c: log.add_environment(c, tenant, request, time.time())
         )
         if added:
-            self._open.environments[name] = OpenEnvironment(tenant, request)
+            self._table.environments[name] = EnvironmentEntry(tenant, request)
             self._executor.feed(events.EnvironmentAsked(loop_time(), request.spec))
         return name
 
     async def wait_until_open(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
         """Wait up to `hold_s`; whether it is open. NotFoundError: it ended, and why."""
-        place = self._find_environment(tenant, name)
+        entry = self._find_environment(tenant, name)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(hold_s):
-                await place.ready.wait()
-        if place.ended is not None:
-            raise NotFoundError(f"environment: {name!r} has ended: {place.ended}")
-        return place.ready.is_set() and not self._closed
+                await entry.ready.wait()
+        if entry.ended is not None:
+            raise NotFoundError(f"environment: {name!r} has ended: {entry.ended}")
+        return entry.ready.is_set() and not self._closed
 
     async def close_environment(self, tenant: TenantId, name: EnvironmentId) -> None:
         """Close an environment, which cancels its actions."""
         self._find_environment(tenant, name)
         self._executor.feed(events.EnvironmentClosed(loop_time(), name))
-        self._open.end_environment(name, "it was closed")
+        self._table.end_environment(name, "it was closed")
 
     async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
         """Save its content under a name from which environments on its node can start."""
         owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
-        place = self._find_environment(tenant, name)
+        entry = self._find_environment(tenant, name)
         live = self._broker.state.environments.get(name)
-        if live is None or live.node is None or not place.ready.is_set():
+        if live is None or live.node is None or not entry.ready.is_set():
             raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
         if live.queue:
             raise RefusedError(f"environment: {name!r} is in use; take snapshots between actions")
         snapshot = Snapshot(tenant, given, live.node)
-        most_bytes = self._open.snapshots.room_bytes(snapshot, self.limits_of(tenant))
-        is_new = self._open.snapshots.add(snapshot)
+        most_bytes = self._table.snapshots.room_bytes(snapshot, self.limits_of(tenant))
+        is_new = self._table.snapshots.add(snapshot)
         await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
         kept = await self._executor.keep_snapshot(live.node, name, snapshot.stored_name, most_bytes)
         if kept.error is None:
-            snapshot = self._open.snapshots.set_size(snapshot, kept.size_bytes)
+            snapshot = self._table.snapshots.set_size(snapshot, kept.size_bytes)
             await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
             return
         if is_new:
-            self._open.snapshots.remove(snapshot)
+            self._table.snapshots.remove(snapshot)
             await self._store.call(partial(drop_snapshot, snapshot=snapshot))
         raise RefusedError(kept.error.replace(snapshot.stored_name, given))
 
     def environments(self, tenant: TenantId) -> list[EnvironmentId]:
-        return sorted(
-            name for name, place in self._open.environments.items() if place.tenant == tenant
-        )
+        entries = self._table.environments.items()
+        return sorted(name for name, entry in entries if entry.tenant == tenant)
 
-    def _find_environment(self, tenant: TenantId, name: EnvironmentId) -> OpenEnvironment:
-        place = self._open.environments.get(name)
-        if place is None or place.tenant != tenant:
+    def _find_environment(self, tenant: TenantId, name: EnvironmentId) -> EnvironmentEntry:
+        entry = self._table.environments.get(name)
+        if entry is None or entry.tenant != tenant:
             raise NotFoundError(f"environment: {name!r} is not one of yours, or has ended")
-        return place
+        return entry
 
     # ---- limits of resources ----
     async def declare(self, limit: Limit) -> None:
@@ -367,7 +366,7 @@ class ActionService:
     def top(self, most: int = 50) -> dict[str, Any]:
         """Workers, running and waiting actions, and the results of late."""
         now = loop_time()
-        live = sorted(self._open.actions.items(), key=lambda item: item[1].since_s)
+        live = sorted(self._table.actions.items(), key=lambda item: item[1].since_s)
         return {
             "gauges": self.gauges(),
             "nodes": [
@@ -382,10 +381,10 @@ class ActionService:
                 for worker, facts in sorted(self._executor.reward_facts.items())
             ],
             "live": [self._action_row(name, item, now) for name, item in live[:most]],
-            "ended": list(self._open.recent_rows)[-most:],
+            "ended": list(self._table.recent_rows)[-most:],
         }  # fmt: skip
 
-    def _action_row(self, name: ActionId, live: OpenAction, now: float) -> dict[str, Any]:
+    def _action_row(self, name: ActionId, live: ActionEntry, now: float) -> dict[str, Any]:
         known = self._broker.state.actions.get(name)
         attempt = known.attempt if known is not None else None
         return {

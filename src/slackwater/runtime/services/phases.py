@@ -1,7 +1,7 @@
 """Permits that clients request over HTTP, and the state of the shared fleet."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,11 +21,10 @@ from slackwater.control.fleet.messages import FleetEvent
 from slackwater.control.jobs.events import JobEnded, JobHeard, JobSubmitted
 from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.errors import NotFoundError, RefusedError
-from slackwater.model.ids import JobId, NodeId, TenantId, WorkerId
+from slackwater.model.ids import JobId, NodeId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobStage, named_job
-from slackwater.model.node import NodeSize
-from slackwater.model.placement import Phase, overlap, place_on
+from slackwater.model.placement import Phase, overlap
 from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
@@ -318,34 +317,6 @@ def _permit_reply(
     permit: int, phase: Phase, nodes: tuple[NodeId, ...], switch: bool
 ) -> dict[str, Any]:
     return {"permit": permit, "phase": phase.value, "nodes": list(nodes), "switch": switch}
-
-
-def name_coscheduled_nodes(
-    rollout: Sequence[str], train: Sequence[str]
-) -> dict[tuple[str, NodeId], NodeId]:
-    """The co-scheduler's names (`rollout-0`, `train-0`) of the fleet's nodes, by pool and node."""
-    pools = (("rollout", rollout), ("train", train))
-    return {
-        (pool, NodeId(node)): NodeId(f"{pool}-{number}")
-        for pool, nodes in pools
-        for number, node in enumerate(nodes)
-    }
-
-
-def locate_deployment(node: NodeId, worker: WorkerId, size: NodeSize) -> NodeId:
-    """Where on a co-scheduled node the deployment of a worker (`n0.engine-0-2.1`) is: its number
-    says which part it has; one beyond the node's size is of use to jobs with the whole node.
-    """
-    number = worker.rpartition(".")[0].rpartition("-")[2]
-    first = int(number) * size.of_deployment if number.isdecimal() else size.devices
-    if size.of_deployment == size.devices or first + size.of_deployment > size.devices:
-        return node
-    return place_on(node, first, size.of_deployment)
-
-
-def fleet_nodes_of(places: dict[tuple[str, NodeId], NodeId]) -> dict[NodeId, str]:
-    """The fleet's node behind each of the co-scheduler's."""
-    return {name: str(node) for (_, node), name in places.items()}
 
 
 def stage_reply(entry: RegisteredJob, name: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class Workers:
         training: TrainerExecutor,
         actions: ActionExecutor,
         instances: InstanceService,
+        *,
         node_joined: Callable[[NodeId], None],
         node_lost: Callable[[NodeId], None],
     ) -> None:

@@ -1,4 +1,4 @@
-"""Actions and environments without an outcome: the executor records what happens to them, and the
+"""Actions and environments that have not ended: the executor records what happens to them, and the
 action service waits for it.
 """
 
@@ -26,7 +26,7 @@ SERVICE_FACT = "service/"  # prefix of the facts that name reward services
 
 
 @dataclass(slots=True)
-class OpenAction:
+class ActionEntry:
     """An action without an outcome, and the events that its owner can wait for."""
 
     tenant: TenantId
@@ -44,7 +44,7 @@ class OpenAction:
 
 
 @dataclass(slots=True)
-class OpenEnvironment:
+class EnvironmentEntry:
     """An environment that has not ended; `ended` gives its waiters the reason if it just has."""
 
     tenant: TenantId
@@ -53,15 +53,15 @@ class OpenEnvironment:
     ended: str | None = None
 
 
-class OpenActions:
-    """The table of open actions and environments of one service, and the results of late."""
+class ActionTable:
+    """Every action and environment of one service that has not ended, and recent results."""
 
     def __init__(
         self, store: Store, ahead: WriteAhead, background: Background, tenants: Sequence[str] = ()
     ) -> None:
         self._store, self._ahead, self._background = store, ahead, background
-        self.actions: dict[ActionId, OpenAction] = {}
-        self.environments: dict[EnvironmentId, OpenEnvironment] = {}
+        self.actions: dict[ActionId, ActionEntry] = {}
+        self.environments: dict[EnvironmentId, EnvironmentEntry] = {}
         self.snapshots = SnapshotRegistry(tenants)
         self.recent = RecentResults()
         self.recent_rows: deque[dict[str, Any]] = deque(maxlen=200)  # without their output
