@@ -101,8 +101,9 @@ class Foresight:
       prompt tokens: that is the longest that an arrival finds the device taken.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
       service's own step, and nothing while any request's mean is behind. Requests that decode more
-      slowly hold their memory for longer, so the pace falls as the memory fills (`memory_left`):
-      to one step after each of the service's, and to none below `tight_memory`.
+      slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
+      service's memory is left: to one step after each of the service's, and to none below
+      `tight_memory`.
     - The chunk is as large as fits.
     """
 
@@ -110,11 +111,15 @@ class Foresight:
     least_share: float = 0.05
     most_share: float = 0.06
     tight_memory: float = 0.1
+    ample_memory: float = 0.5
     most_tokens: int = 2048
 
     def __post_init__(self) -> None:
         if not 0 < self.pace < 1:
             raise ConfigError.of("pace", self.pace, "must be between 0 and 1")
+        if not 0 < self.tight_memory <= self.ample_memory <= 1:
+            values = (self.tight_memory, self.ample_memory)
+            raise ConfigError.of("tight_memory, ample_memory", values, "must rise, from above 0 to 1")
 
     def grant(self, state: DeviceState) -> RolloutGrant | None:
         serving, slo, rollout = state.serving, state.slo, state.rollout
@@ -127,7 +132,7 @@ class Foresight:
             )
             pace = self.pace
             if not state.served_last:
-                pace *= state.memory_left
+                pace *= min(state.memory_left / self.ample_memory, 1.0)
             elif state.memory_left < self.tight_memory:
                 return None
             paced_s = serving.oldest_token_s + pace * (slo.tpot_s - own_s) - state.now_s
