@@ -84,6 +84,26 @@ def test_ours_keeps_room_for_the_work_that_may_come() -> None:
     assert less.step_s <= SLO.ttft_s - 0.42
 
 
+def test_the_pace_falls_only_once_less_than_half_of_the_memory_is_left() -> None:
+    serving = ServingState(decoding=8, context=800, oldest_token_s=10.0, mean_due_s=11.0)
+
+    def room_s(memory_left: float) -> float:
+        """The longest rollout step that follows another one."""
+        state = device(serving, replace(ROLLOUT, decoding=0, context=0, prompt_tokens=9000))
+        state.served_last, state.memory_left = False, memory_left
+        grant = Foresight(most_share=1.0, most_tokens=9000).grant(state)
+        return grant.step_s if grant is not None else 0.0
+
+    assert room_s(1.0) == room_s(0.5) > 0.0
+    assert room_s(0.25) == pytest.approx(room_s(1.0) / 2, rel=0.05)
+    assert room_s(0.0) == 0.0
+
+
+def test_memory_bounds_that_do_not_rise_are_refused() -> None:
+    with pytest.raises(ConfigError, match="ample_memory"):
+        Foresight(tight_memory=0.6, ample_memory=0.5)
+
+
 queues = st.lists(
     st.builds(QueuedPrompt, st.floats(9.0, 10.0), st.integers(1, 4000), st.integers(0, 4000)),
     max_size=6,
