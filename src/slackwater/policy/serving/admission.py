@@ -118,8 +118,9 @@ class Foresight:
         if not 0 < self.pace < 1:
             raise ConfigError.of("pace", self.pace, "must be between 0 and 1")
         if not 0 < self.tight_memory <= self.ample_memory <= 1:
-            values = (self.tight_memory, self.ample_memory)
-            raise ConfigError.of("tight_memory, ample_memory", values, "must rise, from above 0 to 1")
+            bounds = (self.tight_memory, self.ample_memory)
+            fix = "must rise and lie above 0 and up to 1"
+            raise ConfigError.of("tight_memory, ample_memory", bounds, fix)
 
     def grant(self, state: DeviceState) -> RolloutGrant | None:
         serving, slo, rollout = state.serving, state.slo, state.rollout
