@@ -7,6 +7,11 @@ further owner, than a step for the owner with the least work. Within that limit 
 shares, and unused shares go to the others. An owner stays active for a while after its last
 request; otherwise its next request would wait for a long step. Where a step's fixed part outweighs
 its tokens, as on a GPU, no owner is throttled.
+
+A step with a prompt in it takes longer than its tokens say: rows are set up and leave the path of
+pure decoding. So prompts are also charged by time. An owner whose prompts took more than those of
+the others waits with the next one until it has let others decode for four times as long. Owners
+with equally many prompts do not throttle each other.
 """
 
 from collections import Counter
@@ -24,6 +29,7 @@ _GROWTH = 2  # most tokens of a step, relative to the last long one
 _SHORT_WEIGHT, _LONG_WEIGHT = 0.1, 0.05  # of the newest step in the moving average
 # A slow step may have been delayed by other work; a fast one is certainly what the device can do.
 _FAST_WEIGHT = 3.0  # a step that is faster than expected counts this many times as much
+_MOST_CHARGED = 8.0  # for a step with prompts, relative to a short decode step
 _OUTLIER = 2.0  # a slower step counts as at most this many times the expected time
 
 
@@ -59,6 +65,10 @@ class StepTimeModel:
         self._short, self._long = _Mean(_SHORT_WEIGHT), _Mean(_LONG_WEIGHT)
         self._floor = self._last_long = self._since_short = 0
         self._short_every = _SHORT_EVERY
+
+    @property
+    def short_step_s(self) -> float:
+        return self._short.seconds
 
     def add(self, tokens: int, seconds: float) -> None:
         if tokens <= self._floor:
@@ -102,6 +112,7 @@ class OwnerShares:
         self._arrival = np.zeros(slots, np.int64)
         self._last_step = np.zeros(slots, np.int64)
         self._arrivals = self._step = 0
+        self._prompt_s: dict[str, float] = {}  # what an owner's prompts took beyond its allowance
 
     def add_request(self, slot: int, owner: str) -> None:
         """The owner's request now runs in the slot."""
@@ -130,15 +141,24 @@ class OwnerShares:
         """As `refresh_active_owners` last found."""
         return len(self._last_seen_s) > 1
 
-    def share(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> bool:
-        """Cut each slot's `counts`, in place, to what fits the step; whether anything was cut."""
+    def share(
+        self,
+        slots: NDArray[np.int64],
+        counts: NDArray[np.int64],
+        delayed: frozenset[int] = frozenset(),
+    ) -> bool:
+        """Cut each slot's `counts`, in place, to what fits the step; whether anything was cut.
+
+        Owners of `delayed` slots have work too, though none in this step.
+        """
         owner = self._owner[slots]
         sums = np.bincount(owner, counts)
         wants = {code: int(sums[code]) for code in np.flatnonzero(sums).tolist()}
         if not wants:
             return False
         active = len(self._last_seen_s)
-        least = min(wants.values()) if len(wants) == active else 1
+        at_work = wants.keys() | {int(self._owner[slot]) for slot in delayed}
+        least = min(wants.values()) if len(at_work) == active else 1
         floor = least * len(wants)  # the owner with the least work is never cut
         wanted = sum(wants.values())
         most = self.step_time.most_tokens(least, _LONGER * (active - 1), floor, wanted)
@@ -152,6 +172,27 @@ class OwnerShares:
     def record_step_time(self, tokens: int, seconds: float) -> None:
         """Learn from a step in which every row had one token."""
         self.step_time.add(tokens, seconds)
+
+    def charge_prompts(self, tokens: Mapping[str, int], seconds: float) -> None:
+        """Charge a step to the owners of the prompt tokens in it (none: a pure decode step).
+
+        All owners are allowed a quarter of the time that passes, and what the active owner with
+        the fewest prompts used. A step that compiled a kernel takes seconds once, so a charge is
+        limited.
+        """
+        charged, total = self._prompt_s, sum(tokens.values())
+        if total:
+            seconds = min(seconds, _MOST_CHARGED * self.step_time.short_step_s)
+            for owner, count in tokens.items():
+                charged[owner] = charged.get(owner, 0.0) + seconds * count / total
+            allowed_s = min(charged.get(owner, 0.0) for owner in self._last_seen_s)
+        else:
+            allowed_s = seconds * _LONGER
+        self._prompt_s = {o: s - allowed_s for o, s in charged.items() if s > allowed_s}
+
+    def must_delay_prompts(self, owner: str) -> bool:
+        """Whether an owner's prompts have lately taken more time than those of another one."""
+        return owner in self._prompt_s and self.has_several_owners
 
     def mark_served(self, slots: NDArray[np.int64]) -> None:
         self._step += 1

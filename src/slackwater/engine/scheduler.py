@@ -5,7 +5,7 @@ When the cache is full the youngest request is preempted: it frees its blocks an
 its tokens later. No token is lost, and batch-invariant arithmetic gives the same numbers again.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -151,15 +151,20 @@ class Scheduler:
         order, table = self._order_by_weights(), self.slots
         pending = table.length[order] - table.computed[order]
         counts = np.minimum(pending, 1)
+        delayed = self._delayed_prompts(order, pending)
+        counts[delayed] = 0
+        pending[delayed] = 0
         self._share_prompt_tokens(order, pending, counts, prompt_tokens)
-        throttled = self._owners.has_several_owners and self._owners.share(order, counts)
+        throttled = self._owners.has_several_owners and self._owners.share(
+            order, counts, frozenset(order[delayed].tolist())
+        )
         chosen = counts > 0
         if chosen.all():
             return StepPlan(order, counts)
         if not chosen.any():
             return None
         plan = StepPlan(order[chosen], counts[chosen])
-        if throttled and int(pending.max()) == 1:
+        if (throttled or len(delayed)) and int(pending.max()) == 1:
             self._turn_plan, self._turn_groups = plan, None
             self._turn_steps = TURN_STEPS
         return plan
@@ -191,6 +196,8 @@ class Scheduler:
         out.
         """
         rows = len(plan.slots)
+        if self._owners.has_several_owners:
+            self._owners.charge_prompts(self._prompt_tokens_by_owner(plan), seconds)
         first = plan is self._turn_plan and self._turn_steps == TURN_STEPS
         if int(plan.counts.sum()) == rows and not first:
             self._owners.record_step_time(rows, seconds)
@@ -280,6 +287,26 @@ class Scheduler:
             place, owner = int(prompts[nth]), sequences[nth].request.owner
             counts[place] = min(lefts[owner], int(pending[place]))
             lefts[owner] -= int(counts[place])
+
+    def _delayed_prompts(
+        self, order: NDArray[np.int64], pending: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Entries of prompts whose owners must let others decode first; none if nothing else
+        would run.
+        """
+        prompts = np.flatnonzero(pending > 1)
+        if not self._owners.has_several_owners or not len(prompts):
+            return prompts[:0]
+        owners = [self._running[int(slot)].request.owner for slot in order[prompts]]
+        delayed = prompts[[self._owners.must_delay_prompts(owner) for owner in owners]]
+        return delayed if len(delayed) < len(order) else delayed[:0]
+
+    def _prompt_tokens_by_owner(self, plan: StepPlan) -> Counter[str]:
+        tokens: Counter[str] = Counter()
+        for entry in np.flatnonzero(plan.counts > 1).tolist():
+            owner = self._running[int(plan.slots[entry])].request.owner
+            tokens[owner] += int(plan.counts[entry])
+        return tokens
 
     def _hold_blocks(self, order: NDArray[np.int64], counts: NDArray[np.int64]) -> int | None:
         """Allocate blocks for the counted tokens; the first slot that gets none, or None."""

@@ -1,10 +1,12 @@
 """One owner's many requests do not slow another's few, and nobody's answer changes for it."""
 
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pytest import approx
 from tiny_engine import engine as tiny_engine
 
 from slackwater.engine.owner_shares import ACTIVE_S, OwnerShares, StepTimeModel, even_shares
@@ -62,6 +64,55 @@ def test_an_owner_that_was_just_served_still_counts_and_later_no_more() -> None:
     assert shares.refresh_active_owners(ACTIVE_S / 2)
     assert sum(cut(shares, [1] * 56, first=1)) < 10
     assert not shares.refresh_active_owners(3 * ACTIVE_S)
+
+
+def test_prompts_of_one_owner_leave_four_fifths_of_the_time_to_the_other() -> None:
+    shares = knowing_shares("quiet", "loud")
+    prompt_s, step_s, prompts_s = 3 * FIXED_S, FIXED_S + TOKEN_S, 0.0
+    for _ in range(1000):
+        if shares.must_delay_prompts("loud"):
+            shares.charge_prompts({}, step_s)
+        else:
+            shares.charge_prompts({"loud": 5}, prompt_s)
+            prompts_s += prompt_s
+        assert not shares.must_delay_prompts("quiet")
+    steps_s = (1000 - prompts_s / prompt_s) * step_s
+    assert prompts_s / steps_s == approx(0.25, rel=0.05)
+
+
+def test_owners_with_equally_many_prompts_do_not_delay_each_other() -> None:
+    shares = knowing_shares("one", "two")
+    for _ in range(100):
+        shares.charge_prompts({"one": 100, "two": 100}, 3 * FIXED_S)
+        assert not shares.must_delay_prompts("one")
+        assert not shares.must_delay_prompts("two")
+
+
+def test_a_step_that_took_seconds_delays_no_prompt_for_long() -> None:
+    shares = knowing_shares("quiet", "loud")
+    shares.charge_prompts({"loud": 5}, 60.0)
+    steps = 0
+    while shares.must_delay_prompts("loud"):
+        shares.charge_prompts({}, FIXED_S + TOKEN_S)
+        steps += 1
+    assert 0 < steps < 50
+
+
+def test_a_prompt_of_a_loud_owner_waits_while_the_quiet_one_decodes() -> None:
+    engine = tiny_engine(max_running=32)
+    engine.add(GenerationRequest(0, (1, 2), Sampling(60, ignore_eos=True), "base", owner="quiet"))
+    finished, added = list[int](), 1
+    while 0 not in finished:
+        while added - len(finished) < 8:
+            request = GenerationRequest(added, (1, 2, 3, added), Sampling(1), "base", owner="loud")
+            engine.add(request)
+            added += 1
+        finished += [done.request_id for done in engine.step().finished]
+        engine.check_integrity()
+    assert 1 <= len(finished) - 1 < 60, "some run, and not one a step"
+    while engine.busy:
+        finished += [done.request_id for done in engine.step().finished]
+    assert sorted(finished) == list(range(added)), "and all come to their end"
 
 
 def test_rows_that_are_held_back_take_turns() -> None:
@@ -172,6 +223,7 @@ def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
 
     engine = tiny_engine(max_running=32)
     engine._scheduler._owners.step_time = Known()
+    engine._clock = count(step=FIXED_S).__next__
     forever = Sampling(max_tokens=400, ignore_eos=True)
     for name in range(24):
         engine.add(GenerationRequest(name, (1, 2), forever, "base", owner="loud"))
