@@ -2,11 +2,12 @@
 restarts.
 
 A merger must save `LEAST_GAIN_H` hours of the group's nodes, and `LEAST_GAIN` of what the groups
-cost until they are drained: the longer that is, the more it will differ from the forecast.
-Each restart costs the job's nodes for the time that it takes and for `RESTART_RISK_H` more, since
-it may fail, and others come who would ask for another. And a job that was placed or moved
-rests for `LEAST_GAP_S`, so that none is thrown to and fro while others come and go. Answers of one
-instant are carried out together, so until it has passed another move of the job is free.
+cost until they are drained: the longer that is, the more it will differ from the forecast. Laying
+one group out anew frees no group, so it must save more: `LEAST_GAIN_ANEW`. Each restart costs the
+job's nodes for the time that it takes and for `RESTART_RISK_H` more, since it may fail, and other
+jobs may come that ask for another one. A job that was placed or moved rests for `LEAST_GAP_S`, so
+that none is moved to and fro while others come and go. Decisions of one instant are carried out
+together, so until the instant has passed another move of the job is free.
 """
 
 import math
@@ -27,6 +28,7 @@ from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
 LEAST_GAIN = 0.035
+LEAST_GAIN_ANEW = 0.07  # for a group that is laid out anew
 RESTART_RISK_H = 1.0
 LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
@@ -190,7 +192,7 @@ class Consolidation:
         group = book.groups[row]
         train_nodes = len(group.train)
         least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), train_nodes)
-        least += LEAST_GAIN * before
+        least += (LEAST_GAIN if incoming else LEAST_GAIN_ANEW) * before
         layout = self.layout(candidates, row, train_nodes, before - after - max(to_beat, least))
         if layout is None:
             return None
