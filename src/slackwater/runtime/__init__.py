@@ -1,1 +1,1 @@
-"""The live body: sockets, processes, timers and the durable store. It decides nothing."""
+"""The live runtime: sockets, processes, timers and the durable store. It decides nothing."""

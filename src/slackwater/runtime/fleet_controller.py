@@ -1,5 +1,5 @@
-"""The fleet controller that a service's settings ask for: when it starts, and when its record is
-replayed.
+"""Builds the fleet controller of a service from its settings, at its start and to
+replay a record.
 """
 
 from slackwater.control.fleet.controller import FleetController
@@ -8,7 +8,7 @@ from slackwater.runtime.settings import ServiceSettings
 
 
 def new_fleet_controller(settings: ServiceSettings) -> FleetController:
-    """As it is before the first event."""
+    """A controller that has seen no event yet."""
     shared, served = settings.coschedule, settings.serving
     coscheduler = None
     if shared is not None:

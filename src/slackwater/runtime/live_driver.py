@@ -1,4 +1,4 @@
-"""Drivers on the event loop: its clock, its timers, and what follows when a controller raises."""
+"""Drivers on the event loop: its clock, its timers, and what happens when a controller raises."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ C = TypeVar("C")
 
 FleetDriver: TypeAlias = Driver[FleetEvent, FleetCommand]
 
-_HELD_UP_S = 1.0
-_HEARING_S = 0.2
+_BLOCKED_S = 1.0
+_READ_S = 0.2
 
 
 def loop_time() -> float:
@@ -33,9 +33,11 @@ def call_at(at_s: float, due: Callable[[], None]) -> None:
 
 
 def _call(at_s: float, due: Callable[[], None]) -> None:
-    """If the loop was held up, let it first hear what came meanwhile: nobody is silent then."""
-    if loop_time() - at_s > _HELD_UP_S:
-        asyncio.get_running_loop().call_later(_HEARING_S, due)
+    """If the loop was blocked, let it read its sockets first: a worker may have sent a
+    heartbeat.
+    """
+    if loop_time() - at_s > _BLOCKED_S:
+        asyncio.get_running_loop().call_later(_READ_S, due)
     else:
         due()
 
@@ -49,11 +51,11 @@ def live_driver(
 ) -> Driver[E, C]:
     """The driver of a live controller; each executor registers the commands that it executes.
 
-    If the controller raises, `died` is called, and the next start recovers from the durable log.
+    `on_failure` is called when the controller raises; the next start recovers from the durable log.
     """
 
     def log_unhandled(command: C) -> None:
-        logger.error("a command that nobody executes: %s", type(command).__name__)
+        logger.error("no executor is registered for command=%s", type(command).__name__)
 
     def report_failure(event: E) -> None:
         logger.exception("a controller raised event=%s", type(event).__name__)

@@ -391,7 +391,7 @@ class ControlPlane:
         self.runtime.close()
         if self.phases is not None:
             self.phases.executor.close()
-        self.workers.stopping = True
+        self.workers.stop()
         self.actions.close()
         self._action_executor.close()
         self.housekeeping.stop()

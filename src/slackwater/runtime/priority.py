@@ -1,4 +1,4 @@
-"""Who has a processor, and Python's lock, before whom."""
+"""Priorities of processes, and of threads that wait for Python's lock."""
 
 import contextlib
 import os
@@ -24,8 +24,8 @@ def give_way(nice: int, process: int = 0, *, session_nice: int | None = None) ->
 
 
 def come_first() -> None:
-    """Let this process' own session have a processor before others, where the system allows it; a
-    shared session, such as a terminal's, stays as it is.
+    """Raise the priority of this process's session where the system allows it. A shared session,
+    such as a terminal's, keeps its own.
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):

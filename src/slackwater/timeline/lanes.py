@@ -82,7 +82,7 @@ class LaneTimeline:
         return list(self._lanes.values())
 
     def forget_gone(self, most: int) -> None:
-        """Of more lanes than that, those that have been gone longest are dropped."""
+        """Drop the lanes that have been gone longest, beyond `most`."""
         if len(self._lanes) <= most:
             return
         gone = [lane for lane in self.lanes() if lane.rented_s and lane.rented_s[-1][1] is not None]
@@ -92,7 +92,7 @@ class LaneTimeline:
             self._changes += 1
 
     def job_number(self, job: str) -> int:
-        """Its place in `jobs`, which is also its colour."""
+        """The job's index in `jobs`, which is also its colour."""
         if job not in self._numbers:
             self._numbers[job] = len(self.jobs)
             self.jobs.append(job)
@@ -133,7 +133,7 @@ class LaneTimeline:
             found.append((running[2], now_s, running[0], running[1]))
         return found
 
-    # ---- what is drawn ----
+    # ---- windows ----
     def window(
         self, asked: TimelineWindow, now_s: float, visible: Callable[[str], bool] | None = None
     ) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class LaneTimeline:
         return {"rents": rents, "spans": _without(entries, hidden)}
 
     def overview(self, end_s: float, visible: Callable[[str], bool] | None = None) -> "Overview":
-        """To be fed with lanes."""
+        """An overview without lanes; add them."""
         hidden = np.array(sorted(self._hide_jobs(visible)), dtype=np.int64)
         return Overview(end_s, hidden)
 

@@ -1,8 +1,8 @@
-"""Where a shared run's time went, from its timeline: phases, waits for a node that another job
-held, and what is neither.
+"""Where the time of a shared run went, by its timeline: phases, waits for a node that another job
+held, and the hand-over.
 
-What is neither is the hand-over: the driver's own work between two phases, the way there and back,
-and the weights' publishing and pulling.
+The hand-over is the rest: the driver's own work between two phases, requests and answers, and
+publishing and pulling weights.
 """
 
 import itertools
@@ -34,12 +34,12 @@ class Stretch:
         return self.end_s - self.start_s
 
     def inside(self, start_s: float, end_s: float) -> float:
-        """So much of it lies there."""
+        """Its overlap with an interval, in seconds."""
         return max(min(self.end_s, end_s) - max(self.start_s, start_s), 0.0)
 
 
 def stretches(trace: bytes) -> list[Stretch]:
-    """Of a trace that the service drew."""
+    """The permits in a trace of the service."""
     found = []
     for event in json.loads(trace)["traceEvents"]:
         if event.get("ph") == "X" and event["cat"].endswith(",run"):
@@ -49,16 +49,16 @@ def stretches(trace: bytes) -> list[Stretch]:
             found.append(
                 Stretch(args["job"], phase, start_s, start_s + event["dur"] / 1e6, *took_ms)
             )
-    return sorted(found, key=lambda one: one.start_s)
+    return sorted(found, key=lambda permit: permit.start_s)
 
 
 def without_warm_up(permits: Sequence[Stretch]) -> list[Stretch]:
-    """Each job's from its first rollout on: what it trains before is no iteration."""
+    """Drop what a job trains before its first rollout, which is no iteration."""
     first_s: dict[str, float] = {}
-    for one in permits:
-        if one.phase == "rollout" and one.length_s > _SKIPPED_S:
-            first_s.setdefault(one.job, one.start_s)
-    return [one for one in permits if one.start_s >= first_s.get(one.job, math.inf)]
+    for permit in permits:
+        if permit.phase == "rollout" and permit.length_s > _SKIPPED_S:
+            first_s.setdefault(permit.job, permit.start_s)
+    return [permit for permit in permits if permit.start_s >= first_s.get(permit.job, math.inf)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,13 @@ class Account:
 
 
 def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -> Account | None:
-    """Of these jobs, from when each had made its first steps until one had made its last; None if
-    there is no such time.
+    """Account for these jobs, from when each had made its first steps until one had made its last;
+    None if there is no such time.
     """
-    ours = [one for one in permits if one.job in jobs]
+    ours = [permit for permit in permits if permit.job in jobs]
     ends = {
-        job: [one.end_s for one in ours if one.job == job and one.phase == "train"] for job in jobs
+        job: [permit.end_s for permit in ours if permit.job == job and permit.phase == "train"]
+        for job in jobs
     }
     if min(map(len, ends.values())) <= first_steps:
         return None
@@ -114,7 +115,7 @@ def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -
     if end_s <= start_s:
         return None
     used = {
-        phase: sum(one.inside(start_s, end_s) for one in ours if one.phase == phase)
+        phase: sum(permit.inside(start_s, end_s) for permit in ours if permit.phase == phase)
         / (end_s - start_s)
         for phase in ("rollout", "train")
     }
@@ -123,15 +124,15 @@ def account(permits: Sequence[Stretch], jobs: Sequence[str], first_steps: int) -
 
 
 def _times(permits: Sequence[Stretch], job: str, start_s: float, end_s: float) -> JobTimes:
-    mine = [one for one in permits if one.job == job and start_s <= one.end_s <= end_s]
+    mine = [permit for permit in permits if permit.job == job and start_s <= permit.end_s <= end_s]
     lengths: dict[str, list[float]] = defaultdict(list)
-    for one in mine:
-        lengths[one.phase].append(one.length_s)
+    for permit in mine:
+        lengths[permit.phase].append(permit.length_s)
     for before, after in itertools.pairwise(mine):
         wait_s = sum(
-            one.inside(before.end_s, after.start_s)
-            for one in permits
-            if one.job != job and one.phase == after.phase
+            permit.inside(before.end_s, after.start_s)
+            for permit in permits
+            if permit.job != job and permit.phase == after.phase
         )
         lengths[f"{after.phase} wait"].append(wait_s)
         lengths[f"to {after.phase}"].append(after.start_s - before.end_s - wait_s)

@@ -66,7 +66,7 @@ class _OpenPermit:
 
 
 class PermitSpans:
-    """Fed with permits as they are granted, shrunk and returned; `nodes` exist from `start_s`, and
+    """Collects permits as they begin, shrink and end; `nodes` exist from `start_s`, and
     `share` says how much of its node a place is.
     """
 
@@ -96,7 +96,7 @@ class PermitSpans:
         self._open[permit] = _OpenPermit(job, phase, nodes, now_s, about or {})
 
     def shrink(self, permit: int, now_s: float) -> None:
-        """Only its tail is left."""
+        """A rollout shrinks to its tail."""
         held = self._open.get(permit)
         if held is not None:
             self._close(held, now_s)
@@ -114,11 +114,11 @@ class PermitSpans:
             if len(self.spans) < _MOST_SPANS:
                 kind: Literal["run", "tail"] = "tail" if held.tail else "run"
                 start_s, end_s = held.since_s - self._start_s, now_s - self._start_s
-                whose = (node, held.job, held.phase)
-                self.spans.append(Span(*whose, start_s, end_s, kind, held.about))
+                span = Span(node, held.job, held.phase, start_s, end_s, kind, held.about)
+                self.spans.append(span)
 
     def utilisation(self, node: NodeId, now_s: float) -> float:
-        """The share of its time in which a phase held the node."""
+        """The share of the node's time in which a phase held it."""
         running_s = sum(
             (now_s - held.since_s) * self._share(place)
             for held in self._open.values()

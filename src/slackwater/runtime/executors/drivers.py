@@ -1,7 +1,8 @@
-"""Drivers, live: a keeper process for every submitted job, adopted by the next control plane.
+"""Runs the driver of every submitted job under a keeper process, which the next control plane
+adopts.
 
 A driver's lock (`wire/driver_files.py`) says whether it lives. It is taken here and inherited by
-the keeper, so that never two drivers of a job can run, whoever is killed when.
+the keeper, so that two drivers of a job can never run, whichever process is killed when.
 """
 
 import asyncio
@@ -41,8 +42,8 @@ ProcessCommand: TypeAlias = do.KeepDriver | do.StartDriver | do.EndDriver
 class DriverExecutor:
     """Executes the driver registry's commands, those of one job in order.
 
-    `key` is what a job's driver shows the service at `url`; `end_sessions` ends what a driver that
-    is gone had open. Without a `url` no job can be submitted.
+    `key` returns the API key of a job's driver for the service at `url`; without a `url` no job can
+    be submitted. `end_sessions` ends the sessions of a driver that is gone.
     """
 
     store: Store
@@ -65,18 +66,18 @@ class DriverExecutor:
         return DriverFiles(self.folder / job)
 
     def set_job_file(self, job: JobId, file: JobFile) -> None:
-        """What is to be run for a job, before it is submitted."""
+        """Set the file of a job before it is submitted."""
         self._jobs[job] = file
 
-    # ---- taking over ----
+    # ---- adoption and shutdown ----
     async def adopt(self, held: SubmittedJob) -> None:
-        """Adopt a job of an earlier control plane: its driver lives, has ended, or died too."""
+        """Adopt a job of an earlier control plane, whose driver runs, has ended, or died too."""
         self.set_job_file(held.job, held.file)
         files = self.files(held.job)
         lives = files.lives()
         keeper = files.keeper()
         if lives and held.over is None and (keeper is None or keeper.url != self.url):
-            await self._terminate(held.job, held.attempt)  # it talks to an address that is gone
+            await self._terminate(held.job, held.attempt)  # its service URL is gone
             files.forget_exit()
             lives = False
         ended = files.exit()
@@ -86,8 +87,13 @@ class DriverExecutor:
             await self.end_sessions(held.job, "its driver is gone")
         self.driver.feed(
             on.DriverAdopted(
-                *(loop_time(), held.job, held.tenant, held.file.terms, held.file.known_profile),
-                *(held.attempt, held.crashes),
+                loop_time(),
+                held.job,
+                held.tenant,
+                held.file.terms,
+                held.file.known_profile,
+                held.attempt,
+                held.crashes,
                 lives=lives or seen,
                 over=held.over,
             )
@@ -98,7 +104,7 @@ class DriverExecutor:
             self.spawn(self._follow(held.job, held.attempt, None))
 
     async def close(self) -> None:
-        """The service stops: drivers leave, and are started again by the next one."""
+        """Stop all drivers; the next control plane starts them again."""
         self._closing = True
         await asyncio.gather(*(self._stop(job) for job in self._jobs))
 
@@ -111,7 +117,7 @@ class DriverExecutor:
             await self._terminate(job, keeper.attempt)
             ended = files.exit()
             if ended is not None and ended.status != 0:
-                files.forget_exit()  # it was asked to leave, and is not to blame
+                files.forget_exit()  # it was asked to exit, so this is no crash
 
     # ---- commands ----
     def _execute(self, command: ProcessCommand) -> None:
@@ -132,7 +138,7 @@ class DriverExecutor:
         if self._jobs[job].recipe is None:  # a recipe makes its own
             files.run.mkdir(exist_ok=True)
         lock = files.take_lock()
-        while lock is None and not self._closing:  # what is left of the attempt before
+        while lock is None and not self._closing:  # the attempt before has not ended yet
             await asyncio.sleep(_LOOK_S)
             lock = files.take_lock()
         if lock is None:
@@ -169,7 +175,7 @@ class DriverExecutor:
             )
 
     def _environment(self, job: JobId, file: JobFile, files: DriverFiles) -> dict[str, str]:
-        """Requests of any client in the driver belong to its job. Only the owner can read it."""
+        """The variables of a driver: requests of any client in it belong to its job."""
         url, key = self.url or "", self.key(job)
         given = {name: value for name, value in os.environ.items() if not name.endswith("_SECRET")}
         return {
@@ -192,7 +198,7 @@ class DriverExecutor:
     async def _follow(
         self, job: JobId, attempt: int, process: "subprocess.Popen[bytes] | None"
     ) -> None:
-        """Until the driver has ended, whoever started it."""
+        """Wait until the driver has ended, whoever started it, and report how."""
         files = self.files(job)
         while files.lives():
             if self._closing:
@@ -218,7 +224,7 @@ class DriverExecutor:
         self.driver.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
 
     async def _terminate(self, job: JobId, attempt: int) -> None:
-        """Ask the keeper, which asks the driver and then kills it; if it does not, kill both."""
+        """Ask the keeper to end the driver; kill both if it does not in time."""
         files, loop = self.files(job), asyncio.get_running_loop()
         deadline_s = loop.time() + GRACE_S + _KEEPER_S
         asked = False
@@ -238,7 +244,7 @@ class DriverExecutor:
 
 
 def driver_command(file: JobFile, run: Path) -> list[str]:
-    """What the driver runs. No key stands here: everybody can read a process's arguments."""
+    """The command of a driver. It has no key: everybody can read a process's arguments."""
     if file.recipe is None:
         return list(file.command)
     command = [sys.executable, "-m", "slackwater", "train", file.recipe, "--run", str(run)]

@@ -1,4 +1,4 @@
-"""Engines, live: the controller's commands become messages to engines, their frames its events."""
+"""Sends the controller's commands to engines as messages, and feeds it their frames as events."""
 
 import dataclasses
 import logging
@@ -73,7 +73,9 @@ class EngineHooks:
 
 
 class RelayExecutor:
-    """Weight relays: reports on payloads become events, the director's commands messages."""
+    """Weight relays of nodes: sends them the weight director's commands, and feeds it their
+    reports.
+    """
 
     def __init__(self, hub: WorkerHub, driver: FleetDriver) -> None:
         self._hub, self._feed = hub, driver.feed
@@ -81,7 +83,7 @@ class RelayExecutor:
         self._relays: dict[NodeId, tuple[str, str]] = {}
 
     def add_node(self, facts: says.NodeFacts) -> None:
-        """A node's agent has dialled in."""
+        """The agent of a node has joined."""
         if facts.relay:
             node = NodeId(facts.node)
             self._relays[node] = (facts.relay, facts.certificate)
@@ -94,7 +96,7 @@ class RelayExecutor:
     def handle_report(
         self, node: NodeId, message: says.PayloadArrived | says.PayloadFailed
     ) -> None:
-        """How an agent fared that was told to bring a payload."""
+        """An agent reports how fetching a payload ended."""
         match message:
             case says.PayloadArrived(version, base):
                 self._feed(of_weight.PayloadArrived(loop_time(), node, version, base))
@@ -127,7 +129,7 @@ class RelayExecutor:
 
 
 class EngineExecutor:
-    """All engines: the controller's commands become messages, what engines say becomes events."""
+    """All engines of a service, and the listeners of their turns."""
 
     def __init__(
         self,
@@ -152,7 +154,7 @@ class EngineExecutor:
         self.relays = RelayExecutor(hub, driver)
         self.gauges: dict[WorkerId, dict[str, float]] = {}
         self._returned_turns: dict[TurnId, messages.HeldTurn] | None = {}
-        self._reported: set[WorkerId] = set()  # whose held turns are known
+        self._reported: set[WorkerId] = set()  # engines that have reported their turns
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
         self.slo = slo
@@ -166,10 +168,10 @@ class EngineExecutor:
         arrived_s: float | None = None,
         held: messages.HeldTurn | None = None,
     ) -> None:
-        """Have a turn generated; it belongs to the trajectory that its prompt continues, if any.
+        """Generate a turn; it joins the trajectory that its prompt continues, if any.
 
-        `arrived_s`: when its user's request came, if one waits for its first token. `held`: what an
-        engine has generated of it for another control plane.
+        `arrived_s`: when the user's request came, if a user waits for the first token. `held`: what
+        an engine generated of the turn for an earlier control plane.
         """
         known = self._trajectories.find_continued(spec.version, spec.prompt)
         if known is not None:
@@ -190,15 +192,13 @@ class EngineExecutor:
         self.feed(on.TurnSubmitted(loop_time(), spec, tokens, logprobs))
 
     def take_returned_turns(self) -> dict[TurnId, messages.HeldTurn]:
-        """What engines that outlived another control plane have generated; later ones come too
-        late.
-        """
+        """What engines generated for an earlier control plane; later reports are ignored."""
         held, self._returned_turns = self._returned_turns, None
         self._reported.clear()
         return held or {}
 
     def cancel(self, turn: TurnId) -> None:
-        """The client does not want it any more; its listener hears nothing more."""
+        """Cancel a turn; its listener is not called any more."""
         if self._listeners.pop(turn, None) is not None:
             self._measure(self._specs.pop(turn), 0, "cancelled")
             if self.slo is not None:
@@ -211,7 +211,7 @@ class EngineExecutor:
         self._meters.record_turn(spec, took_s, tokens, outcome)
 
     def register_tenants(self, tenants: Sequence[str]) -> None:
-        """Whose turns may come."""
+        """Tell the manager whose turns may come."""
         self.feed(on.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
 
     def publish(
@@ -224,7 +224,7 @@ class EngineExecutor:
         adapter: bool = False,
         sampled: bool = True,
     ) -> None:
-        """A version can be pulled; see `WeightsPublished`."""
+        """Announce a version that engines can pull; see `WeightsPublished`."""
         self.feed(
             of_weight.WeightsPublished(
                 loop_time(), job, version, base_model, line=line, adapter=adapter, sampled=sampled
@@ -232,20 +232,20 @@ class EngineExecutor:
         )
 
     def retire(self, version: str) -> None:
-        """Nothing names the version any more; it is deleted when nobody needs it."""
+        """Retire a version that nothing names; it is deleted when no engine needs it."""
         self.feed(of_weight.WeightsRetired(loop_time(), version))
 
     def give_notice(self, instance: InstanceId, leaves_in_s: float) -> None:
-        """It will be taken away: its turns move now."""
+        """Announce that an instance will be taken away: its turns move now."""
         now_s = loop_time()
         self.feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
-        """It takes no more turns, and is released once it has none."""
+        """Drain an instance: it gets no more turns, and is released when it has none."""
         self.feed(on.DrainAsked(loop_time(), instance, move_turns))
 
     def count_live_turns(self) -> int:
-        """How many turns are under way."""
+        """How many turns have not ended."""
         return len(self._listeners)
 
     # ---- for the hub ----
@@ -280,7 +280,7 @@ class EngineExecutor:
         self.feed(on.InstanceLost(loop_time(), InstanceId(worker), reason))
 
     def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
-        """One frame; token frames go the short way."""
+        """Handle one frame; token frames, the most frequent, are decoded directly."""
         now_s, instance = loop_time(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
             attempts, tokens, scores, counts, finished = decode_tokens(frame.body)
@@ -288,9 +288,9 @@ class EngineExecutor:
                 columns = attempts, tokens, scores, counts
                 others = self._topk.pop(worker, ())
                 self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
-            for one in finished:
-                attempt, why = AttemptId(one.request), FinishReason(one.reason)
-                ended = attempt, why, one.total_tokens, one.version
+            for turn in finished:
+                attempt, why = AttemptId(turn.request), FinishReason(turn.reason)
+                ended = attempt, why, turn.total_tokens, turn.version
                 self.feed(on.TurnEnded(now_s, instance, *ended))
             return
         match messages.decode_from_worker(frame.body):
@@ -317,7 +317,7 @@ class EngineExecutor:
                 logger.warning("not from an engine message=%s", type(other).__name__)
 
     def _store_returned_turns(self, worker: WorkerId, turns: Sequence[messages.HeldTurn]) -> None:
-        """Of a turn that several engines had, the most; of an engine, as much as one keeps."""
+        """Keep the longest part of each turn, within the limits of what one engine may report."""
         if self._returned_turns is None or worker in self._reported:
             return
         self._reported.add(worker)
@@ -474,7 +474,7 @@ def _heartbeat(
 
 
 def _is_believable(held: messages.HeldTurn, spec: TurnSpec) -> bool:
-    """Whether an engine can have generated this of the turn."""
+    """Whether an engine can have generated these tokens of the turn."""
     scores = np.frombuffer(held.logprobs, "<f4")
     fits = len(scores) <= spec.sampling.max_tokens
     return held.version == spec.version and fits and bool(np.isfinite(scores).all())

@@ -1,4 +1,4 @@
-"""Permits, live: they answer whoever waits, and are drawn as a timeline."""
+"""Executes grants and ends of permits: wakes their waiters, and draws them on a timeline."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _LATENCIES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class GrantTime:
-    """How long a permit took from its event, and how much of that this thread computed."""
+    """How long a grant took from its event, and how much of that this thread computed."""
 
     wall_s: float
     own_s: float
@@ -43,18 +43,18 @@ class PhaseCallbacks:
 
 
 class DecisionClock:
-    """When the controller was given its last event, so that a permit knows how long it took."""
+    """The time of the controller's last event, from which grants measure how long they took."""
 
     def __init__(self) -> None:
         self._event_s = self._event_own_s = 0.0
         self._undisturbed = UninterruptedSection()
 
     def __call__(self) -> UninterruptedSection:
-        """An event comes: the clock of the permits that follow from it."""
+        """Start the clock of the grants that follow from an event."""
         self._event_s, self._event_own_s = time.perf_counter(), time.thread_time()
         return self._undisturbed
 
-    def elapsed(self) -> GrantTime:
+    def measure(self) -> GrantTime:
         own_s = time.thread_time() - self._event_own_s
         return GrantTime(time.perf_counter() - self._event_s, own_s)
 
@@ -73,7 +73,7 @@ PermitCommand: TypeAlias = (
 
 
 class PermitExecutor:
-    """Permits, live; one per service with a co-scheduler."""
+    """One per service with a co-scheduler."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PermitExecutor:
         self._waiters: dict[JobId, set[asyncio.Future[None]]] = {}
         self.spans = spans
         self._live: dict[int, tuple[JobId, Phase]] = {}
-        self._clients: set[JobId] = set()  # those whose own code asks
+        self._clients: set[JobId] = set()  # jobs whose own code requests permits
         self._hinting = False
         self.grants = self.switches = self.tails = 0
         self.lost_permits: dict[JobId, tuple[int, str]] = {}
@@ -94,7 +94,7 @@ class PermitExecutor:
         driver.register(self.execute, PermitCommand.__args__)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Wake every waiter: the service stops."""
         for job in list(self._waiters):
             self._wake(job)
 
@@ -121,7 +121,7 @@ class PermitExecutor:
                 self._callbacks.save_state()
                 self._wake(job)
             case do.RentNodes() | do.ReturnNodes():
-                pass  # the service has its nodes, rented or not
+                pass  # nothing to do without rented nodes
 
     def _record_grant(self, command: phase_do.PermitGiven) -> None:
         self.grants += 1
@@ -130,10 +130,14 @@ class PermitExecutor:
             self.switches += 1
             self._hint_soon()
         self.lost_permits.pop(command.job, None)
-        took = self._clock.elapsed()
+        took = self._clock.measure()
         self._grant_times.append(took)
         self.spans.begin(
-            *(command.permit, command.job, command.phase, command.nodes, loop_time()),
+            command.permit,
+            command.job,
+            command.phase,
+            command.nodes,
+            loop_time(),
             {
                 "permit": command.permit,
                 "granted_ms": round(1e3 * took.wall_s, 3),
@@ -153,28 +157,28 @@ class PermitExecutor:
         if lost:
             self.lost_permits[job] = (permit, lost)
             logger.warning("permit lost job=%s permit=%d reason=%s", job, permit, lost)
-        # The end of an inferred rollout is nothing that a new control plane must know.
+        # A new control plane need not know that an inferred rollout ended.
         if trained or lost or job in self._clients:
             self._callbacks.save_state()
         self._wake(job)
 
     def _hint_soon(self) -> None:
-        """Soon, once for all that follows from one event: permits do not wait for it."""
+        """Prefetch soon, once for all grants of one event, which do not wait for it."""
         if not self._hinting:
             self._hinting = True
             asyncio.get_running_loop().call_soon(self._hint_now)
 
     def _hint_now(self) -> None:
-        """Who trains needs its state now; who rolls out trains next."""
+        """Jobs that train need their states now; jobs that roll out train next."""
         self._hinting = False
         training = [job for job, phase in self._live.values() if phase is Phase.TRAIN]
         rolling = [job for job, phase in self._live.values() if phase is Phase.ROLLOUT]
         if training or rolling:
             self._callbacks.prefetch(training, rolling)
 
-    # ---- who waits ----
+    # ---- waiters ----
     async def wait(self, job: JobId, until_s: float) -> bool:
-        """Until something happens to the job's permits; False if nothing did by then."""
+        """Wait until the job's permits change; False if they did not by `until_s`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiters.setdefault(job, set())
         waiters.add(waiter)
@@ -194,11 +198,11 @@ class PermitExecutor:
                 waiter.set_result(None)
 
     def grant_ms(self, share: float) -> float:
-        """That share of permits took no longer; 0 before the first."""
+        """A quantile of the grants' times; 0 before the first."""
         return 1e3 * _quantile_s(share, [took.wall_s for took in self._grant_times])
 
     def grant_own_ms(self, share: float) -> float:
-        """That share of permits took this thread no more to compute."""
+        """A quantile of this thread's computing time of grants."""
         return 1e3 * _quantile_s(share, [took.own_s for took in self._grant_times])
 
 

@@ -1,6 +1,6 @@
-"""Trajectories whose last turn ended lately, with every token and log-prob, for whoever looks.
+"""Recent trajectories with every token and log-prob, for the dashboard and the API.
 
-A prompt that several turns share is held once.
+Turns that share a prompt share its memory.
 """
 
 from array import array
@@ -72,11 +72,13 @@ def join_turns(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"
 
 
 class RecentTrajectories:
-    """The last ones of every job, bounded by number and by tokens; the oldest go."""
+    """The last trajectories of every job, bounded by number and by tokens; the oldest
+    are dropped.
+    """
 
     def __init__(self, of_a_job: int = _OF_A_JOB, max_tokens: int = _MAX_TOKENS) -> None:
         self._of_a_job, self._max_tokens = of_a_job, max_tokens
-        # By job as well: who sends another's conversation continues that trajectory, as its own.
+        # By job as well: a job may continue a conversation of another, as a trajectory of its own.
         self._trajectories: OrderedDict[tuple[JobId, TrajectoryId], RecentTrajectory] = (
             OrderedDict()
         )
@@ -91,7 +93,7 @@ class RecentTrajectories:
     def record_turn(
         self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float
     ) -> None:
-        """One more turn of a trajectory is whole."""
+        """Add a complete turn to its trajectory."""
         key = (spec.job, spec.trajectory)
         found = self._trajectories.get(key)
         if found is None:
@@ -121,11 +123,11 @@ class RecentTrajectories:
         return _OF_A_WATCHED_JOB
 
     def trajectories_of(self, job: JobId, now_s: float) -> list[RecentTrajectory]:
-        """Those that took longest first; for a minute more of them are held."""
+        """A job's trajectories, slowest first; more of them are kept for the next minute."""
         if job in self._by_job:
             self._looked_at_s[job] = now_s
         found = [self._trajectories[job, name] for name in self._by_job.get(job, ())]
-        return sorted(found, key=lambda one: one.began_s - one.ended_s)
+        return sorted(found, key=lambda found: found.began_s - found.ended_s)
 
     def find(self, job: JobId, trajectory: str) -> RecentTrajectory | None:
         return self._trajectories.get((job, TrajectoryId(trajectory)))

@@ -1,4 +1,4 @@
-"""Lending, live: what serving workers say becomes events, the lender's commands messages."""
+"""Sends the lender's commands to serving workers, and feeds it their reports as events."""
 
 import logging
 from collections import deque
@@ -27,13 +27,13 @@ class Offer:
 
 @dataclass(slots=True)
 class _Minute:
-    """Counters of one worker a minute back, to make rates of."""
+    """Counters of one worker over the last minute, for rates."""
 
     seen: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add(self, now_s: float, requests: float, met: float) -> None:
         if not self.seen:
-            self.seen.append((now_s, 0.0, 0.0))  # its worker has just come up
+            self.seen.append((now_s, 0.0, 0.0))  # the worker has just started
         self.seen.append((now_s, requests, met))
         while self.seen[0][0] < now_s - _MINUTE_S:
             self.seen.popleft()
@@ -65,9 +65,9 @@ class ServingExecutor:
         self.refusals: dict[WorkerId, str] = {}
         driver.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
 
-    # ---- what workers say ----
+    # ---- for the hub ----
     def add_worker(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
-        """A worker came up; one that lends is a node of its service."""
+        """A worker has joined; one that lends becomes a serving node."""
         if not facts.lends:
             return
         service = ServiceName(facts.base_model)
@@ -83,7 +83,7 @@ class ServingExecutor:
             self._feed(on.ServingNodeLost(loop_time(), NodeId(worker)))
 
     def end_loan(self, worker: WorkerId, error: str) -> None:
-        """A loan has ended, or could not begin."""
+        """A loan has ended, or could not begin: `error` says why."""
         self._borrowers.pop(worker, None)
         node, now_s = NodeId(worker), loop_time()
         if not error:
@@ -115,9 +115,9 @@ class ServingExecutor:
         kv_share, node = gauges["kv_share"], NodeId(worker)
         self._feed(on.ServingNodeReported(now_s, node, kv_share, busy, kept, rollout))
 
-    # ---- for the plane ----
+    # ---- for the control plane ----
     def is_loan(self, worker: WorkerId) -> bool:
-        """Whether a name is that of a borrowed instance on a serving worker."""
+        """Whether a worker is a borrowed instance on a serving worker."""
         return "~" in worker
 
     def gauges(self) -> dict[str, float]:
@@ -135,7 +135,7 @@ class ServingExecutor:
         }
 
     def loans_by_worker(self) -> dict[WorkerId, JobId]:
-        """Which job has which serving worker's device."""
+        """The job that borrows each serving worker's device."""
         return dict(self._borrowers)
 
     # ---- commands ----

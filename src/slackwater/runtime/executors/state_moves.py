@@ -1,4 +1,4 @@
-"""Moves of models' states between nodes, live: orders to the nodes' agents."""
+"""Moves and prefetches models' states between nodes, by orders to their agents."""
 
 import logging
 import secrets
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class StateMoves:
-    """Where every node with a state manager takes states."""
+    """The nodes with a state manager, and where each receives states."""
 
     hub: WorkerHub
     node_of: Callable[[WorkerId], NodeId | None]
     _places: dict[NodeId, says.StatePlace] = field(default_factory=dict)
 
     def add_node(self, facts: says.NodeFacts) -> None:
-        """A node's agent has dialled in."""
+        """The agent of a node has joined."""
         if facts.states is not None:
             self._places[NodeId(facts.node)] = facts.states
 
@@ -49,7 +49,7 @@ class StateMoves:
             self.hub.send(agent_name(node), hint)
 
     def begin(self, order: do.MoveState) -> str:
-        """Have the state sent; returns why it cannot be, else the agent reports the outcome."""
+        """Start a move. Returns why it is impossible, or "": then the agent reports the outcome."""
         source, target = self.node_of(order.worker), self.node_of(order.to)
         if source is None or source not in self._places:
             return f"the node of {order.worker} keeps no states"
@@ -62,6 +62,6 @@ class StateMoves:
         return ""
 
     def delete_strays(self, model: str) -> None:
-        """On every node."""
+        """Delete stray copies of a model's state on every node."""
         for node in self._places:
             self.hub.send(agent_name(node), says.ForgetStates(model))

@@ -1,6 +1,6 @@
-"""Training operations, live: requests become events, commands become messages to trainers.
+"""Training operations: feeds requests to the controller, and sends its commands to trainers.
 
-An operation is acknowledged once it is in the durable log, and its outcome is told once that is
+An operation is acknowledged when it is in the durable log, and its outcome is answered when that is
 durable. The controller decides everything else.
 """
 
@@ -69,7 +69,7 @@ OperationCommand: TypeAlias = (
 
 
 class TrainerExecutor:
-    """All trainers; `controller` is only asked what it knows, and told through the driver."""
+    """All trainers of a service. `controller` is only read; events go through the driver."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class TrainerExecutor:
         finished: Callable[[TrainedModel, Operation, bytes], None],
         max_payload_bytes: int,
     ) -> None:
-        """`stock` says whether versions are wanted on relays; `max_payload_bytes` is what one
-        tenant's waiting operations may hold.
+        """`stock` says whether relays need versions; `max_payload_bytes` limits the waiting
+        operations of one tenant.
         """
         self._controller, self._feed = controller, driver.feed
         self._store, self._board, self._hub = store, board, hub
         self._state, self._bases, self._background = state, bases, background
         self._moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
         self._finisher, self._finished = finisher, finished
-        self._results: dict[int, bytes] = {}  # by ticket, while the controller hears of it
+        self._results: dict[int, bytes] = {}  # by ticket, while the controller handles it
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
         self._payload_bytes: Counter[TenantId] = Counter()
@@ -109,7 +109,7 @@ class TrainerExecutor:
 
     # ---- for the service ----
     async def adopt(self) -> None:
-        """Take over what the durable log has of open models."""
+        """Adopt open models and their operations from the durable log."""
 
         def read(connection: Connection) -> list[tuple[TrainedModel, on.ModelAdopted]]:
             found = []
@@ -146,11 +146,11 @@ class TrainerExecutor:
         return self._controller.waiting()
 
     def holders(self) -> dict[ModelId, WorkerId]:
-        """Which trainer has the state of which model."""
+        """The trainer that has each model's state."""
         return self._controller.holders()
 
     def pending_versions(self) -> set[str]:
-        """Weight versions that unfinished operations make: published, maybe, but not yet named."""
+        """Weight versions of unfinished publishes: maybe written, but not yet named."""
         return {
             version_of(operation.model, operation.seq)
             for operation in self._operations.values()
@@ -158,7 +158,9 @@ class TrainerExecutor:
         }
 
     def pending_states(self) -> set[str]:
-        """URIs that unfinished saves write to: all with their numbers, since names are unknown."""
+        """URIs that unfinished saves may write to, found by their numbers, since names
+        are unknown.
+        """
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
@@ -168,7 +170,7 @@ class TrainerExecutor:
         return found
 
     async def create(self, model: TrainedModel, user_metadata: Any) -> RequestId:
-        """Open a model; the same again gives the same request."""
+        """Create a model; creating it again returns the same request."""
         operation = self._operation(model, 0, OpKind.CREATE)
         payload = repr((model.base_model, model.lora, model.seed)).encode()
         new = log.Submission(operation, model.tenant, payload, time.time())
@@ -186,7 +188,7 @@ class TrainerExecutor:
     async def submit(
         self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
     ) -> RequestId:
-        """Take an operation; the same number again gives the same request."""
+        """Submit an operation; the same number again returns the same request."""
         operation = self._operation(model, seq, kind)
         new = log.Submission(operation, model.tenant, payload, time.time(), strict)
         self._controller.check_number(model.model, seq)
@@ -200,7 +202,7 @@ class TrainerExecutor:
         return request
 
     def _check_bytes(self, tenant: TenantId, more: int) -> None:
-        """What waits is kept in memory and on disk: each tenant has its share of that."""
+        """Waiting operations are in memory and on disk, so each tenant has a share."""
         held = self._payload_bytes[tenant]
         if held and held + more > self._max_payload_bytes:
             raise UnavailableError(
@@ -209,7 +211,7 @@ class TrainerExecutor:
             )
 
     async def reject(self, model: TrainedModel, seq: int, kind: OpKind, reason: str) -> None:
-        """A submission was refused: use up its number, durably, if it could have been accepted."""
+        """Use up the number of a refused submission, durably, if the number was valid."""
         operation = self._operation(model, seq, kind)
         new = log.Submission(operation, model.tenant, b"", time.time(), strict=False)
         try:
@@ -221,7 +223,7 @@ class TrainerExecutor:
             self._feed(on.OpRejected(loop_time(), operation, reason))
 
     async def close_model(self, model: ModelId, reason: str) -> None:
-        """Nothing more will come for it."""
+        """Close a model that gets no more operations."""
         if self._models.pop(model, None) is None:
             return
         self._feed(on.ModelClosed(loop_time(), model, reason))
@@ -241,12 +243,12 @@ class TrainerExecutor:
         self._feed(on.OpSubmitted(loop_time(), operation, tenant))
 
     def job_of(self, request: RequestId) -> JobId | None:
-        """Whose operation it is, while it is under way."""
+        """The job of an unfinished operation."""
         operation = self._operations.get(request)
         return None if operation is None else operation.job
 
     def models_by_trainer(self, job: JobId) -> dict[WorkerId, list[str]]:
-        """Which trainers have which models of a job."""
+        """The models of a job by the trainer that has their state."""
         found: dict[WorkerId, list[str]] = {}
         for name, worker in self._controller.holders().items():
             model = self._models.get(name)
@@ -267,7 +269,7 @@ class TrainerExecutor:
         self._moves.remove_node(node)
 
     def state_sent(self, said: StateSent) -> None:
-        """How a move of a state between nodes went."""
+        """An agent reports how a move of a state ended."""
         if said.error:
             logger.warning("state did not move model=%s: %s", said.model, said.error)
         self._feed(on.StateMoved(loop_time(), ModelId(said.model), said.move, said.error))
@@ -335,7 +337,7 @@ class TrainerExecutor:
             failed = (command.worker, command.ticket, str(error), FaultOwner.USER, False)
             self._feed(on.TicketFailed(loop_time(), *failed))
             return
-        # The trainer may be gone by now, and another under its name.
+        # The trainer may be gone by now, and have been replaced under its name.
         if self._ordered.get(command.worker) == command.ticket:
             self._hub.send(command.worker, message)
 

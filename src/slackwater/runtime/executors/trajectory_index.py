@@ -1,4 +1,4 @@
-"""Which trajectory a prompt continues: a next turn's prompt begins with the last turn.
+"""Finds the trajectory that a prompt continues: the prompt begins with its last turn.
 
 Sequences are hashed in blocks, each hash covering all before it. A finished turn is remembered
 under its last whole block; a prompt with that block in the same place continues it.
@@ -12,7 +12,7 @@ from slackwater.model.ids import TrajectoryId
 
 BLOCK_TOKENS = 16
 _BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
-KEPT_S = 300.0  # by then an engine has long given a conversation's cache to others
+KEPT_S = 300.0  # by then engines have evicted the conversation's cache
 
 
 class TrajectoryIndex:
@@ -48,8 +48,8 @@ class TrajectoryIndex:
         trajectory: TrajectoryId,
         now_s: float,
     ) -> None:
-        """A turn is over. It is remembered only if a whole block reaches into what was sampled: a
-        prefix that many prompts share would draw them all to one place.
+        """Remember a turn, if its last whole block has sampled tokens: a block of a shared prompt
+        would attract every conversation with that prompt.
         """
         whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole <= len(prompt):

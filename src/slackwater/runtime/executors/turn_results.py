@@ -1,16 +1,16 @@
-"""What the service is given of turns; apart from the engines, for processes that have none."""
+"""Listeners and results of turns, for processes that do not import the engines."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from slackwater.control.rollout import commands as do
 
-TurnResult: TypeAlias = do.CompleteTurn  # what the service is given of a turn
-TurnTokens: TypeAlias = do.AppendTokens  # and of one that streams
+TurnResult: TypeAlias = do.CompleteTurn  # of a turn that is answered whole
+TurnTokens: TypeAlias = do.AppendTokens  # of a turn that streams
 
 
 class TurnListener(Protocol):
-    """Who is told how a turn goes."""
+    """Receives the tokens and the end of one turn."""
 
     def append(self, more: do.AppendTokens) -> None: ...
     def stream(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None: ...

@@ -1,4 +1,6 @@
-"""One trial run of a broker and a co-scheduler, so that their compiled parts are loaded."""
+"""Runs a broker and a co-scheduler once, so that their compiled code is loaded before
+it is needed.
+"""
 
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
@@ -40,9 +42,9 @@ def warm_up_coscheduler(settings: CoscheduleSettings) -> None:
             for job in jobs:
                 now_s += 1.0
                 controller.handle(PermitAsked(now_s, job, phase, iteration))
-                one = None if controller.phases is None else controller.phases.find(job)
-                if one is not None and one.permit is not None:
-                    back = PermitReturned(now_s + 0.5, job, one.permit.client_number, 0.5)
+                managed = None if controller.phases is None else controller.phases.find(job)
+                if managed is not None and managed.permit is not None:
+                    back = PermitReturned(now_s + 0.5, job, managed.permit.client_number, 0.5)
                     controller.handle(back)
     for job in jobs:
         now_s += 1.0

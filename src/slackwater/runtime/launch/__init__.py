@@ -1,1 +1,1 @@
-"""Starting worker processes, and following those that others start."""
+"""Starts nodes' agents and their worker processes, or waits for agents that others start."""

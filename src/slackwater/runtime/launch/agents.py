@@ -1,8 +1,7 @@
-"""Launchers: whoever brings node agents up. One port; the control plane sees only the agents that
-dial in.
+"""Launchers, which start the agents of nodes. The control plane sees only agents that connect.
 
-`LocalAgents` are processes of this machine. `JoiningAgents` are started by somebody else
-(`slackwater agent --join`). Agents under Ray: `ray_agents.py`, the only file that imports Ray.
+`LocalAgents` are processes of this machine. `JoiningAgents` are started by others (`slackwater
+agent --join`). `ray_agents.py` starts agents under Ray; no other file imports Ray.
 """
 
 import asyncio
@@ -26,18 +25,19 @@ logger = logging.getLogger(__name__)
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as in worker/process.py, which imports no runtime
 PIN_VARIABLE = "SLACKWATER_HUB_PIN"
 _AGENT = "slackwater.worker.agent"
-# Workers of a node that is a few cores of this machine give way to the control plane, which needs
-# milliseconds at a time: a lower priority, and no core of another when they wake (SCHED_BATCH).
-# Against other sessions they count for little: who is put off a core in the middle of a decision is
-# back at the next tick at the earliest, which is 4 ms.
+# Workers of a node that is a few cores of this machine yield to the control plane, which needs a
+# core for milliseconds: they have a lower priority and do not preempt others when they wake
+# (SCHED_BATCH). Their session counts for little: a decision that loses its core gets it back at the
+# next scheduler tick at the earliest, after 4 ms.
 _NICE, _SESSION_NICE = 5, 10
 
 
 @dataclass(frozen=True, slots=True)
 class JoinAddress:
-    """What an agent must know to join: where the control plane and its depot listen, how a node's
-    key is made, which certificate the control plane shows, and for agents that we start, in
-    `budgets`, what of the node its state manager may have."""
+    """What an agent needs to join: the addresses of the control plane and its depot, a node's key,
+    the pin of the control plane's certificate, and for agents that we start, in `budgets`, how much
+    of the node its state manager may use.
+    """
 
     hub: str
     depot: str
@@ -46,7 +46,7 @@ class JoinAddress:
     budgets: tuple[tuple[str, str], ...] = ()
 
     def environment(self, node: NodeId, pool: str | None) -> dict[str, str]:
-        """The part that stands on no command line."""
+        """The secrets, which no command line may show."""
         pinned = {} if self.pin is None else {PIN_VARIABLE: self.pin}
         return {SECRET_VARIABLE: self.key_of(node, pool)} | pinned | dict(self.budgets)
 
@@ -58,7 +58,7 @@ class JoinAddress:
 
 @dataclass(frozen=True, slots=True)
 class AgentPlan:
-    """One agent to bring up. `files` is as the worker option; `logs` is a folder on the agent's own
+    """One agent to start. `files` is as the worker option; `logs` is a folder on the agent's own
     machine; `options` say which devices it reports.
     """
 
@@ -76,7 +76,8 @@ class AgentPlan:
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
         site = ("--site", self.site) if self.site else ()
         connect = ("--connect", join.hub)
-        # The agent sets them itself: it reports them, maybe before we are on a core again.
+        # The agent sets its affinity itself, since it reports it, maybe before this process runs
+        # again.
         cores = ("--cores", ",".join(map(str, self.cores))) if self.cores else ()
         return ("-m", _AGENT, *connect, *named, *pool, *site, *cores, *self.options)
 
@@ -86,19 +87,19 @@ class AgentPlan:
 
 
 class AgentLauncher(Protocol):
-    """Brings agents up, and up again when they die; a node is here while it is connected."""
+    """Starts agents and restarts them when they die."""
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
-        """Begin to bring agents up."""
+        """Start agents."""
         ...
 
     async def close(self) -> None:
-        """End those it brought up, and leave nothing of them behind."""
+        """End the agents that it started, and clean up."""
         ...
 
 
 class JoiningAgents:
-    """Agents that somebody else starts."""
+    """Agents that others start."""
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         del join
@@ -132,7 +133,7 @@ class OutlivedAgent:
         os.kill(self.pid, number)
 
     async def wait(self) -> int:
-        """Until it has ended, which is all that is known of it."""
+        """Wait until it has ended; its status is unknown, so 0."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(self.pid)
@@ -157,7 +158,7 @@ class LocalAgents:
         self._policy = policy or RestartPolicy()
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[NodeId, asyncio.subprocess.Process | OutlivedAgent] = {}
-        self.outlived: set[NodeId] = set()  # whose agents were there before
+        self.outlived: set[NodeId] = set()  # nodes whose agent ran before the start
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         self._logs.mkdir(parents=True, exist_ok=True)
@@ -170,7 +171,7 @@ class LocalAgents:
             self._processes[plan.node] = agent
             if agent.command == list(_command(plan, join)):
                 self.outlived.add(plan.node)
-            else:  # of another configuration: the right one is started when it has ended
+            else:  # of another configuration: `_keep` starts the right one when it has ended
                 agent.send_signal(signal.SIGTERM)
         self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
 
@@ -212,7 +213,7 @@ class LocalAgents:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # the control plane's priority and signals are its own
+                start_new_session=True,  # it must not get the control plane's priority and signals
                 env=os.environ | plan.environment(join),
             )
         if plan.cores:  # before it starts a worker, which inherits both
@@ -225,7 +226,7 @@ class LocalAgents:
         return self._logs / f"agent-{plan.node}.pid"
 
     def _find_outlived(self, plan: AgentPlan) -> OutlivedAgent | None:
-        """The agent that was started last for the node."""
+        """The agent that the pid file names for the node."""
         try:
             return OutlivedAgent(int(self._pid_file(plan).read_text()), plan)
         except (OSError, ValueError):

@@ -23,7 +23,7 @@ Spawn = Callable[[InstanceId], Awaitable[WorkerProcess]]
 
 
 class InstanceProcess:
-    """One instance's process, and what was said to it."""
+    """The process of one instance, and why it was told to end."""
 
     def __init__(self) -> None:
         self.process: WorkerProcess | None = None
@@ -41,9 +41,8 @@ class InstanceProcess:
 class Children:
     """One task per instance, from its first start to its end.
 
-    A process that dies within `starts_within_s` unasked has failed to start: it is reported and
-    tried again after a growing pause, `attempts` times in all. One that dies later is gone, and
-    stays gone.
+    A process that dies unasked within `starts_within_s` has failed to start. It is reported and
+    retried with back-off, `attempts` times in all. One that dies later is not restarted.
     """
 
     def __init__(
@@ -76,14 +75,14 @@ class Children:
         return child.process.pid if child is not None and child.process is not None else None
 
     def start(self, instance: InstanceId) -> None:
-        """Bring it up, unless it is up."""
+        """Start an instance unless it runs."""
         if instance in self._children:
             return
         child = self._children[instance] = InstanceProcess()
         child.task = asyncio.get_running_loop().create_task(self._live(instance, child))
 
     def notice(self, instance: InstanceId, grace_s: float) -> None:
-        """Announce the end, and kill when the grace has passed."""
+        """Announce that it ends, and kill it after `grace_s`."""
         child = self._children.get(instance)
         if child is None or child.deadline is not None:
             return
@@ -159,12 +158,12 @@ class Children:
         raise AssertionError("the last attempt returns")
 
     async def _once(self, instance: InstanceId, child: InstanceProcess) -> str | None:
-        """Run one process to its end; what was wrong with it, if anything."""
+        """Run one process to its end; its error, if any."""
         try:
             child.process = await self._spawn(instance)
         except OSError as error:
             return str(error)
-        if child.unwanted.is_set():  # told to go while it was being started
+        if child.unwanted.is_set():  # told to end while it was being started
             child.signal(signal.SIGKILL)
         self._tell(InstanceUp(instance))
         status = await child.process.wait()

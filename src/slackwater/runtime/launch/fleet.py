@@ -1,5 +1,5 @@
-"""The live fleet: its agents are brought up, their nodes followed, and every node runs the workers
-of its pool, each on the devices that the fleet controller gives it.
+"""The launched fleet: starts agents, follows their nodes, and runs the workers of each node's pool
+on the devices that the fleet controller assigns.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class LaunchedFleet:
-    """Nodes and their workers, who dial in at `hub`; `models` reach other disks by a depot."""
+    """Nodes and their workers, which connect to `hub`; a depot serves `models` to other disks."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class LaunchedFleet:
         runtime.register(self._execute, (StartDeployment, RefuseDeployment))
 
     async def start(self, certificate: Certificate | None) -> None:
-        """Open the depot, and begin to bring agents up."""
+        """Open the depot and start agents."""
         await self.adopt()
         host, _ = self.file.address()
         if self.needs_depot:
@@ -101,8 +101,11 @@ class LaunchedFleet:
         join = self.join_address(certificate)
         plans = [
             AgentPlan(
-                *(NodeId(node.name), *self._places(node.directory, join)),
-                *(node.pool, node.site, node.cores),
+                NodeId(node.name),
+                *self._places(node.directory, join),
+                node.pool,
+                node.site,
+                node.cores,
                 options=self._plans.agent_options(node),
             )
             for node in self.file.nodes
@@ -112,18 +115,18 @@ class LaunchedFleet:
         self.returning.begin(launcher.outlived if isinstance(launcher, LocalAgents) else None)
 
     async def adopt(self) -> None:
-        """Take over who owned which devices under the control plane before."""
+        """Restore the device assignments of the last control plane."""
         if before := await self._store.read():
             self._feed(AssignmentsRestored(loop_time(), before))
 
     @property
     def needs_depot(self) -> bool:
-        """Whether any node is without our disk."""
+        """Whether any node does not share this machine's disk."""
         apart = any(node.directory is not None for node in self.file.nodes)
         return apart or bool(self.file.providers) or self.file.launcher != "local"
 
     def join_address(self, certificate: Certificate | None) -> JoinAddress:
-        """What an agent must know."""
+        """What an agent needs to join."""
         listened, port = self._hub.address
         host = self.file.advertise or listened
         scheme = "http" if certificate is None else "https"
@@ -132,18 +135,18 @@ class LaunchedFleet:
         return JoinAddress(f"{host}:{port}", depot, self._keys.key, pin, self._budgets)
 
     def revoke(self, node: str) -> None:
-        """No token of the node works any more; if the node is here, it goes."""
+        """Revoke every token of the node, and disconnect it."""
         self._keys.revoke(node)
         self._hub.hang_up(agent_name(NodeId(node)))
 
     def _places(self, directory: str | None, join: JoinAddress) -> tuple[str, str]:
-        """Where a node of the local launcher has its files and its logs."""
+        """The files option and the log folder of a node of the local launcher."""
         if directory is None:
             return f"folder:{self._state.root}", str(self._state.logs)
         own = Path(directory).expanduser()
         return f"{join.depot}={own / 'files'}", str(own / "logs")
 
-    # ---- what the hub says ----
+    # ---- for the hub ----
     def agent_joined(self, facts: says.NodeFacts) -> None:
         """ConfigError if no pool is for the node, RefusedError if another node has its device."""
         pool = self.file.pool_of(facts.node, facts.pool)
@@ -172,7 +175,7 @@ class LaunchedFleet:
                 self._release(worker.rpartition(".")[0])
 
     def agent_leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
-        """Its node is taken away soon: the workers that it has, which are not started again."""
+        """A node leaves soon: do not restart its workers, which are returned."""
         self.supervisor.leave(node)
         return self.nodes.mark_leaving(node)
 
@@ -181,7 +184,7 @@ class LaunchedFleet:
         self._hub.send(agent_name(node), messages.Stop())
 
     def agent_lost(self, node: NodeId) -> None:
-        """Its workers are gone with it; they come back when the node does."""
+        """A node is lost with its workers; they start again when it comes back."""
         self.supervisor.stop(node)
         for worker in self.nodes.workers(node):
             if worker in self._spawned:
@@ -193,7 +196,7 @@ class LaunchedFleet:
 
     # ---- devices ----
     def _forget_unplanned(self, node: NodeId, planned: set[str]) -> None:
-        """Deployments of an earlier configuration get nothing back."""
+        """Release the devices of deployments that are not planned any more."""
         for deployment, devices in self._allocator.assignments().items():
             if deployment not in planned and devices[0].startswith(f"{node}/"):
                 self._feed(DeploymentReleased(loop_time(), deployment))
@@ -228,13 +231,13 @@ class LaunchedFleet:
         self._save()
 
     def _save(self) -> None:
-        """Of nodes with a choice of devices; of others there is nothing to know."""
+        """Save assignments, which matter only for nodes with several devices."""
         if any(len(self._allocator.devices(node)) > 1 for node in self.nodes.names()):
             self._store.save_soon(self._allocator.assignments)
 
     # ---- for the rest of the service ----
     async def spawn(self, plan: WorkerPlan, worker: WorkerId) -> WorkerProcess:
-        """Start a worker where there are the fewest, and a device for it if it needs one."""
+        """Start a worker on the least busy node, with devices if it needs them."""
         if plan.layout is None:
             return await self.nodes.spawn(self.nodes.least_busy(), plan, worker)
         wanted = (self._plans.kind, count_ranks(plan.layout))
@@ -249,7 +252,7 @@ class LaunchedFleet:
         return await self.nodes.spawn(node, await placed, worker)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every node that is here, and every listed one that is not."""
+        """One row per connected node, and per listed node that is not connected."""
         rows = [row | self._device_rows(row["node"]) for row in self.nodes.rows(loop_time())]
         here = {row["node"] for row in rows}
         away = [node for node in self.file.nodes if node.name not in here]
@@ -272,7 +275,7 @@ class LaunchedFleet:
         }
 
     async def close(self) -> None:
-        """After the hub has told everybody to stop."""
+        """Close after the hub has told all workers to stop."""
         await self.supervisor.close()
         await self._launcher.close()
         self.returning.forget()

@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
 def check_name(field: str, name: str) -> None:
-    """ConfigError unless a node or pool may be called so."""
+    """ConfigError unless this is a valid name of a node or pool."""
     if not _NAME.fullmatch(name):
         raise ConfigError.of(field, name, "must be letters, digits, '_' and '-', 32 at most")
 
@@ -76,7 +76,7 @@ class FleetPool:
 
     @property
     def has_engines(self) -> bool:
-        """Whether its nodes roll out when nothing else is said."""
+        """Whether its nodes have engines of their own."""
         return self.engines != 0
 
 
@@ -159,7 +159,7 @@ class FleetFile:
             self.pool(pool, f"{field}: pool")
 
     def pool(self, name: str, field: str = "pool") -> FleetPool:
-        """By name."""
+        """The pool of that name."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
@@ -177,7 +177,7 @@ class FleetFile:
         return self.pool(said, f"node {node}: pool")
 
     def address(self) -> tuple[str, int]:
-        """Where to listen."""
+        """The host and port to listen on."""
         host, colon, port = self.listen.rpartition(":")
         if not colon or not host or not port.isdigit() or int(port) > 65535:
             raise ConfigError.of("listen", self.listen, "must be HOST:PORT")
@@ -207,7 +207,7 @@ def single_node_fleet(
     devices: int = 1,
     gpu_ids: tuple[str, ...] = (),
 ) -> FleetFile:
-    """What `slackwater up` means without a fleet file; `layouts` are of engines and trainers."""
+    """The fleet of `slackwater up` without a file; `layouts` are those of engines and trainers."""
     engine_layout, trainer_layout = layouts
     pool = FleetPool(
         name=LOCAL_NODE,

@@ -26,6 +26,7 @@ from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError
 from slackwater.model.instance import EngineName, InstanceKind
 from slackwater.model.toml_text import read_toml
+from slackwater.runtime.launch.fleet_file import check_unique
 from slackwater.runtime.launch.port import WorkerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -65,7 +66,9 @@ class InstanceRequest:
         module, arguments = self.worker()
         layout = f"tp={self.tp}" if self.tp > 1 else ""
         return WorkerPlan(
-            *(name, module, (*common, *arguments)),
+            name,
+            module,
+            (*common, *arguments),
             layout=layout if self.url is None else None,
             one_process=self.engine != "embedded",
         )
@@ -89,7 +92,7 @@ class InstanceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ListedInstance:
-    """One entry."""
+    """One entry of the list."""
 
     name: str
     kind: InstanceKind = InstanceKind.DEDICATED
@@ -110,7 +113,7 @@ class ListedInstance:
             raise ConfigError.of(f"instances: {self.name}: url", self.url, fix)
 
     def request(self, models: Sequence[str]) -> InstanceRequest:
-        """What to start for it in a service that has these models."""
+        """The request for this instance in a service that has these models."""
         model = self.model or (models[0] if len(models) == 1 else None)
         if model is None or model not in models:
             fix = f"must be one of: {', '.join(models)}"
@@ -125,10 +128,7 @@ class InstanceList:
     instances: tuple[ListedInstance, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [entry.name for entry in self.instances]
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            raise ConfigError.of("instances: names", repeated, "must be named once each")
+        check_unique("instances", [entry.name for entry in self.instances])
 
 
 def read_instance_list(file: Path) -> InstanceList:

@@ -38,8 +38,8 @@ _ROLES = {
 
 @dataclass(slots=True)
 class PlannedWorker:
-    """One process of a worker. `reads` and `writes` are URIs that it was told lately, `writes` each
-    with the upload that has become it.
+    """One process of a worker. `reads` and `writes` are the URIs that it may use; a write has the
+    upload that was committed for it.
     """
 
     worker: WorkerId
@@ -54,19 +54,19 @@ class PlannedWorker:
     writes: dict[str, str | None] = field(default_factory=dict)
 
     def option(self, name: str, otherwise: str | None = None) -> str | None:
-        """The value that the plan gives an option."""
+        """The value of an option in the plan's arguments."""
         arguments = self.plan.arguments
         return arguments[arguments.index(name) + 1] if name in arguments else otherwise
 
     def may_read(self, uri: Uri) -> bool:
-        """Whether it was told to use this, or the folder or version that this is a part of."""
+        """Whether it may read this, or the folder or version that this is a part of."""
         folder, _, _ = str(uri).rpartition("/")
         started_with = self.plan.arguments if uri.kind == "models" else ()
         names = (str(uri), folder, whole_uri(str(uri)))
         return any(name in self.reads or name in started_with for name in names)
 
     def allow(self, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> None:
-        """It may use these; what it was told long ago it has used."""
+        """Allow these URIs; the oldest beyond `_RECENT` were used long ago, and are dropped."""
         held: dict[str, Any]
         for held, more in ((self.reads, reads), (self.writes, writes)):
             for name in more:
@@ -81,7 +81,7 @@ class PlannedWorker:
             raise RefusedError(f"{uri}: {self.worker} has written it already")
 
     def record_commit(self, uri: Uri, upload: str) -> None:
-        """It has written this, for which it was told to once."""
+        """It has written this, which it may do once."""
         self.writes[str(uri)] = upload
 
 
@@ -93,7 +93,7 @@ class LaunchPlan:
         self._workers: dict[WorkerId, PlannedWorker] = {}
         self._nodes: dict[NodeId, NodeFacts] = {}
 
-    # ---- what the fleet says ----
+    # ---- for the fleet ----
     def node_joined(self, facts: NodeFacts) -> None:
         self._nodes[NodeId(facts.node)] = facts
 
@@ -101,7 +101,7 @@ class LaunchPlan:
         self._nodes.pop(node, None)
 
     def expect(self, node: NodeId, plan: WorkerPlan, worker: WorkerId, key: str = "") -> str:
-        """A worker is about to be started on a node, or to return with its key; the key."""
+        """Expect a worker that is about to start, or to return with its key; returns the key."""
         made = PlannedWorker(worker, node, plan, key or secrets.token_urlsafe(32))
         self._workers[worker] = made
         return made.key
@@ -111,7 +111,7 @@ class LaunchPlan:
         self._workers.pop(worker, None)
 
     def authorize(self, worker: WorkerId, message: messages.Message) -> None:
-        """The hub sends a message: what it names may be used by whom it goes to."""
+        """Allow a worker the files that a message to it names."""
         known = self._workers.get(_lender(worker))
         if known is None:
             return
@@ -139,7 +139,7 @@ class LaunchPlan:
         known = self._workers.get(_lender(worker))
         return None if known is None else known.node
 
-    # ---- what the depot asks ----
+    # ---- for the depot ----
     def holder_of(self, key: str) -> PlannedWorker | None:
         """The worker whose key this is."""
         given, found = key.encode(errors="replace"), None
@@ -148,7 +148,7 @@ class LaunchPlan:
                 found = known
         return found
 
-    # ---- what the hub asks ----
+    # ---- for the hub ----
     def key_of(self, request: messages.ConnectRequest) -> bytes | None:
         if request.worker.startswith(_AGENT):
             return self._keys.key(request.worker.removeprefix(_AGENT), request.pool).encode()

@@ -22,7 +22,7 @@ _LOST_WITH_ITS_NODE = -int(signal.SIGKILL)
 
 
 class NodeProcess:
-    """A worker's process on a node, as far as its agent tells."""
+    """A worker's process on a node, as its agent reports it."""
 
     def __init__(self, node: NodeId, worker: WorkerId, send: Callable[[messages.Message], None]):
         self.node = node
@@ -56,7 +56,7 @@ class NodeProcess:
 
 @dataclass(slots=True)
 class Node:
-    """A node that is here."""
+    """A connected node."""
 
     facts: says.NodeFacts
     joined_s: float
@@ -67,7 +67,7 @@ class Node:
 
 
 class Nodes:
-    """Agents come and go; a process of a node that is lost has ended."""
+    """The connected nodes; the processes of a lost node count as ended."""
 
     def __init__(self, hub: WorkerHub, plan: LaunchPlan) -> None:
         self._hub = hub
@@ -83,7 +83,7 @@ class Nodes:
         return next((name for name, n in self._nodes.items() if worker in n.processes), None)
 
     def add(self, facts: says.NodeFacts, now_s: float) -> NodeId:
-        """An agent has dialled in."""
+        """Add a node whose agent has connected."""
         node = NodeId(facts.node)
         adoptable = {
             running.order.log: running for running in facts.running if _has_number(running)
@@ -94,7 +94,9 @@ class Nodes:
         return node
 
     def remove(self, node: NodeId) -> None:
-        """Its agent is gone: so are its workers, which are hung up on in case they live."""
+        """Remove a node and end its workers, whose connections are closed in case they
+        still run.
+        """
         gone = self._nodes.pop(node)
         self._plan.node_lost(node)
         for process in list(gone.processes.values()):
@@ -104,12 +106,12 @@ class Nodes:
             self._hub.hang_up(process.worker)
 
     def mark_leaving(self, node: NodeId) -> tuple[WorkerId, ...]:
-        """The node is about to be lost: its workers, and none is started there any more."""
+        """Start no more workers on a node that leaves soon; returns its workers."""
         self._nodes[node].leaving = True
         return self.workers(node)
 
     def handle_message(self, node: NodeId, message: messages.FromWorker) -> None:
-        """What an agent tells of its workers."""
+        """Handle a report of an agent about its workers."""
         here = self._nodes[node]
         match message:
             case says.WorkerStarted(worker, pid) if WorkerId(worker) in here.processes:
@@ -147,8 +149,8 @@ class Nodes:
         return min(nodes, key=lambda node: (len(self._nodes[node].processes), node))
 
     def adopt(self, node: NodeId, plan: WorkerPlan) -> NodeProcess | None:
-        """The worker of a plan that outlived another control plane; one that was told something
-        else is killed.
+        """Adopt the worker of a plan from an earlier control plane; kill it if its
+        order differs.
         """
         here = self._nodes.get(node)
         running = None if here is None else here.adoptable.pop(plan.name, None)
@@ -166,7 +168,7 @@ class Nodes:
         return process
 
     def end_unplanned(self, node: NodeId, planned: Collection[str]) -> None:
-        """End the workers of plans that are no more."""
+        """End workers whose plans do not exist any more."""
         here = self._nodes[node]
         for name in here.adoptable.keys() - planned:
             worker = WorkerId(here.adoptable.pop(name).order.worker)
@@ -186,7 +188,7 @@ class Nodes:
         return process
 
     def rows(self, now_s: float) -> list[dict[str, Any]]:
-        """For people: every node that is here."""
+        """One row per connected node, for status pages."""
         return [
             {
                 "node": name,

@@ -1,5 +1,5 @@
-"""What every worker of a node is told: which module, which model, how much memory, and how many of
-the node's devices it needs. Nothing in it is a path.
+"""Plans the workers of a node: module, model, memory, and how many devices each needs. No argument
+is a path.
 
 All deployments of a node with one device share that. On a node with several each has devices of its
 own; only local engines, which work while a trainer does not, are on the devices of a trainer.
@@ -42,7 +42,7 @@ SANDBOX = "slackwater.worker.sandbox_worker"
 def sandbox_plans(
     settings: ServiceSettings, node: NodeId, prefix: str, count: int
 ) -> list[WorkerPlan]:
-    """So many for a node, sharing its cores and memory; `--service` names their place on disk."""
+    """Plans of `count` sandboxes that share a node; `--service` names their folder on disk."""
     plans = []
     for number in range(count):
         name = f"{prefix}sandbox-{number}"
@@ -63,7 +63,7 @@ def sandbox_plans(
 
 
 def service_mark(state: Path) -> str:
-    """Tells services of one machine apart; the same after a restart."""
+    """An id that tells services of one machine apart, and stays the same after a restart."""
     return hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:12]
 
 
@@ -81,7 +81,7 @@ class WorkerPlans:
 
     @property
     def kind(self) -> str:
-        """Of the devices that deployments have."""
+        """The kind of devices that deployments use."""
         return self._settings.device.partition(":")[0]
 
     def agent_options(self, node: FleetNode) -> tuple[str, ...]:
@@ -97,25 +97,27 @@ class WorkerPlans:
         found = usable_devices(devices, self._settings.device)
         if len(found) < 2:
             return found
-        return tuple(one for one in found if f"{one.kind}:{one.index}" not in taken)
+        return tuple(device for device in found if f"{device.kind}:{device.index}" not in taken)
 
     def plan_node(
         self, node: NodeId, pool: FleetPool, devices: Sequence[Device]
     ) -> Sequence[WorkerPlan]:
-        """The workers of one node; names of a fleet's nodes begin with the node's."""
+        """The plans of a node's workers, whose names begin with the node's in a fleet."""
         prefix = "" if node == LOCAL_NODE else f"{node}."
         common = self._common()
         trainers = [f"{prefix}trainer-{number}" for number in range(pool.trainers)]
         shared = str(node) if len(devices) < 2 else ""
 
         def group(number: int) -> str:
-            """Of the trainer whose devices a local engine has too."""
+            """The trainer whose devices a local engine shares."""
             alternates = pool.local_engines and trainers
             return shared or (trainers[number % len(trainers)] if alternates else "")
 
         plans = [
             WorkerPlan(
-                *(name, TRAINER, (*common, "--dtype", self._settings.trainer_dtype)),
+                name,
+                TRAINER,
+                (*common, "--dtype", self._settings.trainer_dtype),
                 layout=pool.trainer_layout,
                 memory_mb=self._memory_mb(list(self._bases), pool.trainer_layout),
                 group=group(number),

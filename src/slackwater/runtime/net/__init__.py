@@ -1,1 +1,1 @@
-"""Connections to workers, and tasks beside the loop."""
+"""Connections of workers, the depot, and background tasks."""

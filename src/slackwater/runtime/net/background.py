@@ -1,4 +1,4 @@
-"""Tasks that run beside the requests; one that dies takes the service down, loudly."""
+"""Background tasks; if one fails, the service stops."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class Background:
-    """Owns tasks; `failed` is called once with the first error."""
+    """Owns tasks; `failed` is called with the error of a task."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed
@@ -27,7 +27,7 @@ class Background:
             self._failed(error)
 
     async def drain(self, grace_s: float) -> None:
-        """Let what runs finish, within limits."""
+        """Wait for running tasks up to `grace_s`, then cancel them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=grace_s)
         for task in list(self._tasks):

@@ -1,4 +1,6 @@
-"""Who may connect to the hub: the key of a name, and whether its holder's claims may be true."""
+"""Decides who may connect to the hub: the key of a name, and whether its holder's claims are
+plausible.
+"""
 
 from typing import Protocol
 

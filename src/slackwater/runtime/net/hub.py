@@ -1,4 +1,4 @@
-"""Connections of workers: who may connect, what they say, and when they are gone.
+"""Connections of workers: authenticates them, delivers their frames, and reports their loss.
 
 A peer has `hello_timeout_s` to prove the key of its name and say hello; until then it may send
 small frames only, and few such peers are served at a time. Garbage, oversized and truncated frames,
@@ -41,7 +41,7 @@ _BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
 
 
 class WorkerListener(Protocol):
-    """Who is told about workers."""
+    """Gets the events of the hub."""
 
     def worker_joined(self, hello: messages.Hello) -> None: ...
     def handle_frames(self, worker: WorkerId, frames: Sequence[Frame]) -> None: ...
@@ -49,7 +49,7 @@ class WorkerListener(Protocol):
 
 
 class _TakenError(PermissionError):
-    """Another connection has the name, perhaps a dead one that has not been noticed yet."""
+    """Another connection has the name; it may be dead and not yet noticed."""
 
 
 class _UnexpectedError(PermissionError):
@@ -97,14 +97,14 @@ class WorkerHub:
         self.address = ("127.0.0.1", 0)
 
     async def start(self, listener: WorkerListener) -> None:
-        """Listen; `listener` is told about workers from now on."""
+        """Listen, and pass events of workers to `listener`."""
         self._listener = listener
         listening = bind_same_port(*self._listen_on, self._port_file)
         self.address = listening.getsockname()[:2]
         self._accepting = asyncio.create_task(self._accept(listening))
 
     async def close(self) -> None:
-        """Tell everybody to stop, and hang up."""
+        """Tell every worker to stop, and close the connections."""
         for worker in list(self._writers):
             self.send(worker, messages.Stop())
         ending = [*self._tasks, *([] if self._accepting is None else [self._accepting])]
@@ -121,11 +121,11 @@ class WorkerHub:
         return tuple(sorted(self._writers))
 
     def send(self, worker: WorkerId, message: messages.Message) -> None:
-        """Send, if the worker is there; if it is not, its loss has been or will be told."""
+        """Send a message; if the worker is not connected, its loss has been or will be reported."""
         writer = self._writers.get(worker)
         if writer is None or writer.is_closing():
             return
-        self._before_send(worker, message)  # before it can act on it
+        self._before_send(worker, message)  # it may act on the message at once
         writer.write(messages.encode(message))
         if writer.transport.get_write_buffer_size() > self._most_unread_bytes:
             logger.warning("worker does not read worker=%s", worker)
@@ -151,7 +151,7 @@ class WorkerHub:
             logger.error("a connection ended by an error", exc_info=error)
 
     def _mark_proven(self, task: asyncio.Task[None]) -> None:
-        """Its peer is no stranger any more."""
+        """The peer of a connection has proved itself, or is gone."""
         self._strangers.remove(task)
         self._decoders.pop(task, None)
 
@@ -213,7 +213,7 @@ class WorkerHub:
         decoder: FrameDecoder,
         rest: Sequence[Frame],
     ) -> None:
-        """Hear a worker until its connection ends."""
+        """Serve a worker until its connection ends."""
         listener = self._listener
         assert listener is not None
         worker = WorkerId(hello.worker)
@@ -251,7 +251,7 @@ class WorkerHub:
         ours = new_nonce()
         writer.write(messages.encode(messages.Challenge(ours)))
         answer = messages.decode_from_stranger(await self._next_body(reader, decoder))
-        # Nobody learns by the time it takes, nor by the answer, which names are expected.
+        # Neither the time nor the answer may reveal which names are expected.
         key = self._credentials.key_of(request)
         nonces = request.nonce + ours
         wanted = peer_proof(key if key is not None else new_nonce(), request.worker, nonces)
@@ -278,7 +278,7 @@ class WorkerHub:
         return frames
 
     async def _next_body(self, reader: asyncio.StreamReader, decoder: FrameDecoder) -> bytes:
-        """The one frame that a peer sends before it waits for an answer."""
+        """The one frame that a peer may send before it waits for an answer."""
         left, most_bytes = "before it had proved itself", MAX_STRANGER_FRAME_BYTES
         frames = await self._next_frames(reader, decoder, most_bytes, left)
         if len(frames) > 1 or frames[0].kind is not FrameKind.CONTROL:

@@ -68,7 +68,7 @@ async def accept_connections(listening: socket.socket) -> AsyncIterator[tuple[so
         while True:
             try:
                 connection = await loop.sock_accept(listening)
-            except OSError as error:  # too many files are open: others may close theirs
+            except OSError as error:  # too many files are open: retry when some are closed
                 logger.warning("no connection can be taken: %s", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
             else:

@@ -1,7 +1,7 @@
-"""Connections that have not proved themselves: few at a time, and each for a short time only.
+"""Limits connections that have not authenticated, in number and in time.
 
-When one more comes than there may be, the oldest is closed: a worker proves itself within
-milliseconds, and whoever holds connections open cannot keep it out.
+Beyond the limit the oldest is closed. A worker authenticates within milliseconds, so that peers
+that hold connections open cannot keep it out.
 """
 
 import asyncio

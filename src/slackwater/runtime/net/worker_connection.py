@@ -1,7 +1,7 @@
-"""What a worker says once it has proved itself, passed on as it comes.
+"""The connection of an authenticated worker: delivers its frames as they arrive.
 
-A step of an engine is one small write, so this is no stream with a task behind it: waking a task
-and a deadline for every read cost more than what was read.
+A step of an engine is one small write, so this is a protocol and not a stream with a task: waking a
+task and setting a deadline for every read cost more than handling the frame.
 """
 
 import asyncio
@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from slackwater.wire.frames import Frame, FrameDecoder, FrameError
 
 _LAST_LOOK_S = 0.5
-_FRAMES_AT_ONCE = 16  # an engine that was not heard for a while has said thousands
+_FRAMES_AT_ONCE = 16  # an engine that was not read for a while has sent thousands
 
 
 class WorkerConnection(asyncio.Protocol):
     """Takes over a transport; `over` is why it ended, once all that was said is passed on.
 
-    Frames that came together are passed on in pieces: others get the event loop in between.
+    Many frames at once are delivered in slices, so that the event loop can do other work in
+    between.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class WorkerConnection(asyncio.Protocol):
         except FrameError as error:
             self._frames = ()
             self._end(str(error))
-        except Exception as error:  # noqa: BLE001  (whoever waits for the end gets it)
+        except Exception as error:  # noqa: BLE001  (the waiter of `ended` gets it)
             self.ended.set_exception(error)
         else:
             self._read_on()
@@ -103,7 +104,7 @@ class WorkerConnection(asyncio.Protocol):
             self.ended.set_result(self._ending)
 
     def _check_silence(self, last: bool) -> None:
-        """If the loop was held up, what came meanwhile is read before the time is up."""
+        """End a silent connection; after a blocked loop, first read what arrived meanwhile."""
         left_s = self._heard_s + self._silent_after_s - self._loop.time()
         if left_s > 0 or self._frames:
             self._watch = self._loop.call_later(

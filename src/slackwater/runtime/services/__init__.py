@@ -1,1 +1,1 @@
-"""What the HTTP face asks for: sampling, sessions, instances, outcomes."""
+"""Services behind the HTTP API: sampling, sessions, instances, actions, outcomes."""

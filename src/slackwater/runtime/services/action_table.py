@@ -45,7 +45,7 @@ class ActionEntry:
 
 @dataclass(slots=True)
 class EnvironmentEntry:
-    """An environment that has not ended; `ended` gives its waiters the reason if it just has."""
+    """An environment that has not ended; `ended` is the reason once it has."""
 
     tenant: TenantId
     request: log.EnvironmentRequest

@@ -1,8 +1,7 @@
-"""What every worker does, sampled: the timeline of a running service, and where its jobs' time
-goes.
+"""Samples what every worker does, for the timeline of a running service and the time of its jobs.
 
-Permits are exact and are taken over as they end. What engines and trainers do is looked at a few
-times a second, rarely enough to cost nothing: a shorter operation may be missed.
+Spans of permits are exact. Engines and trainers are sampled a few times a second, so an operation
+that is shorter may be missed.
 """
 
 import asyncio
@@ -60,16 +59,16 @@ class ActivitySampler:
             self.timeline.lane(rental.node, pool).rented_s.append((0.0, None))
 
     def now_s(self) -> float:
-        """Since the service started."""
+        """Seconds since the service started."""
         return loop_time() - self._start_s
 
     def trace(self) -> bytes:
-        """The run so far, for Perfetto and `slackwater dashboard RUN`."""
+        """The trace of the run so far, for Perfetto and `slackwater dashboard RUN`."""
         self.sample()
         return b"".join(lanes_json(self.timeline, self.now_s()))
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Sample until cancelled."""
         while True:
             began_s = time.perf_counter()
             self.sample()
@@ -77,7 +76,7 @@ class ActivitySampler:
             await asyncio.sleep(max(_EVERY_S, took_s / _SHARE))
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         now_s = self.now_s()
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -175,17 +174,19 @@ class ActivitySampler:
         self.timeline.forget_gone(_MAX_LANES)
 
     def _is_expected_loss(self, name: str, present: set[str]) -> bool:
-        """It was drained, rests until the trainers' devices are free again, or was a loan of a
-        serving worker that lives on.
+        """Whether a worker that is gone was drained, rests until the trainers' devices are free, or
+        was a loan of a serving worker that still runs.
         """
         resting = {spec.instance for spec in self._plane.controller.steps.resting()}
         lender, _, loan = name.partition("~")
         returned = bool(loan) and lender in present
         return returned or name in resting or name in self._plane.instances.drained
 
-    # ---- where a job's time goes ----
+    # ---- time of jobs ----
     def _account(self, doing: dict[str, set[str]], passed_s: float) -> None:
-        """Each moment of a live job counts once: for the first of the parts that it is in."""
+        """Add the time since the last sample to one part of each live job, the first
+        that applies.
+        """
         books = self._plane.controller.rollout.books
         waiting = {
             model for model, count in self._plane.training.waiting_by_model().items() if count
@@ -214,5 +215,5 @@ class ActivitySampler:
             del self._spent_s[next(iter(self._spent_s))]
 
     def breakdown(self, job: JobId) -> dict[str, float]:
-        """Seconds of the job's life by what it did, as far as this process has seen it."""
+        """Seconds of the job's life by part, since this process started."""
         return {part: round(s, 1) for part, s in self._spent_s.get(job, {}).items()}

@@ -1,4 +1,4 @@
-"""Why a service cannot do what it is asked: every worker of a kind fails to start."""
+"""Explains why a service cannot sample or train: every worker of a kind fails to start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from slackwater.runtime.store.base_models import BaseModels
 
 @dataclass(eq=False)
 class Breakdowns:
-    """What the operator is told in full, others in general (`fully`)."""
+    """Operators get the full reason (`fully`), other tenants a general one."""
 
     fleet: LaunchedFleet
     bases: BaseModels
@@ -21,7 +21,7 @@ class Breakdowns:
     workers: Workers
 
     def engine_failure(self, model: str, *, fully: bool) -> str | None:
-        """Why a base model cannot be sampled: each of its engines was drained or fails to start."""
+        """Why a base model cannot be sampled: every engine of it was drained or fails to start."""
         if any(record.spec.runs(model) for record in self.manager.books.instances):
             return None
         if self.instances.is_starting(model):

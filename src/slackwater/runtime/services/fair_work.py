@@ -1,8 +1,8 @@
-"""Work that would hold up the event loop, on a few threads, with every tenant in turn.
+"""Runs work that would block the event loop on a few threads, with the tenants in turn.
 
-Tokenising a long text, decoding a large batch or writing a long answer takes longer than others may
-wait. With several tenants none may have all threads, so that an idle tenant starts at once, and a
-thread's time is its tenant's (`LoopShares`).
+Examples are tokenising a long text and encoding a long answer. With several tenants none may use
+all threads, so that an idle tenant starts at once. Thread time is charged to the tenant
+(`LoopShares`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class FairWork:
-    """Use from the event loop's thread alone."""
+    """Only for the event loop's thread."""
 
     def __init__(self, shares: LoopShares, threads: int | None = None) -> None:
         self._shares = shares
@@ -31,7 +31,9 @@ class FairWork:
         self._slots = defaultdict[TenantId, asyncio.Semaphore](lambda: asyncio.Semaphore(most_each))
 
     async def run(self, tenant: TenantId, work: Callable[..., T], *arguments: Any) -> T:
-        """The work's result, in the tenant's turn; work whose waiter has left is not begun."""
+        """Run work when it is the tenant's turn. Work whose waiter was cancelled before
+        is skipped.
+        """
         loop, slots, used_s = asyncio.get_running_loop(), self._slots[tenant], 0.0
 
         def measure() -> T:
@@ -57,7 +59,8 @@ class FairWork:
             slots.release()
             raise
         running = self._pool.submit(measure)
-        running.add_done_callback(release)  # not before, though its waiter may leave
+        # Not earlier: the thread is busy even if the waiter was cancelled.
+        running.add_done_callback(release)
         return await asyncio.wrap_future(running)
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""What a finished save or publish leaves: its checkpoint or sampling session, and its answer.
+"""Records what a finished save or publish makes, a checkpoint or a sampling session, and its
+answer.
 
 Runs on the store's thread, in the transaction that finishes the operation.
 """
@@ -35,7 +36,7 @@ _SAVED_BY = {SAMPLER: "save_weights_for_sampler", EXTERNAL: "save_weights_extern
 
 
 def lineage_of(model: TrainedModel, seq: int) -> str:
-    """Where weights come from, in numbers that a rerun of the same recipe repeats."""
+    """The origin of weights; a rerun of the same recipe gets the same text."""
     return f"{model.base_model}|model {model.model_seq}|op {seq}"
 
 
@@ -56,7 +57,7 @@ def sampling_session_of(
 
 
 class RequestFinisher:
-    """Knows where things are."""
+    """Writes the rows of finished operations."""
 
     def __init__(self, state: StateDirectory, shelf: VersionShelf) -> None:
         self._state = state
@@ -65,7 +66,7 @@ class RequestFinisher:
     def __call__(
         self, connection: Connection, model: TrainedModel, operation: Operation, payload: bytes
     ) -> bytes:
-        """The answer, as JSON; empty where the trainer's own result is the answer."""
+        """The answer as JSON; empty if the trainer's result is the answer."""
         match operation.kind:
             case OpKind.CREATE:
                 return _json(model_id=model.model, type="create_model")

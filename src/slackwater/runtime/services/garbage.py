@@ -1,8 +1,9 @@
-"""Python's cyclic garbage collection stops the event loop, for 0.1 s and more with many turns.
+"""Keeps Python's garbage collector from stopping the event loop, for 0.1 s and more with many
+turns.
 
-So the service's own objects are left out, young objects are collected a few thousand at a time
-(some milliseconds), and all of them when nothing is under way, or after five minutes. What that
-frees goes back to the system.
+Objects that exist after the start are frozen. Young objects are collected a few thousand at a time,
+which takes some milliseconds. A full collection runs when the service is idle, or after five
+minutes, and returns freed memory to the system.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ _IDLE_S, _LATEST_S = 60.0, 300.0
 
 
 async def collect_when_idle(idle: Callable[[], bool]) -> None:
-    """For as long as the service lives, from when it has been built up."""
+    """Run until the service ends; start it when all parts are built."""
     gc.collect()
     gc.freeze()
     gc.enable()

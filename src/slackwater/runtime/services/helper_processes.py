@@ -1,8 +1,8 @@
-"""Work that holds Python's lock for long, such as reading a large JSON text, in processes.
+"""Runs work that holds Python's lock for long, such as parsing a large JSON text, in processes.
 
 A helper is `python -m MODULE`: it reads two parts, each with its length, from standard input,
-answers in the same way, and ends with its input, however the service ended. The second part is raw
-bytes. Helpers are started on demand and give way to the service and its engines.
+answers in the same way, and exits at the end of its input, so it never outlives the service. The
+second part is raw bytes. Helpers start on demand and have a lower priority than the service.
 """
 
 import contextlib
@@ -20,12 +20,14 @@ from slackwater.runtime.priority import give_way
 Parts = tuple[bytes, bytes]
 
 _LENGTH = struct.Struct("<Q")
-_ANSWER_S = 240.0  # on a busy machine it gives way to everybody, also while it starts
+_ANSWER_S = 240.0  # its priority is low, so it is slow on a busy machine, also to start
 _NICE = 10
 
 
 class HelperProcesses:
-    """Ask from any thread; each question has a helper of its own, as many as ever needed."""
+    """For any thread. Each question has a helper of its own; there are as many as were
+    ever needed.
+    """
 
     def __init__(self, module: str) -> None:
         self._module = module
@@ -33,7 +35,7 @@ class HelperProcesses:
         self._closed = False
 
     def ask(self, question: Parts) -> Parts:
-        """The helper's answer. One that dies of a question loses that question alone."""
+        """The helper's answer. If the helper dies, only this question fails."""
         helper = self._helper()
         try:
             assert helper.stdin is not None
@@ -91,7 +93,7 @@ def _write(stream: IO[bytes], parts: Parts) -> None:
 
 
 def _read(stream: IO[bytes]) -> Parts:
-    """The next message whole; EOFError if there is none."""
+    """The next whole message; EOFError at the end."""
     return _read_part(stream), _read_part(stream)
 
 
@@ -107,7 +109,7 @@ def _read_part(stream: IO[bytes]) -> bytes:
 
 
 def serve_questions(answer: Callable[[Parts], Parts]) -> None:
-    """A helper's life."""
+    """Answer questions until the input ends: the main loop of a helper."""
     give_way(_NICE)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:

@@ -42,7 +42,7 @@ _EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Housekeeping:
-    """Runs until it is stopped. `end_session` ends a session with its status and the reason."""
+    """Runs until stopped. `end_session` gets a session, its final status and the reason."""
 
     settings: ServiceSettings
     store: Store
@@ -101,7 +101,7 @@ class Housekeeping:
             await self.remove_files(checkpoint)
 
     async def remove_files(self, checkpoint: Checkpoint) -> None:
-        """Of a checkpoint that is no longer listed, unless a copy of it is."""
+        """Delete the files of a deleted checkpoint, unless a copy of it is still listed."""
         if checkpoint.kind in HELD_AS_VERSIONS:
             await self.drop_unused_versions()
             return
@@ -110,10 +110,10 @@ class Housekeeping:
             await asyncio.to_thread(remove_folder, self.state.path(checkpoint.held_as))
 
     async def drop_unlisted_states(self, model: TrainedModel) -> None:
-        """Folders of a model's saves that no checkpoint names: they were overwritten.
+        """Delete folders of a model's saves that no checkpoint names, since they were overwritten.
 
-        Hazard: the order. A save that begins after the first line is not looked at, one that runs
-        is named by the second, and one that ended before is named by the third.
+        Hazard: the order. The first line misses saves that begin later, the second names those that
+        run, and the third names those that have ended.
         """
         folders = await asyncio.to_thread(self.state.checkpoints_of, model.model)
         under_way = self.operations.pending_states()
@@ -124,7 +124,7 @@ class Housekeeping:
                 await asyncio.to_thread(remove_folder, folder)
 
     async def drop_sampling_sessions(self, session: SessionId) -> None:
-        """The session has ended: nobody samples from its snapshots any more."""
+        """Drop the sampling sessions of a session that has ended."""
         gone = [s for s in self.sampling.sessions() if s.session == session]
         await self._drop(gone)
 
@@ -156,7 +156,7 @@ class Housekeeping:
         await self.drop_unused_versions()
 
     async def drop_unused_versions(self) -> None:
-        """Weight versions that neither a sampling session nor a checkpoint names."""
+        """Drop weight versions that neither a sampling session nor a checkpoint names."""
 
         def read(connection: Connection) -> set[str]:
             held = connection.execute(

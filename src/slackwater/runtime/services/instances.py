@@ -1,7 +1,7 @@
-"""Instances beside those that the service always keeps: added, listed, drained, killed, replayed.
+"""Instances that an operator adds, lists, drains or kills, or that a spot trace replays.
 
-An added instance, an embedded engine or a vLLM adapter, runs on a node of the fleet. When it is
-gone it stays gone; engines of `slackwater up` and of its list are restarted, unless drained.
+An added instance, an embedded engine or a vLLM adapter, runs on a node of the fleet and is not
+restarted. Engines of `slackwater up` and of its instance list are restarted unless drained.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 MOST_INSTANCES = 64
 _FAULTS_SHOWN = 20
-_LISTED_AGAIN_S = 3.0  # an instance of the list that is gone is started again after so long
+_LISTED_AGAIN_S = 3.0  # until a listed instance that ended is started again
 
 
 class InstanceService:
-    """Carries out what an operator or a trace says; the rollout manager decides about turns."""
+    """Executes what an operator or a trace asks for; the rollout manager decides about turns."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class InstanceService:
         engine_arguments: Callable[[str], tuple[str, ...]],
         logs: Path,
     ) -> None:
-        """`spawn` starts a worker, `engine_arguments` are a model's; nodes log to `logs`."""
+        """`spawn` starts a worker, `engine_arguments` returns a model's; workers log to `logs`."""
         self._spawn_worker, self._engine_arguments, self._logs = spawn, engine_arguments, logs
         self._controller = controller
         self._fleet = controller.rollout.books.instances
@@ -62,13 +62,13 @@ class InstanceService:
         self._children = Children(self._spawn, self._handle_process_event)
         self._faults: deque[str] = deque(maxlen=_FAULTS_SHOWN)
         self._added = 0
-        self.drained: set[InstanceId] = set()  # on request: their end is no fault
+        self.drained: set[InstanceId] = set()  # on request, so their end is not a fault
         self._listed: set[InstanceId] = set()
         self._restart_timers: set[asyncio.TimerHandle] = set()
         self._replays: set[asyncio.Task[None]] = set()
 
     def keep_running(self, listed: Mapping[InstanceId, InstanceRequest]) -> None:
-        """Start the instances of a list, and start them again when they are gone."""
+        """Start the instances of a list, and restart them when they end."""
         for request in listed.values():
             self._check(request)
         self._requests |= listed
@@ -79,9 +79,9 @@ class InstanceService:
         for name in sorted(self._listed):
             self._children.start(name)
 
-    # ---- what an operator says ----
+    # ---- for the operator ----
     def add(self, request: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
-        """Start up to `count` more; returns those begun, fewer if there are too many already."""
+        """Start up to `count` instances; returns their names, fewer at the limit."""
         self._check(request)
         room = MOST_INSTANCES - len(self._children.names())
         names: list[InstanceId] = []
@@ -93,7 +93,7 @@ class InstanceService:
         return tuple(names)
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
-        """No more turns; gone for good when those it has are done, or now if they are to move."""
+        """Stop giving it turns. It ends when its turns are done, or at once with `move_turns`."""
         self._check_exists(instance)
         self.drained.add(instance)
         self._supervisor.retire(WorkerId(instance))
@@ -112,7 +112,7 @@ class InstanceService:
     def replay(
         self, request: InstanceRequest, events: Sequence[SpotEvent], speed: float, notice_s: float
     ) -> None:
-        """Let a spot trace give and take instances from now on."""
+        """Start and end instances as a spot trace says, from now on."""
         self._check(request)
         for event in events:
             self._requests[InstanceId(event.instance_id)] = request
@@ -132,7 +132,7 @@ class InstanceService:
         return any(request.model == model for request in self._requests.values())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every instance by name; one that has not joined is `starting`, or `failed` and why."""
+        """One row per instance, by name; one that has not joined is `starting` or `failed`."""
         now_s = loop_time()
         shown = [self._row(record, now_s) for record in self._fleet]
         for spec in self._controller.steps.resting():
@@ -154,16 +154,16 @@ class InstanceService:
         """The last starts that failed."""
         return list(self._faults)
 
-    # ---- what the plane says ----
+    # ---- for the control plane ----
     def release(self, worker: WorkerId) -> None:
-        """The manager lets an instance go: nothing runs on it."""
+        """End an instance on which nothing runs any more."""
         if InstanceId(worker) in self._children:
             self._children.release(InstanceId(worker))
         else:
             self._supervisor.kill(worker)
 
     def kill_child(self, worker: WorkerId) -> None:
-        """Its connection ended: so must its process, which may hang."""
+        """Kill a process whose connection ended: it may hang."""
         self._children.kill(InstanceId(worker))
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class InstanceService:
         self._restart_timers.add(timer)
 
     def _check(self, request: InstanceRequest) -> None:
-        """Refuse what cannot be started, before anything is begun."""
+        """Refuse what cannot be started, before anything starts."""
         self._engine_arguments(request.model)
         request.worker()
 
@@ -207,7 +207,7 @@ class InstanceService:
         kept = WorkerId(instance) in self._supervisor.pids()
         if instance not in self._fleet.records and instance not in self._children and not kept:
             raise NotFoundError(
-                f"instance: {instance!r} is not there; see `slackwater instance list`"
+                f"instance: {instance!r} does not exist; see `slackwater instance list`"
             )
 
     def _state(self, record: InstanceRecord) -> str:

@@ -1,4 +1,4 @@
-"""Jobs, live: made by sessions and requests, tracked by the registry, accounted in the store."""
+"""Live jobs: created by sessions and requests, tracked by the registry, saved in the store."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -49,19 +49,19 @@ class Jobs:
             self.record_activity(job, tenant)
 
     async def save(self) -> None:
-        """What every job has used so far, durably."""
+        """Save the account of every job."""
         entries = self.registry.entries()
         if entries:
             await self.store.call(lambda c: save_accounts(c, entries))
 
     def record_activity(self, job: JobId, tenant: TenantId) -> None:
-        """Something of a job came: it is submitted, if it is not known or was over."""
+        """A request of a job arrived: submit the job if it is unknown or over."""
         entry = self.registry.find(job)
         if entry is None or entry.stage.over:
             self.feed(JobSubmitted(loop_time(), job, tenant))
 
     def record_session_end(self, session: SessionId, status: dict[str, Any], reason: str) -> None:
-        """The job ends with the last of its sessions, unless it has a driver: then with that."""
+        """End a job with its last session; a job with a driver ends with the driver."""
         job = self.sessions.job_of(session)
         entry = self.registry.find(job)
         if entry is not None and entry.driven:
@@ -70,7 +70,7 @@ class Jobs:
             self.feed(JobEnded(loop_time(), job, _outcome(status), reason))
 
     def end_idle(self) -> None:
-        """Jobs of keys end when nothing has come of them for long."""
+        """End jobs of job keys that have sent nothing for long."""
         self.feed(IdleJobsSought(loop_time(), frozenset(self.sessions.jobs())))
 
     def rows(self, tenant: TenantId) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class Jobs:
 
 
 def _outcome(status: dict[str, Any]) -> Literal["finished", "failed", "stopped"]:
-    """How a job ended, by what its last session's client said."""
+    """How a job ended, by the status that its last session's client gave."""
     said = status.get("reason", {}).get("type")
     if said == "success":
         return "finished"

@@ -1,4 +1,4 @@
-"""A process' time, shared by tenants: a tenant that had more than its part lately waits.
+"""Shares the event loop's time between tenants: one that recently used more than its share waits.
 
 The steps of a tenant's requests (`metered`) and all else that is done for it (`spent`) are counted:
 what its streams write, its work on threads, and in a front end what the control plane did for it.
@@ -25,7 +25,7 @@ _LONGEST_STEP_S = 0.005  # more is a collection of garbage, whoever's step it ca
 
 
 class LoopShares:
-    """Use from the event loop's thread alone."""
+    """Only for the event loop's thread."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class LoopShares:
         self._locks: defaultdict[TenantId, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def record_request(self, tenant: TenantId) -> None:
-        """A request of the tenant's came."""
+        """The tenant sent a request."""
         self._last_request_s[tenant] = self._clock()
 
     def is_contended(self, tenant: TenantId) -> bool:
-        """Whether others are about, too."""
+        """Whether other tenants are active too."""
         if not self.is_shared:
             return False
         since_s = self._clock() - self._active_s
@@ -57,7 +57,7 @@ class LoopShares:
         )
 
     def charge(self, tenant: TenantId, seconds: float) -> None:
-        """So much time went to the tenant, which is thus about."""
+        """Charge time to the tenant, which counts as active."""
         if not self.is_shared:
             return
         self.totals[tenant] += seconds
@@ -65,11 +65,13 @@ class LoopShares:
         self._debts[tenant] = (min(self._balance_s(tenant, now_s) + seconds, _MOST_OWED_S), now_s)
 
     def charge_step(self, tenant: TenantId, seconds: float, times: float = 1.0) -> None:
-        """One step of the tenant's took so long."""
+        """Charge one step; a longer one than usual is a garbage collection, which is nobody's."""
         self.charge(tenant, times * min(seconds, _LONGEST_STEP_S))
 
     async def wait_turn(self, tenant: TenantId) -> None:
-        """When the tenant may go on: a busy one alone is let on once in a round of the loop."""
+        """Wait until the tenant may continue. A tenant in debt waits at least one round of the
+        loop.
+        """
         if self.is_shared and (self._locks[tenant].locked() or self._debt_s(tenant) > 0):
             async with self._locks[tenant]:
                 await asyncio.sleep(0)
@@ -79,7 +81,7 @@ class LoopShares:
                     rest_s = self.delay_s(tenant)  # streams spend without waiting for a turn
 
     async def meter(self, tenant: TenantId, work: Coroutine[Any, Any, T]) -> T:
-        """The work's result; the time of its steps is counted as the tenant's."""
+        """Await work and charge the time of its steps to the tenant."""
         if not self.is_shared:
             return await work
         return await _MeteredCoroutine(
@@ -87,7 +89,7 @@ class LoopShares:
         )
 
     def delay_s(self, tenant: TenantId) -> float:
-        """Until the tenant's debt is small enough; 0 where nobody else is about."""
+        """Seconds until the tenant's debt is paid; 0 if no other tenant is active."""
         return self._debt_s(tenant) / _SHARE if self.is_contended(tenant) else 0.0
 
     def _balance_s(self, tenant: TenantId, now_s: float) -> float:
@@ -99,7 +101,7 @@ class LoopShares:
 
 
 class _MeteredCoroutine(Generic[T]):
-    """Runs a coroutine as `await` does, and tells how long each of its steps took."""
+    """Runs a coroutine as `await` does, and reports how long each of its steps took."""
 
     def __init__(
         self,

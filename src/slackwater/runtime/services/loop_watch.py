@@ -1,7 +1,7 @@
-"""How long the event loop was held: the longest time between two looks, in CPU and wall time.
+"""Measures how long the event loop was blocked, in CPU and wall time, between two ticks of a timer.
 
-CPU time is what the service's own code did in one go; the rest is waiting for a processor or for
-Python's lock. An idle loop is looked at less often, since each look wakes the process.
+CPU time is the service's own code; the rest is waiting for a processor or for Python's lock. An
+idle loop is checked less often, since each tick wakes the process.
 """
 
 import asyncio

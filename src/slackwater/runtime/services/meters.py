@@ -1,4 +1,4 @@
-"""What an operator can alarm on: Prometheus counters and histograms per tenant and model."""
+"""Prometheus counters and histograms per tenant and model, for an operator's alerts."""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -16,7 +16,7 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class Meters:
-    """One registry; every series is labelled with whose it is."""
+    """One registry; every series has its tenant as a label."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,5 +61,5 @@ class Meters:
 
 
 def _series_of(metric: M) -> Callable[..., M]:
-    """The metric's series by the values of its labels, which there are few of."""
+    """The metric's series by label values; there are few, so all are cached."""
     return cache(metric.labels)

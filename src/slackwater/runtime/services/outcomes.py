@@ -1,4 +1,4 @@
-"""How requests ended: from the board of open ones, else from the store."""
+"""Finds how a request ended: on the board of recent ones, else in the store."""
 
 import sqlalchemy as sa
 
@@ -12,7 +12,7 @@ from slackwater.runtime.store.schema import operations, samples
 
 
 class RequestOutcomes:
-    """Every tenant sees its own."""
+    """A tenant sees only its own requests."""
 
     def __init__(self, store: Store, board: FutureBoard) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class RequestOutcomes:
         return board.recent(request) or await self._read(tenant, request)
 
     async def _read(self, tenant: TenantId, request: RequestId) -> RequestOutcome:
-        """Of a request that is not on the board: it ended a while ago, or before the last start."""
+        """The stored outcome of a request that is not on the board any more."""
         table = samples if request.startswith("sm-") else operations
         kind = sa.literal(SAMPLE) if table is samples else operations.c.kind
         columns = table.c

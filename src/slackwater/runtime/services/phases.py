@@ -1,4 +1,4 @@
-"""Permits that clients request over HTTP, and the state of the shared fleet."""
+"""Permits that clients request over HTTP, and the state of the shared nodes."""
 
 import asyncio
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class _StoredHold(msgspec.Struct, frozen=True):
 
 
 class _StoredJob(msgspec.Struct, frozen=True):
-    """What a new control plane must know of a job that its own code drives."""
+    """What a new control plane must know of a job whose own code requests permits."""
 
     job: JobId
     tenant: TenantId
@@ -81,7 +81,7 @@ class PhaseService:
 
     # ---- jobs ----
     def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> RegisteredJob:
-        """Its owner is done with it."""
+        """End a job for its owner."""
         entry = self._entry(tenant, name)
         self._feed(JobEnded(loop_time(), entry.job, outcome, reason))
         return entry
@@ -93,7 +93,7 @@ class PhaseService:
         return entry
 
     def record_heartbeat(self, tenant: TenantId, name: str) -> RegisteredJob:
-        """Its program lives, between two phases."""
+        """Record a heartbeat of a job's program between two phases."""
         entry = self._entry(tenant, name)
         self._feed(JobHeard(loop_time(), entry.job))
         return entry
@@ -102,7 +102,8 @@ class PhaseService:
     async def ask(
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
-        """The permit; None if not granted within `hold_s`: ask again, it is the same request."""
+        """Request a permit; None if it is not granted within `hold_s`. Asking again continues the
+        same request."""
         entry = self.record_heartbeat(tenant, name)
         until_s = loop_time() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
@@ -118,7 +119,7 @@ class PhaseService:
                         f"{one.permit.phase} phase; give that back first"
                     )
                 hold = one.permit
-                if self._saved is not None:  # what is answered survives
+                if self._saved is not None:  # a permit that was answered must survive a crash
                     await asyncio.shield(self._saved)
                 return _permit_reply(hold.client_number, phase, hold.nodes, hold.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
@@ -136,7 +137,7 @@ class PhaseService:
     def progress(
         self, tenant: TenantId, name: str, permit: int, finished: int, total: int, tokens: int
     ) -> dict[str, Any]:
-        """The holder lives; `state` says whether its permit does."""
+        """Record progress of a permit's holder; `state` says whether it still has the permit."""
         entry = self.record_heartbeat(tenant, name)
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
@@ -153,14 +154,14 @@ class PhaseService:
         return {"permit": permit, "state": "taken", "reason": reason}
 
     def give_back(self, tenant: TenantId, name: str, permit: int, work_s: float) -> dict[str, Any]:
-        """The phase is over. One that was taken away meanwhile is answered with the reason."""
+        """Return a permit; if it was lost meanwhile, the answer has the reason."""
         answer = self.progress(tenant, name, permit, 0, 0, 0)
         entry = self._entry(tenant, name)
         if permit <= _SYNC_PERMITS:
             self._feed(PermitReturned(loop_time(), entry.job, permit, work_s))
         return answer | {"state": "returned" if answer["state"] == "held" else "taken"}
 
-    # ---- what survives ----
+    # ---- durable state ----
     def save_soon(self, store: Store, background: Background) -> None:
         """Save what a new control plane must know, once per turn of the event loop."""
         if not self._saving:
@@ -206,9 +207,9 @@ class PhaseService:
                 asked = (row.hold.phase, row.iterations_done, row.hold.permit)
                 self._feed(PermitAsked(loop_time(), row.job, *asked))
 
-    # ---- for people ----
+    # ---- status ----
     def pause_reason(self, job: JobId) -> str | None:
-        """Why a job's work waits; None if it does not, or not for the co-scheduler."""
+        """Why a job's work waits for the co-scheduler; None if it does not."""
         entry, one = self._controller.jobs.find(job), self._keeper.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
             return f"job {job} waits for a place: {entry.reason}"
@@ -220,7 +221,7 @@ class PhaseService:
         )
 
     def timeline(self) -> bytes:
-        """Who had which node when, for Perfetto."""
+        """The timeline of the shared nodes, for Perfetto."""
         drawn = self.executor.spans.timeline("live", "this service", loop_time())
         return b"".join(trace_json(drawn))
 

@@ -1,4 +1,4 @@
-"""Weights that become known: what finished publishes and saves leave, and earlier versions."""
+"""Announces weight versions: those of finished publishes, and those known before this start."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,9 @@ from slackwater.runtime.store.versions import read_known_versions
 
 @dataclass(frozen=True, slots=True)
 class Publications:
-    """Tells the weight director of versions, and has housekeeping remove what they replace."""
+    """Tells the weight director of versions, and has housekeeping remove those that are
+    replaced.
+    """
 
     rollout: EngineExecutor
     sampling: SamplingService
@@ -28,7 +30,7 @@ class Publications:
     housekeeping: Housekeeping
 
     def record_operation(self, model: TrainedModel, operation: Operation, payload: bytes) -> None:
-        """Weights that were published can be sampled from; old ones may go."""
+        """Announce what a finished operation published, and clean up what it replaced."""
         if operation.kind is OpKind.SAVE:
             self.background.spawn(self.housekeeping.drop_unlisted_states(model))
         if operation.kind is not OpKind.PUBLISH:
@@ -38,20 +40,24 @@ class Publications:
             self.sampling.add_session(sampling_session_of(model, operation, publish))
             self.background.spawn(self.housekeeping.trim_versions(model))
         self.rollout.publish(
-            *(publish.version, model.base_model, self.sessions.job_of(model.session)),
+            publish.version,
+            model.base_model,
+            self.sessions.job_of(model.session),
             line=model.model,
             adapter=model.lora.rank > 0,
             sampled=publish.sampling_session is not None,
         )
 
     async def adopt(self, store: Store, bases: BaseModels) -> None:
-        """The base models' own weights, and the versions that were named before this start."""
+        """Announce the base models' weights and the versions that the store names."""
         for base in bases:
             self.rollout.publish(base.version, base.name)
         for held in await store.call(read_known_versions):
             job = self.sessions.job_of(SessionId(held.session))
             self.rollout.publish(
-                *(held.version, held.base_model, job),
+                held.version,
+                held.base_model,
+                job,
                 line=held.line,
                 adapter=held.adapter,
                 sampled=False,

@@ -1,4 +1,4 @@
-"""Outcomes of actions that ended last, for whoever asks soon; the store has all of them."""
+"""Caches the results of recent actions; the store has all of them."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ _MOST_RESULTS = 2000
 
 
 class RecentResults:
-    """Bounded by number and by bytes: what one action printed may be megabytes."""
+    """Bounded by number and by bytes: the output of one action may be megabytes."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES, most_results: int = _MOST_RESULTS) -> None:
         self._most_bytes, self._most_results = most_bytes, most_results
@@ -22,7 +22,7 @@ class RecentResults:
         return self._bytes
 
     def add(self, action: ActionId, tenant: TenantId, result: ActionResult) -> None:
-        """The newest; the oldest go. One that alone is too large is not kept."""
+        """Add the newest result and drop the oldest beyond the limits."""
         self._drop(action)
         self._held[action] = (tenant, result)
         self._bytes += _size_bytes(result)

@@ -1,6 +1,6 @@
-"""Rented nodes: what the rental controller decides is done by the providers' commands.
+"""Rented nodes: executes the rental controller's decisions with the providers' commands.
 
-What is rented is on disk, so that a control plane after a crash knows what it must release.
+Rentals are saved to disk, so that a control plane knows after a crash what it must release.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from slackwater.runtime.store.state_directory import write_whole
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 60.0  # until a node is offered again that could not be had
+_RETRY_S = 60.0  # until a node that could not be rented is offered again
 _JOINS_WITHIN_S = 900.0
 _REJOINS_WITHIN_S = 60.0
 _LEAVES_WITHIN_S = 30.0
@@ -112,7 +112,7 @@ class RentalService:
             fleet.register(self._report_placement, (RentNodes, ReturnNodes))
 
     def start(self) -> None:
-        """Offer every node, and take over what was rented before."""
+        """Offer every node, and adopt what was rented before."""
         offered = list(self._listed)
         for pool, provider in self._providers.items():
             offered += [(node, pool) for node in provider.node_names]
@@ -126,20 +126,20 @@ class RentalService:
                 self._watch(node, rental, _JOINS_WITHIN_S)
 
     def gauges(self) -> dict[str, float]:
-        """How many nodes are rented, and what all have cost."""
+        """How many nodes are rented, and the cost of all rentals so far."""
         if not self._providers:
             return {}
         now_s = loop_time()
         cost = sum(self._controller.spent(pool, now_s) for pool in self._providers)
         return {"rented_nodes": len(self._controller.rented), "rental_cost": cost}
 
-    # ---- what happens ----
+    # ---- events ----
     def record_join(self, node: NodeId) -> None:
         if (rental := self._rentals.get(node)) is not None:
             rental.is_here = True
 
     def record_loss(self, node: NodeId) -> None:
-        """Its agent has gone; one that comes back soon was never away."""
+        """Its agent is gone; the node is released unless it comes back soon."""
         if (rental := self._rentals.get(node)) is not None:
             rental.is_here = False
             rental.gone.set()
@@ -158,7 +158,7 @@ class RentalService:
         self._driver.feed(InstancesLimited(loop_time(), command.job, command.most, others))
 
     def _report_placement(self, command: RentNodes | ReturnNodes) -> None:
-        """The co-scheduler places jobs on nodes, or no longer."""
+        """Report which nodes the co-scheduler needs for jobs."""
         nodes = {NodeId(self._fleet_nodes.get(place, place)) for place in command.nodes}
         if isinstance(command, RentNodes):
             self._needed |= nodes
@@ -166,7 +166,7 @@ class RentalService:
             self._needed -= nodes
         self._driver.feed(NodesNeeded(loop_time(), tuple(sorted(self._needed))))
 
-    # ---- what is done ----
+    # ---- commands ----
     def _execute(self, command: RentalCommand) -> None:
         if self._closed:
             return
@@ -210,7 +210,7 @@ class RentalService:
             self._spawn(self._release(node, rental))
 
     async def _release(self, node: NodeId, rental: _Rental) -> None:
-        """Move its turns away, end its agent, end the machine."""
+        """Move its turns, end its agent, and release the machine."""
         assert rental.machine is not None
         if rental.is_here:
             rental.gone.clear()
@@ -230,7 +230,7 @@ class RentalService:
             await rental.provider.release_node(node, machine)
             logger.info("node released node=%s machine=%s", node, machine)
         except SlackwaterError as error:
-            # It may cost on: an operator must look.
+            # It may still cost money: an operator must look.
             logger.error("node not released node=%s machine=%s error=%s", node, machine, error)
         self._forget(node, rental, rental.retry_s)
         self._save()
@@ -250,7 +250,7 @@ class RentalService:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Release everything: agents end with the service."""
+        """Release every rented node: agents end with the service."""
         self._closed = True
         self._driver.close()
         for node, rental in self._rentals.items():

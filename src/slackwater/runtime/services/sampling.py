@@ -1,6 +1,6 @@
-"""Sample requests, live: durable, deduplicated by number, each a handful of turns.
+"""Sample requests: durable, deduplicated by number, and generated as one turn per sample.
 
-A request that was accepted before a restart is generated again from its seeds, token for token.
+A request that was accepted before a restart is generated again from its seeds with the same tokens.
 """
 
 import secrets
@@ -86,7 +86,7 @@ class SamplingService:
         self.finished = FinishedRequestFeed()
 
     async def adopt(self) -> None:
-        """Take over sessions and unanswered requests from the durable log; `resume` begins them."""
+        """Adopt sessions and unanswered requests from the durable log; `resume` starts them."""
 
         def sessions_of(connection: Connection) -> list[SamplingSession]:
             rows = connection.execute(
@@ -109,7 +109,7 @@ class SamplingService:
                 self._adopted.append(self._open(RequestId(request), held, sample))
 
     def resume(self) -> None:
-        """Generate what was taken over, from the tokens that engines still have."""
+        """Generate adopted requests, from the tokens that engines still have."""
         held = self._rollout.take_returned_turns()
         for run in self._adopted:
             run.start(held)
@@ -119,7 +119,7 @@ class SamplingService:
         self._sessions[session.sampling_session] = session
 
     def drop_sessions(self, names: Sequence[SamplingSessionId]) -> None:
-        """Nobody samples from these any more; what is under way there ends."""
+        """Drop sampling sessions, and end their unfinished requests."""
         for name in names:
             self._sessions.pop(name, None)
             self.finished.drop(name)
@@ -177,7 +177,7 @@ class SamplingService:
         self._ahead.then(begin, replace(row, if_known=write))
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
-        """The client has these results: they need not be kept."""
+        """The client has received these results: delete them."""
         self.finished.acknowledge(session.sampling_session, set(requests))
         self._board.forget(r for r in requests if self._board.tenant_of(r) == session.tenant)
         await self._store.call_sized(
@@ -186,12 +186,12 @@ class SamplingService:
         )
 
     def job_of(self, request: RequestId) -> JobId | None:
-        """Whose request it is, while it is under way."""
+        """The job of an unfinished request."""
         run = self._under_way.get(request)
         return None if run is None else run.job
 
     def cancel(self, tenant: TenantId, request: RequestId) -> None:
-        """The client has given it up; one that is over already stays as it is."""
+        """Cancel a request; one that has ended keeps its outcome."""
         run = self._under_way.get(request)
         if run is not None and run.session.tenant == tenant:
             run.cancel()
@@ -200,12 +200,12 @@ class SamplingService:
             )
 
     def session_of(self, request: RequestId) -> SamplingSession | None:
-        """Which session a request belongs to, while it is under way."""
+        """The sampling session of an unfinished request."""
         run = self._under_way.get(request)
         return None if run is None else run.session
 
     def fail_all(self, session: SamplingSession, why: str) -> None:
-        """End every request of a session that is under way: nothing will generate for it."""
+        """Fail every unfinished request of a session: nothing will generate for it."""
         for run in [run for run in self._under_way.values() if run.session is session]:
             run.fail(why)
 
@@ -225,7 +225,7 @@ class SamplingService:
     def run_in_slices(
         self, tenant: TenantId, items: Sequence[int], work: Callable[[int], object]
     ) -> None:
-        """A few at once; more with others between."""
+        """Do a few items at once, and more in turn with other tenants."""
         if len(items) <= _AT_ONCE:
             for item in items:
                 work(item)
@@ -233,7 +233,7 @@ class SamplingService:
             self._queues.each(tenant, items, work)
 
     def answer(self, request: RequestId, answer: Callable[[], SampleResult]) -> None:
-        """Every turn of a request was generated; writing a long answer takes time."""
+        """All turns of a request are complete: encode the answer, a long one on a thread."""
         run = self._close(request)
         if run.is_long():
             self._background.spawn(self._write_long(request, run, answer))
@@ -247,7 +247,7 @@ class SamplingService:
         self._finish(request, run, RequestOutcome(KIND, written))
 
     def end(self, request: RequestId, outcome: RequestOutcome) -> None:
-        """A request has ended without an answer."""
+        """End a request without an answer."""
         self._finish(request, self._close(request), outcome)
 
     def _close(self, request: RequestId) -> "_SampleRun":
@@ -296,7 +296,7 @@ class _SampleRun:
         return TurnId(f"{self._request}/{index}")
 
     def start(self, held: Mapping[TurnId, HeldTurn]) -> None:
-        """Of turns that are `held` the rest."""
+        """Generate the turns; of those in `held` only the rest."""
         prompt = array("I", self._sample.prompt)  # as engines are sent it
 
         def submit(index: int) -> None:
@@ -341,7 +341,7 @@ class _SampleRun:
 
     def complete(self, index: int, result: CompleteTurn) -> None:
         if self._is_over:
-            return  # cancelled, and this one was not reached yet
+            return  # cancelled before its cancellation reached this turn
         self._results[index] = result
         if len(self._results) == len(self._sample.seeds):
             self._is_over = True
@@ -389,7 +389,7 @@ class _SampleRun:
         return TargetScores(rows, asked.width, asked.columns)
 
     def fail(self, error: str) -> None:
-        """One turn failed: so does the request, and its other turns are not wanted."""
+        """Fail the request because one of its turns failed, and cancel the others."""
         if not self._is_over:
             self.cancel()
             self._service.end(self._request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))

@@ -1,4 +1,4 @@
-"""Sessions, live: opened, kept by heartbeats, ended by their client or by silence."""
+"""Sessions of clients: kept alive by heartbeats, ended by the client or by silence."""
 
 import json
 import secrets
@@ -21,7 +21,7 @@ JOB = "job"  # what a session may name in its description
 
 
 class Sessions:
-    """All sessions, ended ones included, as far as clients may still ask about them."""
+    """All sessions, including ended ones that clients may still ask about."""
 
     def __init__(self, store: Store, silent_after_s: float) -> None:
         self._store = store
@@ -29,7 +29,9 @@ class Sessions:
         self._sessions: dict[SessionId, Session] = {}
 
     async def adopt(self, now_s: float) -> None:
-        """Sessions that were active live on: the service's absence is not their silence."""
+        """Adopt sessions; those that were active get a fresh heartbeat, since the
+        service was away.
+        """
 
         def read(connection: Connection) -> list[tuple[Session, bool]]:
             rows = connection.execute(sa.select(sessions))
@@ -65,12 +67,12 @@ class Sessions:
         return found
 
     def job_of(self, session: SessionId) -> JobId:
-        """The job that a session belongs to; one that is not known is a job by itself."""
+        """The job of a session; an unknown session is a job by itself."""
         found = self._sessions.get(session)
         return JobId(session) if found is None else found.job
 
     def jobs(self) -> dict[JobId, TenantId]:
-        """The jobs of sessions that live, and whose they are."""
+        """The jobs of live sessions, and their tenants."""
         living = [s for s in self._sessions.values() if self._book.lives(s.session)]
         return {session.job: session.tenant for session in living}
 
@@ -83,19 +85,19 @@ class Sessions:
         return self._book.lives(session)
 
     def record_heartbeat(self, session: SessionId, now_s: float) -> None:
-        """A sign of life; it cannot bring back one that has ended."""
+        """Keep a session alive; one that has ended stays ended."""
         if self._book.lives(session):
             self._book.seen(session, now_s)
 
     def reap_silent(self, now_s: float) -> list[SessionId]:
-        """Those whose time is up; they count as ended from now on."""
+        """End the sessions that have been silent too long; returns them."""
         return self._book.reap(now_s)
 
     def count_active(self) -> int:
         return sum(self._book.lives(session) for session in self._sessions)
 
     async def end(self, session: SessionId, status: dict[str, Any]) -> None:
-        """Write down how it ended."""
+        """End a session and save its final status."""
         self._book.end(session)
         ending = sessions.update().where(sessions.c.session == session)
         await self._store.call(
@@ -124,7 +126,7 @@ class Sessions:
         return await self._store.call(read)
 
     async def update_description(self, session: SessionId, **changed: Any) -> None:
-        """Change what a session says of itself."""
+        """Change fields of a session's description."""
 
         def write(connection: Connection) -> None:
             held = connection.execute(

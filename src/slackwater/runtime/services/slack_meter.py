@@ -1,7 +1,7 @@
-"""What every kind of slack gave since the service started, against what the same work needs
-without it.
+"""Measures what each kind of slack gave since the service started, against the same work without
+it.
 
-Looked at by the activity sampler. Time is in device seconds; money needs prices (`[prices]`).
+The activity sampler drives it. Time is in device seconds; money needs prices (`[prices]`).
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ _HOUR_S = 3600.0
 
 @dataclass(slots=True)
 class CapacityUse:
-    """One kind of capacity: how long it was here, and how long it worked."""
+    """One kind of capacity: how long it was present, and how long it was busy."""
 
     present_s: float = 0.0
     busy_s: float = 0.0
 
 
 class SlackMeter:
-    """Adds up what it sees; a restart of the service begins anew."""
+    """Adds up samples; a restart of the service begins again at zero."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -35,13 +35,13 @@ class SlackMeter:
         self._reserved_core_s = self._granted_core_s = 0.0
 
     def record_worker(self, kind: str, passed_s: float, *, busy: bool) -> None:
-        """A worker of that kind was here, and perhaps at work."""
+        """Add a worker of that kind, which was present and perhaps busy."""
         use = self._capacity.setdefault(kind, CapacityUse())
         use.present_s += passed_s
         use.busy_s += passed_s * busy
 
     def sample(self, passed_s: float) -> None:
-        """At what is shared: nodes, and cores of sandboxes."""
+        """Sample shared nodes and the cores of sandboxes."""
         self._sample_phases(passed_s)
         environments, cores = self._plane.actions.cores_in_use()
         self._reserved_core_s += passed_s * environments
@@ -65,7 +65,7 @@ class SlackMeter:
         self._seen_s = living
         self._phases_used_s += passed_s * len(held)
 
-    # ---- what is shown ----
+    # ---- reports ----
     def capacity(self) -> list[dict[str, Any]]:
         """What is paid for: kinds of workers, their hours and, with prices, their cost."""
         prices = self._plane.settings.prices

@@ -1,4 +1,6 @@
-"""Whether a service keeps its SLO as users see it: from the arrival of their HTTP request."""
+"""Tracks whether a served model meets its SLO as users see it, from the arrival of
+their request.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from slackwater.policy.serving.overload import Overload
 _MINUTE_S = 60.0
 _KEPT_MINUTES = 60
 _NEVER_S = float("inf")
-_MANY_LATE = 2  # one late request alone says nothing about a share of many
+_MANY_LATE = 2  # one late request says nothing about a share of many
 
 
 @dataclass(slots=True)
@@ -32,7 +34,9 @@ class _Answer:
 
 @dataclass(slots=True)
 class ServedMinute:
-    """What the requests that ended in one minute got; `number` counts minutes of the service."""
+    """Latencies of the requests that ended in one minute; `number` counts minutes of
+    the service.
+    """
 
     number: int
     met: int = 0
@@ -40,7 +44,7 @@ class ServedMinute:
     tpot_s: list[float] = field(default_factory=list)
 
     def figures(self) -> dict[str, float]:
-        """Times are of answers: a request that failed has none."""
+        """Figures of the minute; failed requests have no times."""
         requests = len(self.ttft_s)
         return {
             "minute": float(self.number),
@@ -56,8 +60,8 @@ class ServedMinute:
 class SloTracker:
     """Follows the requests for one served model; `since_s` is when it started.
 
-    A failed request misses the SLO. One that its user gives up counts only if it was late by then.
-    `note` hears of answers: the time that each took, and the tokens of its prompt and of itself.
+    A failed request misses the SLO. One that its user cancels counts only if it was late by then.
+    `note` gets the time of each answer, its prompt tokens and its output tokens.
     """
 
     def __init__(
@@ -69,25 +73,25 @@ class SloTracker:
     ) -> None:
         self.model, self.slo = model, slo
         self._since_s = since_s
-        self._open: dict[TurnId, _OpenRequest] = {}
+        self._open_requests: dict[TurnId, _OpenRequest] = {}
         self._recent: deque[_Answer] = deque()
         self._minutes: deque[ServedMinute] = deque(maxlen=_KEPT_MINUTES)
         self._overload = Overload(slo.share)
         self._on_answer = on_answer
 
     def record_arrival(self, turn: TurnId, at_s: float, prompt_tokens: int = 0) -> None:
-        """Its request came at that moment."""
-        self._open[turn] = _OpenRequest(at_s, prompt_tokens)
+        """The request of a turn arrived at `at_s`."""
+        self._open_requests[turn] = _OpenRequest(at_s, prompt_tokens)
 
     def record_first_token(self, turn: TurnId, now_s: float) -> None:
-        """Tokens of it are on their way to the user."""
-        asked = self._open.get(turn)
+        """The first tokens of a turn were sent to the user."""
+        asked = self._open_requests.get(turn)
         if asked is not None and asked.first_s == _NEVER_S:
             asked.first_s = now_s
 
     def record_answer(self, turn: TurnId, now_s: float, tokens: int) -> None:
-        """It is complete."""
-        asked = self._open.pop(turn, None)
+        """A turn is complete."""
+        asked = self._open_requests.pop(turn, None)
         if asked is not None:
             first_s = min(asked.first_s, now_s)
             tpot_s = (now_s - first_s) / max(tokens - 1, 1)
@@ -95,13 +99,13 @@ class SloTracker:
             self._on_answer(now_s - asked.arrived_s, asked.prompt_tokens, tokens)
 
     def record_failure(self, turn: TurnId, now_s: float) -> None:
-        """It has no answer."""
-        if self._open.pop(turn, None) is not None:
+        """A turn failed."""
+        if self._open_requests.pop(turn, None) is not None:
             self._count_answer(_Answer(now_s, _NEVER_S, _NEVER_S))
 
     def record_cancel(self, turn: TurnId, now_s: float) -> None:
-        """Its user has left."""
-        asked = self._open.pop(turn, None)
+        """The user of a turn has left."""
+        asked = self._open_requests.pop(turn, None)
         if asked is None:
             return
         waited_s = min(asked.first_s, now_s) - asked.arrived_s
@@ -109,26 +113,26 @@ class SloTracker:
             self._count_answer(_Answer(now_s, waited_s, 0.0))
 
     def is_met(self, now_s: float) -> bool:
-        """Whether users get what was promised lately: those that were answered, and those that
-        still wait, in the control plane or at a worker.
+        """Whether recent requests met the SLO: answered ones, and ones that still wait, in the
+        control plane or at a worker.
         """
         late = sum(
-            one.first_s == _NEVER_S and now_s - one.arrived_s > self.slo.ttft_s
-            for one in self._open.values()
+            request.first_s == _NEVER_S and now_s - request.arrived_s > self.slo.ttft_s
+            for request in self._open_requests.values()
         )
         return late < _MANY_LATE and not self._overload.broken(now_s)
 
     def gauges(self, now_s: float) -> dict[str, float]:
-        """Of the last sixty seconds."""
+        """Gauges of the last sixty seconds."""
         self._drop_old(now_s)
         recent = self._recent
-        met = sum(self.slo.met(one.ttft_s, one.tpot_s) for one in recent)
+        met = sum(self.slo.met(answer.ttft_s, answer.tpot_s) for answer in recent)
         return {
             "serving_requests_last_minute": float(len(recent)),
             "serving_slo_attainment_last_minute": met / len(recent) if recent else 1.0,
-            "serving_ttft_p99_last_minute_s": _quantile([one.ttft_s for one in recent], 0.99),
-            "serving_tpot_p99_last_minute_s": _quantile([one.tpot_s for one in recent], 0.99),
-            "serving_requests_under_way": float(len(self._open)),
+            "serving_ttft_p99_last_minute_s": _quantile([answer.ttft_s for answer in recent], 0.99),
+            "serving_tpot_p99_last_minute_s": _quantile([answer.tpot_s for answer in recent], 0.99),
+            "serving_requests_under_way": float(len(self._open_requests)),
         }
 
     def minutes(self) -> list[dict[str, float]]:
@@ -153,6 +157,6 @@ class SloTracker:
 
 
 def _quantile(values: Sequence[float], share: float) -> float:
-    """Of those that are times at all; 0 if there is none."""
+    """A quantile of the finite values; 0 if there is none."""
     known = [value for value in values if value != _NEVER_S]
     return float(np.quantile(known, share)) if known else 0.0

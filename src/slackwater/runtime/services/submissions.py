@@ -1,4 +1,4 @@
-"""Submitted jobs for the HTTP API: accepted, shown, stopped, resumed, and their drivers' logs."""
+"""Submitted jobs for the HTTP API: accept, describe, stop and resume them, and read their logs."""
 
 import asyncio
 import contextlib
@@ -36,8 +36,8 @@ _CURVES_BYTES = 16 << 10
 
 @dataclass(eq=False)
 class Submissions:
-    """`models` names what the service has. A job is its tenant's; only the operator's may be
-    submitted, since they run commands here.
+    """`models` lists the models of the service. Only the operator may submit jobs with a driver,
+    since they run commands on this machine.
     """
 
     store: Store
@@ -52,21 +52,21 @@ class Submissions:
 
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
-        """What the store has."""
+        """Read the submitted jobs from the store."""
         self._jobs = {held.job: held for held in await self.store.call(read_submitted_jobs)}
         return dict(self._jobs)
 
     async def adopt_drivers(self) -> None:
-        """Take over the drivers of earlier starts."""
+        """Adopt the drivers that an earlier control plane started."""
         await asyncio.gather(*(self.executor.adopt(held) for held in self._jobs.values()))
 
-    # ---- what a person asks ----
+    # ---- requests of people ----
     async def submit(
         self, tenant: TenantId, table: dict[str, Any], *, replace: bool
     ) -> dict[str, Any]:
         """Durable when this returns; what became of it is in `described`.
 
-        One without a driver is its owner's to run, and needs no more than a key of its own.
+        The program of a job without a recipe or command is run by its owner with a job key.
         """
         if "recipe" not in table and "command" not in table:
             return self._accept_client_job(tenant, decode(OwnJob, table))
@@ -98,7 +98,7 @@ class Submissions:
         self.feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
 
     def _accept_client_job(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
-        """The same name again, while it is not over, is the same job."""
+        """Submit a job whose program its owner runs; a name that is not over is the same job."""
         job = named_job(tenant, own.name)
         entry = self.controller.jobs.find(job)
         if entry is not None and not entry.stage.over and entry.terms is None:
@@ -109,9 +109,10 @@ class Submissions:
         return self.describe(tenant, own.name)
 
     def stop(self, tenant: TenantId, name: str) -> dict[str, Any]:
-        """Ask its driver to leave; it has stopped when its stage says so.
+        """Ask the driver of a job to exit; the job has stopped when its stage says so.
 
-        One whose program is its owner's has stopped at once: the program is told at its next phase.
+        A job whose program its owner runs stops at once, and the program learns it at its next
+        phase.
         """
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
@@ -127,7 +128,7 @@ class Submissions:
         return self.describe(tenant, name)
 
     def resume(self, tenant: TenantId, name: str) -> dict[str, Any]:
-        """A new arrival at its last complete iteration."""
+        """Start a job again from its last complete iteration."""
         job = self._find_submitted(tenant, name)
         driver = self.controller.drivers.find(job)
         if driver is None or driver.stage is not DriverStage.OVER:
@@ -142,7 +143,7 @@ class Submissions:
         return self.describe(tenant, name)
 
     def describe(self, tenant: TenantId, name: str) -> dict[str, Any]:
-        """Everything that is known of a job, submitted or not."""
+        """All details of a job, submitted or not."""
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
         assert entry is not None
@@ -171,7 +172,7 @@ class Submissions:
         }
 
     def add_progress(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same rows, those of submitted jobs with what was asked for and how far they are."""
+        """Add the submission and the progress of submitted jobs to rows."""
         return [row | self._more(JobId(row["job"])) for row in rows]
 
     def _more(self, job: JobId) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def _submission_row(held: SubmittedJob) -> dict[str, Any]:
 
 
 def _progress(curves: Path) -> dict[str, Any]:
-    """How far the driver says it is: the last whole line of `metrics.jsonl` in its run's folder."""
+    """The progress of a driver: the last whole line of `metrics.jsonl` in its run folder."""
     try:
         with curves.open("rb") as file:
             file.seek(0, 2)
@@ -250,7 +251,7 @@ def _progress(curves: Path) -> dict[str, Any]:
 
 
 def _forget(files: DriverFiles) -> None:
-    """What an earlier job of the name left; the lock stays, it may be looked at."""
+    """Delete what an earlier job of the name left, but not the lock, which others may have open."""
     for path in files.root.iterdir():
         if path.name == "lock":
             continue

@@ -1,7 +1,7 @@
-"""Work for the event loop, one queue per tenant: a step of one tenant after a step of another.
+"""Queues work for the event loop by tenant, and runs a step of each tenant in turn.
 
-Each round of the loop takes a few milliseconds of it, so that connections and timers go between.
-The queue of a tenant that has had more than its share of the time waits while others are active.
+Each round takes at most a few milliseconds, so that connections and timers run in between. The
+queue of a tenant that used more than its share waits while others are active.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ from slackwater.runtime.services.loop_shares import LoopShares
 T = TypeVar("T")
 
 _SLICE_S = 0.002
-_AND_ITS_END = 2.0  # what a step begins must end, which takes about as long again
+_AND_ITS_END = 2.0  # what a step starts must also finish, which takes about as long again
 
 
 class TenantQueues:
-    """Use from the event loop's thread alone."""
+    """Only for the event loop's thread."""
 
     def __init__(self, shares: LoopShares, slice_s: float = _SLICE_S) -> None:
         self.shares = shares
@@ -30,17 +30,17 @@ class TenantQueues:
         self._is_resting = False
 
     def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
-        """Take these steps after all that the tenant has waiting."""
+        """Append steps to the tenant's queue."""
         self.shares.record_request(tenant)
         self._queues.setdefault(tenant, deque()).append(steps)
-        if self._due is not None and self._is_resting:  # for another's sake
+        if self._due is not None and self._is_resting:  # this tenant need not wait so long
             self._due.cancel()
             self._due = None
         if self._due is None:
             self._plan(0.0)
 
     def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
-        """A step for every item."""
+        """Queue one step per item."""
         self.put(tenant, (None for item in items if work(item) or True))
 
     def _work(self) -> None:

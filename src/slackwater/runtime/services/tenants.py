@@ -1,4 +1,4 @@
-"""Keys and the tenants that they stand for, in a file that only the owner can read."""
+"""API keys and their tenants, in a file that only the owner can read."""
 
 import hmac
 import json
@@ -13,14 +13,14 @@ _JOB_KEY = "tml-job:"
 
 
 class Tenants:
-    """Key -> tenant. A key begins with `tml-`, which the SDK demands."""
+    """Maps keys to tenants. A key begins with `tml-`, which the SDK requires."""
 
     def __init__(self, keys: dict[str, TenantId]) -> None:
         self._keys = keys
 
     @classmethod
     def open(cls, state: StateDirectory, names: Sequence[str]) -> "Tenants":
-        """The keys of the state directory; names without one get one."""
+        """Read the keys of the state directory; new tenants get a key."""
         path = state.keys_file
         try:
             stored = json.loads(path.read_text()) if path.exists() else {}
@@ -48,18 +48,18 @@ class Tenants:
         return found
 
     def job_key(self, tenant: TenantId, name: str) -> str:
-        """A tenant's key for one job: whatever comes with it belongs to that job.
+        """A tenant's key for one job: every request with it belongs to that job.
 
-        It is derived from the tenant's own key, which cannot be found from it, and is not stored.
+        It is derived from the tenant's key, which it does not reveal, and is not stored.
         """
-        if ":" in name:  # a key is read back by its colons
+        if ":" in name:  # colons separate the parts of a key
             raise ConfigError.of("job", name, "must not have a colon")
         secret = self.key_of(tenant).encode()
         proof = hmac.new(secret, f"job {name}".encode(), "sha256").hexdigest()[:40]
         return f"{_JOB_KEY}{tenant}:{name}:{proof}"
 
     def job_of_key(self, key: str) -> str | None:
-        """The name of the job that the key is for; an ordinary key is for none."""
+        """The job of a job key; None for an ordinary key."""
         return self._parse_job_key(key)[1] if key.startswith(_JOB_KEY) else None
 
     def _parse_job_key(self, key: str) -> tuple[TenantId | None, str | None]:

@@ -1,4 +1,4 @@
-"""How many turns each tenant may have under way: an equal share for each."""
+"""Limits the live turns of each tenant to an equal share."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -8,14 +8,14 @@ from slackwater.model.ids import TenantId
 
 
 class TurnShares:
-    """Counts turns by tenant, whichever API they came by."""
+    """Counts live turns by tenant, of every API."""
 
     def __init__(self, max_live_turns: int, tenants: Collection[str]) -> None:
         self.share = max(max_live_turns // max(len(tenants), 1), 1)
         self._live: Counter[TenantId] = Counter()
 
     def check(self, tenant: TenantId, turns: int, field: str) -> None:
-        """Raise if a tenant cannot have so many more, ever (`field` asks too much) or now."""
+        """Raise if a tenant can never have so many turns (`field` is too large), or not now."""
         if turns > self.share:
             raise ConfigError.of(field, turns, f"must be at most {self.share} in one request")
         live = self._live[tenant]
@@ -33,5 +33,5 @@ class TurnShares:
         assert self._live[tenant] >= 0, "a tenant gave back more turns than it took"
 
     def live(self) -> dict[TenantId, int]:
-        """How many are under way, by tenant."""
+        """Live turns by tenant."""
         return {tenant: count for tenant, count in self._live.items() if count}

@@ -1,4 +1,4 @@
-"""The processes that have joined the service, by role, and who handles their messages."""
+"""Routes the hub's events and messages to the executor of each worker's role."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Workers:
-    """Passes on what the hub says of connections; `node_lost` is called when an agent is gone."""
+    """Knows the role of every connected worker; `node_lost` is called when an agent is gone."""
 
     def __init__(
         self,
@@ -34,15 +34,19 @@ class Workers:
         self._fleet, self._rollout, self._training = fleet, rollout, training
         self._actions, self._instances = actions, instances
         self._node_joined, self._node_lost = node_joined, node_lost
-        self.stopping = False
+        self._stopping = False
         self._roles: dict[WorkerId, str] = {}
         self._memory: dict[WorkerId, float] = {}
-        self._leaving: dict[NodeId, set[WorkerId]] = {}  # engines whose turns still move
+        self._leaving_engines: dict[NodeId, set[WorkerId]] = {}  # engines whose turns still move
+
+    def stop(self) -> None:
+        """The service stops: leave sandbox workers, which clean up after themselves."""
+        self._stopping = True
 
     def worker_joined(self, hello: messages.Hello) -> None:
         worker = WorkerId(hello.worker)
         if hello.role == "agent":
-            assert hello.node is not None  # as the launch plan has checked
+            assert hello.node is not None  # checked by the launch plan
             self._fleet.agent_joined(hello.node)
             self._rollout.relays.add_node(hello.node)
             self._training.agent_joined(hello.node)
@@ -88,22 +92,22 @@ class Workers:
             self._fleet.handle_agent_message(node, message)
 
     def node_leaving(self, node: NodeId, leaves_in_s: float) -> None:
-        """Move the turns off its engines; it may go when they have."""
+        """Move the turns of the node's engines, and dismiss its agent when they are empty."""
         logger.warning("node leaves node=%s in_s=%.1f", node, leaves_in_s)
         workers = self._fleet.agent_leaving(node)
         engines = {worker for worker in workers if self._roles.get(worker) == "engine"}
-        self._leaving[node] = engines
+        self._leaving_engines[node] = engines
         for engine in sorted(engines):
             self._rollout.give_notice(InstanceId(engine), leaves_in_s)
         self._dismiss_empty()
 
     def _dismiss_empty(self) -> None:
-        for node in [node for node, engines in self._leaving.items() if not engines]:
-            del self._leaving[node]
+        for node in [node for node, engines in self._leaving_engines.items() if not engines]:
+            del self._leaving_engines[node]
             self._fleet.dismiss(node)
 
     def _record_stock(self, trainer: WorkerId, message: messages.VersionStocked) -> None:
-        """A trainer speaks for the relay of its own node alone."""
+        """Accept a stock report only from a trainer of that node."""
         if message.node == self._fleet.nodes.node_of(trainer):
             self._rollout.relays.record_stock(message)
         else:
@@ -115,13 +119,13 @@ class Workers:
         logger.warning("worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
             node = _node_of(worker)
-            self._leaving.pop(node, None)
+            self._leaving_engines.pop(node, None)
             self._rollout.relays.remove_node(node)
             self._training.agent_lost(node)
             self._fleet.agent_lost(node)
             self._node_lost(node)
             return
-        if not (self.stopping and role == "sandbox"):  # which cleans up after itself
+        if not (self._stopping and role == "sandbox"):
             self._fleet.supervisor.kill(worker)
         self._instances.kill_child(worker)
         if role == "trainer":
@@ -130,18 +134,18 @@ class Workers:
             self._actions.worker_lost(worker, reason)
         else:
             self._rollout.engine_lost(worker, reason)
-            for engines in self._leaving.values():
+            for engines in self._leaving_engines.values():
                 engines.discard(worker)
             self._dismiss_empty()
 
     def memory(self) -> dict[WorkerId, float]:
-        """The resident bytes that each told of last."""
+        """Resident bytes of each worker, by its last heartbeat."""
         told = {**self._rollout.gauges, **self._actions.gauges}
         found = {worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in told.items()}
         return found | self._memory
 
     def names_by_role(self) -> dict[str, list[str]]:
-        """Their names; agents are listed as nodes."""
+        """Names of workers by role, without agents."""
         found: dict[str, list[str]] = {"engine": [], "trainer": [], "sandbox": []}
         for worker, role in sorted(self._roles.items()):
             if role != "agent":

@@ -1,5 +1,5 @@
-"""What the service was asked for in the last week, and which spot engines it had: traces for
-`slackwater plan`, one file a day in the state folder.
+"""Traces for `slackwater plan`: served requests and spot engines of the last week, one file a day
+in the state folder.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _MAX_DAY_BYTES = 64 << 20  # more of one day is left out
 
 
 class WorkloadTraces:
-    """Rows are noted in memory until `save` is called, now and then."""
+    """Keeps rows in memory until `save` is called."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -36,19 +36,19 @@ class WorkloadTraces:
         self._spot: set[str] = set()
 
     def record_served(self, took_s: float, prompt_tokens: int, output_tokens: int) -> None:
-        """A request for the served model was answered, so long after it came."""
+        """A request for the served model was answered after `took_s`."""
         at_s = time.time() - took_s
         self._noted["served"].append(f"{at_s:.3f},{prompt_tokens},{output_tokens}\n")
 
     def record_spot(self, present: Iterable[str]) -> None:
-        """These spot engines are here; those that were here before and are not are gone."""
+        """Record which spot engines joined and left since the last call."""
         now, at_s = set(present), time.time()
         for event, names in (("add", now - self._spot), ("remove", self._spot - now)):
             self._noted["spot"] += [f"{at_s:.3f},{event},{name}\n" for name in sorted(names)]
         self._spot = now
 
     async def save(self) -> None:
-        """Append what was noted to the day's files, and remove those of last week."""
+        """Append the rows to the day's files, and remove files older than a week."""
         noted, self._noted = self._noted, {"served": [], "spot": []}
         try:
             await asyncio.to_thread(self._append, noted)

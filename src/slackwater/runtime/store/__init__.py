@@ -1,1 +1,1 @@
-"""What must survive a crash: the database, its logs, the state directory."""
+"""Durable state: the database, its logs and the state directory."""

@@ -1,4 +1,4 @@
-"""The durable log of actions and environments: what was asked, whether it started, how it ended."""
+"""The durable log of actions and environments: requests, starts and results."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ from slackwater.wire.sandbox import ActionLimits
 
 WAITING, STARTED, ENDED = "waiting", "started", "ended"
 
-# Written out, and once: these run for every action, and to put a statement together takes longer
-# than to run it.
+# Written out once: these run for every action, and building a statement takes longer than running
+# it.
 _ADD = sa.text(
     "INSERT INTO actions (action, tenant, payload, status, created_s, format) "
     f"VALUES (:action, :tenant, :payload, :status, :created_s, {FORMAT}) "
@@ -47,7 +47,7 @@ _END_ENVIRONMENT = sa.text(
 
 
 def put_snapshot(connection: Connection, snapshot: Snapshot, now_s: float) -> None:
-    """Write down that there is one, or how large it is."""
+    """Save a snapshot, or its size."""
     drop_snapshot(connection, snapshot)
     connection.execute(
         snapshots.insert().values(
@@ -85,7 +85,7 @@ class ActionRequest(msgspec.Struct, frozen=True):
 
 
 def clamp_limits(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
-    """One of the log, within what the operator lets its tenant use now."""
+    """A stored request within the limits that its tenant has now."""
     asked = request.limits
     held = ActionLimits(
         wall_s=min(asked.wall_s, limits.limit_s),
@@ -165,19 +165,19 @@ def add_action(
 
 
 def mark_started(connection: Connection, names: Sequence[ActionId]) -> None:
-    """Before a worker hears of them."""
+    """Mark actions as started, before their workers get them."""
     _execute(connection, _START, [{"name": name} for name in names])
 
 
 def mark_waiting(connection: Connection, name: ActionId) -> None:
-    """It was thought to start at once, and did not."""
+    """Undo `mark_started` for an action that did not start at once."""
     _execute(connection, _WAIT, [{"name": name}])
 
 
 def end_actions(
     connection: Connection, results: Sequence[tuple[ActionId, ActionResult]], now_s: float
 ) -> None:
-    """The one outcome of each."""
+    """Save the one result of each action."""
     rows = [{"name": name, "said": encode(result), "now_s": now_s} for name, result in results]
     _execute(connection, _END, rows)
 
@@ -185,7 +185,7 @@ def end_actions(
 def _execute(
     connection: Connection, statement: sa.TextClause, rows: Sequence[Mapping[str, Any]]
 ) -> int:
-    """How many rows it changed; SQLite is asked directly, since SQLAlchemy takes longer."""
+    """Execute for every row; returns the changed rows. SQLite directly: SQLAlchemy takes longer."""
     if connection.dialect.name != "sqlite":
         return connection.execute(statement, rows).rowcount
     driver: Any = connection.connection.driver_connection
@@ -244,6 +244,6 @@ def open_environments(connection: Connection) -> list[tuple[TenantId, Environmen
 
 
 def drop_ended(connection: Connection, before_s: float) -> None:
-    """What ended long ago is forgotten."""
+    """Delete actions and environments that ended long ago."""
     for table in (actions, environments):
         connection.execute(table.delete().where(table.c.finished_s < before_s))

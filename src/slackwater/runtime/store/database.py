@@ -6,8 +6,8 @@ plain `sqlite3` connection on its own thread commits several times faster than a
 If the database goes away or the disk is full, the call is tried again and later ones wait. After
 `patience_s` the store is lost and the service stops; the next start recovers all it had answered.
 
-Small urgent writes (`call_small`) run on the event loop's thread while the store is idle: a hand
-over and back takes several times as long as SQLite's write to the page cache.
+Small urgent writes (`call_small`) run on the event loop's thread while the store is idle: handing
+them to the thread and back takes several times as long as SQLite's write to the page cache.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ def _take_steps(connection: Connection, stamped: bool) -> None:
 
 
 class StoreLostError(UnavailableError):
-    """The database cannot be used any more; only a new start can go on."""
+    """The database cannot be used any more; the service must restart."""
 
 
 class Store:
@@ -155,7 +155,7 @@ class Store:
         return result
 
     async def call_small(self, work: Callable[[Connection], T]) -> T:
-        """As `call`, for a few rows: at once if the store is idle, and always in order."""
+        """As `call`, for a few rows: immediately if the store is idle, and always in order."""
         found: list[T] = []
         if self.try_now(lambda connection: found.append(work(connection))):
             return found[-1]
@@ -170,7 +170,7 @@ class Store:
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
         try:
-            self._attempt(work, busy_ms=0)  # nor does it wait for another process's lock
+            self._attempt(work, busy_ms=0)  # nor wait for another process's lock
         except (OperationalError, InterfaceError):
             return False
         self._checkpoint_if_long(small=True)
@@ -255,7 +255,7 @@ class Store:
                 is_committing = True
         except DBAPIError as error:
             if is_committing and error.connection_invalidated:
-                # It may have been committed or not: trying again could do it twice.
+                # It may have been committed: a retry could do it twice.
                 raise self._loss(f"the connection broke in a commit ({error.orig})") from None
             raise
         return result
@@ -268,7 +268,7 @@ class Store:
         )
 
     async def close(self) -> None:
-        """Finish what was asked before, and disconnect."""
+        """Finish earlier calls, and disconnect."""
         self._closing.set()
         if self._checkpointing is not None:
             await self._checkpointing

@@ -1,7 +1,7 @@
-"""Futures: who waits for which request, and the outcomes that came last.
+"""Waiters of requests, and recent outcomes.
 
-An outcome is told only after it is durable. Any number of waiters may wait for one request, and an
-outcome can be read again until it is acknowledged or expires.
+An outcome is published only when it is durable. Any number of waiters may wait for one request, and
+an outcome can be read again until it is acknowledged or expires.
 """
 
 import asyncio
@@ -52,11 +52,11 @@ class FutureBoard:
 
     @property
     def is_closed(self) -> bool:
-        """The service stops: nobody is kept waiting any more."""
+        """Whether the service stops, so that nobody may wait any more."""
         return self._closed
 
     def expect(self, request: RequestId, tenant: TenantId) -> None:
-        """The request is under way."""
+        """Add a request that has no outcome yet."""
         self._waiting.setdefault(request, asyncio.Event())
         self._tenants[request] = tenant
         self._since_s.setdefault(request, time.monotonic())
@@ -88,7 +88,7 @@ class FutureBoard:
         self._tenants.pop(request, None)
 
     def tenant_of(self, request: RequestId) -> TenantId | None:
-        """Whose request it is, if it is on the board."""
+        """The tenant of a request that is on the board."""
         return self._tenants.get(request)
 
     def recent(self, request: RequestId) -> RequestOutcome | None:
@@ -113,5 +113,5 @@ class FutureBoard:
 
 
 def _size_bytes(outcome: RequestOutcome) -> int:
-    """With something for what is kept around it."""
+    """Bytes of an outcome, with an estimate of the objects around it."""
     return 512 + len(outcome.result or b"") + len(outcome.error or "")

@@ -1,4 +1,4 @@
-"""Jobs' accounts, durable: written down now and then, and taken over by the next start."""
+"""Durable jobs: submitted jobs, and the accounts of all jobs, which are saved now and then."""
 
 import json
 import time
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """One row."""
+    """One row of `jobs`."""
 
     job: JobId
     tenant: TenantId
@@ -41,7 +41,9 @@ class SubmittedJob:
 
 
 def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile) -> SubmittedJob:
-    """A new one; one of the same name that is over is replaced, and its attempts go on counting."""
+    """Add a job. It replaces one of the same name that is over, and continues its
+    attempt numbers.
+    """
     held = find_job(connection, job)
     if held is not None and held.tenant != tenant:
         raise NotFoundError(f"job: {job!r} is not one of yours")
@@ -55,7 +57,7 @@ def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile)
 
 
 def keep_driver(connection: Connection, kept: KeepDriver) -> None:
-    """What the driver book knows of it now."""
+    """Save what the driver registry knows of a job now."""
     ended_s = None if kept.over is None else time.time()
     known = jobs.update().where(jobs.c.job == kept.job)
     connection.execute(known.values(**msgspec.structs.asdict(kept), ended_s=ended_s))
@@ -79,7 +81,7 @@ def _job_of(row: Row[Any]) -> SubmittedJob:
 
 
 def put_fact(connection: Connection, name: str, value: object) -> None:
-    """Replaces the value of that name."""
+    """Set the fact of that name."""
     text = msgspec.json.encode(value).decode()
     changed = connection.execute(facts.update().where(facts.c.name == name).values(value=text))
     if not changed.rowcount:
@@ -111,20 +113,20 @@ class SavedAccount(msgspec.Struct, frozen=True):
 
 
 def save_accounts(connection: Connection, entries: list[RegisteredJob]) -> None:
-    """All of them, in one row."""
+    """Save the accounts of all jobs in one row."""
     save = partial(msgspec.convert, type=SavedAccount, from_attributes=True)
     put_fact(connection, _NAME, [save(entry) for entry in entries])
 
 
 def read_accounts(connection: Connection, now_s: float) -> list[JobAdopted]:
-    """As events for the job registry."""
+    """Read the saved accounts, as events for the job registry."""
     saved = find_fact(connection, _NAME, list[SavedAccount]) or ()
     rows = [msgspec.structs.asdict(row) for row in saved]
     return [JobAdopted(now_s, stage=row.pop("over") or JobStage.STOPPED, **row) for row in rows]
 
 
 def job_row(entry: RegisteredJob, now_s: float) -> dict[str, Any]:
-    """A job as `slackwater job list` and the HTTP face show it."""
+    """A job as `slackwater job list` and the HTTP API show it."""
     account = asdict(entry.account)
     return {
         "job": entry.job,

@@ -25,7 +25,7 @@ _FINISH = operations.update().where(operations.c.request == sa.bindparam("finish
 
 
 def digest_of(payload: bytes) -> str:
-    """Tells a retry from another operation with the same number."""
+    """A digest that tells a retry from another operation with the same number."""
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
@@ -41,7 +41,7 @@ class Submission:
 
 
 def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, bool]:
-    """Write it down; if its number is taken, the operation that has it. True if it is new."""
+    """Save an operation, and True; if its number is taken, the request that has it, and False."""
     op = new.operation
     found = connection.execute(_NUMBERED, {"of_model": op.model, "number": op.seq}).first()
     digest = digest_of(new.payload)
@@ -67,7 +67,7 @@ def add_operation(connection: Connection, new: Submission) -> tuple[RequestId, b
 
 
 def add_rejection(connection: Connection, new: Submission, reason: str) -> bool:
-    """Write down that a number was used up at the door; False if it was taken before."""
+    """Save a refused submission, which uses up its number; False if the number was taken."""
     _, added = add_operation(connection, new)
     if added:
         finish_operation(

@@ -1,7 +1,7 @@
 """The durable log of sampling sessions and sample requests: functions of a connection.
 
-Clients poll a session's finished requests by a cursor, a moment in microseconds, made unique: it
-stays good over a restart of the service.
+Clients poll a session's finished requests by a cursor, a unique time in microseconds, which stays
+valid across a restart of the service.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class FinishedRequest:
 
 
 class FinishedRequestFeed:
-    """In memory; rebuilt from the store at start."""
+    """Finished requests by session, in memory; rebuilt from the store at start."""
 
     def __init__(self) -> None:
         self._finished: dict[SamplingSessionId, dict[int, FinishedRequest]] = {}
@@ -66,7 +66,7 @@ class FinishedRequestFeed:
             self._news[session].set()
 
     def acknowledge(self, session: SamplingSessionId, requests: Collection[RequestId]) -> None:
-        """These were read: they need not be told again."""
+        """Drop requests that the client has read."""
         told = self._finished.get(session, {})
         for cursor in [c for c, finished in told.items() if finished.request in requests]:
             del told[cursor]
@@ -91,7 +91,7 @@ class FinishedRequestFeed:
         return list(found.values()), max(found, default=cursor)
 
     def close(self) -> None:
-        """Let everybody go who waits."""
+        """Wake every waiter."""
         self._closed = True
         for news in self._news.values():
             news.set()
@@ -173,7 +173,7 @@ def find_numbered(
 def new_row(
     request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
 ) -> Row:
-    """Its row."""
+    """The row of a new request."""
     row = {
         "request": request,
         "sampling_session": session.sampling_session,
@@ -189,7 +189,7 @@ def new_row(
 
 
 def finish_row(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:
-    """What changes in its row."""
+    """The changes of the row of a request that ended."""
     changed = {"finished": request, "payload": None, **outcome.columns(now_s)}
     return Row(_FINISH, changed, len(outcome.result or b""))
 

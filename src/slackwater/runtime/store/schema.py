@@ -23,7 +23,7 @@ metadata = MetaData()
 
 
 def _request_columns() -> list[Column[Any]]:
-    """What is kept of any request, from its coming to its answer."""
+    """Columns of a request and its outcome."""
     return [
         Column("digest", String, nullable=False),
         Column("status", String, nullable=False),

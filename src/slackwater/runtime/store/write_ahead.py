@@ -1,7 +1,7 @@
-"""What must be in the durable log before anybody hears of it.
+"""Writes to the durable log before the callbacks that depend on it run.
 
-Writes of one turn of the event loop are one transaction: an action that ends and the one that takes
-its cores wait for a single write. Then the waiters are told in order.
+Writes of one round of the event loop are one transaction: an action that ends and the one that
+takes its cores wait for a single write. Then the callbacks run in order.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class Row:
 Write: TypeAlias = Callable[[Connection], None] | Row
 Tell: TypeAlias = Callable[[], None]
 
-_SMALL_BYTES = 64 << 10  # more is written on the store's thread
+_SMALL_BYTES = 64 << 10  # a larger batch is written on the store's thread
 
 
 class WriteAhead:
-    """One line of writes, and of what is told after each."""
+    """A queue of writes, each with the callback that runs after it."""
 
     def __init__(self, store: Store, background: Background) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class WriteAhead:
         self._under_way = False
 
     def then(self, tell: Tell, write: Write | None = None) -> None:
-        """Write, then tell; without a write, tell at once unless others are in line."""
+        """Write, then call `tell`; without a write, call it now unless others are queued."""
         if write is None and not self._under_way:
             tell()
             return
@@ -59,7 +59,7 @@ class WriteAhead:
             asyncio.get_running_loop().call_soon(self._begin)
 
     def _begin(self) -> None:
-        """Most often the store has nothing else to do, and all of it is done here."""
+        """Write here if the store is idle, as it usually is; else on its thread."""
         batch, self._queue = self._queue, []
         try:
             if self._try_write_now(batch):
