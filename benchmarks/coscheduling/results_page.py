@@ -53,10 +53,33 @@ def results_page(benches: Mapping[str, Measured], muxes: list[MuxResult]) -> str
         "compare policies within one scenario. A figure of several seeds is their mean, with the "
         "least and the most in brackets; its bar is met if every seed meets it.\n",
     ]
+    parts.append(_summary(benches))
     parts += [_section(section, benches.get(section.bench)) for section in SECTIONS]
     if muxes:
         parts.append(_mux_section(muxes))
     return "\n".join(parts)
+
+
+def _summary(benches: Mapping[str, Measured]) -> str:
+    """Every row with a bar, of the benches that were run."""
+    lines = [
+        "## Where we stand\n",
+        "All rows that have a bar; every cell of Figure 15 has its own in that section. The "
+        "sections also have the rows without a bar and the machines.\n",
+        "| experiment | question | papers | here | bar | | command, commit |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for section in SECTIONS:
+        measured = benches.get(section.bench)
+        if measured is None:
+            continue
+        for row in section.rows:
+            shown, bar, verdict = _judge(row, measured)
+            if bar:
+                source = f"`{measured.command}`, {measured.commit}"
+                cells = (section.title, row.what, row.paper or "-", shown, bar, verdict, source)
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def _section(section: Section, measured: Measured | None) -> str:
@@ -84,18 +107,23 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _row(row: Row, measured: Measured) -> str:
+    shown, bar, verdict = _judge(row, measured)
+    return f"| {row.what} | {row.paper or '-'} | {shown} | {bar} | {verdict} |"
+
+
+def _judge(row: Row, measured: Measured) -> tuple[str, str, str]:
+    """The figure, its bar and the verdict, as the tables show them."""
     figures = measured.figures
     at_most = figures.get(row.at_most_key, row.at_most) if row.at_most_key else row.at_most
     bar = f"<= {at_most:.3g}" if at_most is not None else ""
     bar = f">= {row.at_least:g}" if row.at_least is not None else bar
     if row.key not in figures:
-        return f"| {row.what} | {row.paper or '-'} | not measured | {bar} | |"
+        return "not measured", bar, ""
     value = float(figures[row.key])
     low, high = measured.spread.get(row.key, (value, value))
     met = (at_most is None or high <= at_most) and (row.at_least is None or low >= row.at_least)
-    word = ("met" if met else "**missed**") if bar else ""
-    shown = _spread(value, low, high, row.digits)
-    return f"| {row.what} | {row.paper or '-'} | {shown} | {bar} | {word} |"
+    verdict = ("met" if met else "**missed**") if bar else ""
+    return _spread(value, low, high, row.digits), bar, verdict
 
 
 def _spread(value: float, low: float, high: float, digits: int) -> str:

@@ -34,6 +34,15 @@ def test_a_figure_stands_beside_the_papers_and_its_bar() -> None:
     assert "Command: `slackwater bench optimum --json` (commit abc; none, 1 cores)." in text
 
 
+def test_rows_with_a_bar_come_first_with_their_source() -> None:
+    text = page(optimum={"group.cost_ratio_mean": 1.0512})
+    experiment = "Against the exact optimum (WEAVE 6.5, Figure 20)"
+    assert line(text, f"{experiment} | group: cost") == (
+        f"| {experiment} | group: cost over the optimum | 1.06 | 1.051 | <= 1.06 | met "
+        "| `slackwater bench optimum --json`, abc |"
+    )
+
+
 def test_what_was_not_measured_is_said_and_not_passed_over() -> None:
     text = page(optimum={"group.cost_ratio_mean": 1.05})
     assert "| not measured |" in line(text, "ours: cost over the optimum")
