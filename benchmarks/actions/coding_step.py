@@ -130,8 +130,8 @@ class Pods:
         member = self._rollout.start(use.prompt, number)
         while True:
             answer = self._rollout.sample(use, member, num_samples=1).result().sequences[0]
-            reply = self._rollout.answered(member, answer)
+            reply = self._rollout.submit_answer(member, answer)
             heard = reply.result() if isinstance(reply, Future) else reply
             assert isinstance(heard, EnvironmentReply)
-            if self._rollout.heard(member, heard):
+            if self._rollout.apply_reply(member, heard):
                 return member.trajectory

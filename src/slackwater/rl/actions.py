@@ -1,13 +1,14 @@
 """A small client of the action service, for environments and rewards.
 
     async with ActionClient(url, key, job="my-run") as actions:
-        async with actions.environment(files={"main.py": "print(42)"}) as place:
-            result = await place.run("python3", "main.py", cores=[1, 2, 4])
+        async with actions.environment(files={"main.py": "print(42)"}) as environment:
+            result = await environment.run("python3", "main.py", cores=[1, 2, 4])
 
 Every action has a unique name, so that a retry after a lost connection never runs it twice. Full
 queues (429) and restarts are retried within `patience_s`.
-A general HTTP client takes longer to make a small request than the service to answer it. This one
-knows one service, one request per connection at a time, and no redirects.
+
+A general HTTP client spends more time on a small request than the service does. This one knows one
+service, sends one request per connection at a time, and follows no redirects.
 """
 
 import asyncio
@@ -27,13 +28,13 @@ import httptools
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 
-_HOLD_S = 20.0
-_MOST_CONNECTIONS = 1024
+_LONG_POLL_S = 20.0
+_MAX_CONNECTIONS = 1024
 T = TypeVar("T")
 
 _CONNECT_WITHIN_S = 10.0
-_PATH_SIGNS = "/?&=%"
-_SLOWEST_BYTES_PER_S = 1 << 20  # of a body on its way there
+_SAFE_CHARACTERS = "/?&=%"
+_MIN_UPLOAD_BYTES_PER_S = 1 << 20  # the upload rate below which a call counts as silent
 
 
 class CallError(Exception):
@@ -45,13 +46,13 @@ class ServiceReply:
     """The service's reply, as JSON if possible, else text."""
 
     status: int
-    said: Any
+    content: Any
 
 
 class ServiceCalls:
-    """For one event loop; a call fails after `silent_s` without data."""
+    """HTTP calls from one event loop; a call fails after `silent_s` without data."""
 
-    def __init__(self, url: str, key: str, *, silent_s: float, most_connections: int) -> None:
+    def __init__(self, url: str, key: str, *, silent_s: float, max_connections: int) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
             raise ConfigError.of("url", url, "must be such as http://127.0.0.1:8123")
@@ -63,97 +64,98 @@ class ServiceCalls:
         if not (key.isascii() and key.isprintable()):
             raise ConfigError.of("key", key, "must be the key that `slackwater up` printed")
         self._head = f"Host: {parts.netloc.rpartition('@')[2]}\r\nX-API-Key: {key}\r\n"
-        self._room = asyncio.Semaphore(most_connections)
-        self._kept: list[_Line] = []
-        self._busy: set[_Line] = set()
+        self._slots = asyncio.Semaphore(max_connections)
+        self._idle: list[_HttpConnection] = []
+        self._busy: set[_HttpConnection] = set()
 
     async def ask(self, method: str, path: str, body: object = None) -> ServiceReply:
         """One call; CallError if no answer comes."""
-        sent = b"" if body is None else json.dumps(body).encode()
-        kind = "" if body is None else "Content-Type: application/json\r\n"
-        place = quote(self._path + path, _PATH_SIGNS)
-        head = f"{method} {place} HTTP/1.1\r\n{self._head}{kind}Content-Length: {len(sent)}\r\n\r\n"
-        async with self._room:
-            line = await self._line()
-            self._busy.add(line)
+        payload = b"" if body is None else json.dumps(body).encode()
+        content_type = "" if body is None else "Content-Type: application/json\r\n"
+        target = quote(self._path + path, _SAFE_CHARACTERS)
+        length = f"Content-Length: {len(payload)}\r\n"
+        head = f"{method} {target} HTTP/1.1\r\n{self._head}{content_type}{length}\r\n"
+        async with self._slots:
+            connection = await self._connect()
+            self._busy.add(connection)
             try:
-                answer = await line.ask(head.encode("ascii") + sent, self._silent_s)
+                reply = await connection.ask(head.encode("ascii") + payload, self._silent_s)
             except BaseException:
-                # Also one that was cancelled: what comes on the line is not the next one's.
-                line.close()
+                # Also after a cancellation: its late reply must not answer the next call.
+                connection.close()
                 raise
             finally:
-                self._busy.discard(line)
-            if line.is_open:
-                self._kept.append(line)
-            return answer
+                self._busy.discard(connection)
+            if connection.is_open:
+                self._idle.append(connection)
+            return reply
 
-    async def _line(self) -> "_Line":
-        while self._kept:
-            line = self._kept.pop()
-            if line.is_open:
-                return line
+    async def _connect(self) -> "_HttpConnection":
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_CONNECT_WITHIN_S):
-                _, line = await loop.create_connection(
-                    _Line, self._host, self._port, ssl=self._context
+                _, connection = await loop.create_connection(
+                    _HttpConnection, self._host, self._port, ssl=self._context
                 )
         except (OSError, TimeoutError) as error:
             raise CallError(f"no connection: {error or type(error).__name__}") from None
-        return line
+        return connection
 
     def close(self) -> None:
         """Disconnect; running calls fail with CallError."""
-        for line in (*self._kept, *self._busy):
-            line.close()
-        self._kept.clear()
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
 
 
-class _Line(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One connection, one call at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._waiting: asyncio.Future[ServiceReply] | None = None
+        self._pending: asyncio.Future[ServiceReply] | None = None
         self._body: list[bytes] = []
-        self._heard_s = 0.0
+        self._last_data_s = 0.0
         self.is_open = False
 
     async def ask(self, request: bytes, silent_s: float) -> ServiceReply:
         loop = asyncio.get_running_loop()
         assert self._transport is not None
-        assert self._waiting is None
-        answer: asyncio.Future[ServiceReply] = loop.create_future()
-        self._waiting = answer
-        self._heard_s = loop.time() + len(request) / _SLOWEST_BYTES_PER_S
+        assert self._pending is None
+        reply: asyncio.Future[ServiceReply] = loop.create_future()
+        self._pending = reply
+        self._last_data_s = loop.time() + len(request) / _MIN_UPLOAD_BYTES_PER_S
         self._transport.write(request)
-        watch = loop.call_later(silent_s, self._look, loop, silent_s, answer)
+        watch = loop.call_later(silent_s, self._check_silence, loop, silent_s, reply)
         try:
-            return await answer
+            return await reply
         finally:
-            self._waiting = None
+            self._pending = None
             watch.cancel()
 
-    def _look(
+    def _check_silence(
         self,
         loop: asyncio.AbstractEventLoop,
         silent_s: float,
-        answer: "asyncio.Future[ServiceReply]",
+        reply: "asyncio.Future[ServiceReply]",
     ) -> None:
-        """Fail a call whose service has been silent too long."""
-        if answer is not self._waiting or answer.done():
+        """Fail the call if the service has been silent for too long."""
+        if reply is not self._pending or reply.done():
             return
-        left_s = self._heard_s + silent_s - loop.time()
+        left_s = self._last_data_s + silent_s - loop.time()
         if left_s <= 0:
-            self._fail(f"nothing was heard for {silent_s:g} s")
+            self._fail(f"the service sent nothing for {silent_s:g} s")
         else:
-            loop.call_later(left_s, self._look, loop, silent_s, answer)
+            loop.call_later(left_s, self._check_silence, loop, silent_s, reply)
 
-    def _fail(self, why: str) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(CallError(why))
+    def _fail(self, reason: str) -> None:
+        if self._pending is not None and not self._pending.done():
+            self._pending.set_exception(CallError(reason))
         self.close()
 
     def close(self) -> None:
@@ -161,43 +163,43 @@ class _Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # ---- what the event loop tells ----
+    # ---- called by the event loop ----
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+        self._last_data_s = asyncio.get_running_loop().time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"what came is not HTTP: {error}")
+            self._fail(f"the reply is not HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail(f"the connection ended: {error or 'closed by the service'}")
 
-    # ---- what the parser tells ----
+    # ---- called by the parser ----
     def on_message_begin(self) -> None:
         self._body = []
 
-    def on_body(self, piece: bytes) -> None:
-        self._body.append(piece)
+    def on_body(self, chunk: bytes) -> None:
+        self._body.append(chunk)
 
     def on_message_complete(self) -> None:
         if not self._parser.should_keep_alive():
             self.is_open = False
-        if self._waiting is None or self._waiting.done():
-            self.close()  # an answer that nobody asked for
+        if self._pending is None or self._pending.done():
+            self.close()  # an unexpected reply
             return
         text = b"".join(self._body)
         self._body = []
-        said: Any
+        content: Any
         try:
-            said = json.loads(text)
+            content = json.loads(text)
         except ValueError:
-            said = text.decode(errors="replace")
-        self._waiting.set_result(ServiceReply(self._parser.get_status_code(), said))
+            content = text.decode(errors="replace")
+        self._pending.set_result(ServiceReply(self._parser.get_status_code(), content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ class ActionOutcome:
 
     @property
     def ok(self) -> bool:
-        """It ended normally with status 0."""
+        """Whether it ended normally with status 0."""
         return self.outcome == "done" and self.status == 0
 
 
@@ -230,7 +232,7 @@ class RewardScore:
 
 
 class ActionClient:
-    """One service, one job. Use it from one event loop."""
+    """A client for one service and one job. Use it from one event loop."""
 
     def __init__(
         self, url: str, key: str, *, job: str = "default", patience_s: float = 120.0
@@ -238,7 +240,7 @@ class ActionClient:
         self._job = job
         self._patience_s = patience_s
         self._calls = ServiceCalls(
-            url, key, silent_s=_HOLD_S + 20, most_connections=_MOST_CONNECTIONS
+            url, key, silent_s=_LONG_POLL_S + 20, max_connections=_MAX_CONNECTIONS
         )
 
     async def __aenter__(self) -> "ActionClient":
@@ -248,126 +250,131 @@ class ActionClient:
         self._calls.close()
 
     async def run(
-        self, *command: str, environment: str | None = None, **given: Any
+        self, *command: str, environment: str | None = None, **fields: Any
     ) -> ActionOutcome:
-        """Run one action to its end; `given` are API fields such as cores, limit_s, stdin, limits.
+        """Run one action to its end; `fields` are API fields such as cores, limit_s, stdin, limits.
 
         Cancelling this task cancels the action.
         """
         name = secrets.token_hex(12)
-        body = {"command": list(command), "action": name, "job": self._job, "wait_s": _HOLD_S}
+        body = {"command": list(command), "action": name, "job": self._job, "wait_s": _LONG_POLL_S}
         if environment is not None:
             body["environment"] = environment
         try:
-            answer = await self._ask("POST", "/slackwater/actions", body | given)
-            while answer.status == 202:
-                path = f"/slackwater/actions/{answer.said['action']}"
-                answer = await self._ask("GET", f"{path}?wait_s={_HOLD_S:g}")
+            reply = await self._request("POST", "/slackwater/actions", body | fields)
+            while reply.status == 202:
+                path = f"/slackwater/actions/{reply.content['action']}"
+                reply = await self._request("GET", f"{path}?wait_s={_LONG_POLL_S:g}")
         except asyncio.CancelledError:
             with contextlib.suppress(CallError):
                 await asyncio.shield(self._calls.ask("POST", f"/slackwater/actions/{name}/cancel"))
             raise
-        return _result(answer.said)
+        return _parse_outcome(reply.content)
 
-    async def score(self, service: str, tokens: Sequence[int], **given: Any) -> "RewardScore":
+    async def score(self, service: str, tokens: Sequence[int], **fields: Any) -> "RewardScore":
         """Log-probs of a text's tokens but the first under a reward service, and their mean."""
-        result = await self.run(service=service, tokens=list(tokens), **given)
+        result = await self.run(service=service, tokens=list(tokens), **fields)
         if not result.ok:
             raise UnavailableError(f"service {service}: {result.outcome}: {result.reason}")
         return RewardScore(**json.loads(result.stdout))
 
     @contextlib.asynccontextmanager
-    async def environment(self, **given: Any) -> "AsyncIterator[ActionEnvironment]":
+    async def environment(self, **fields: Any) -> "AsyncIterator[ActionEnvironment]":
         """An environment inside the block; API fields: files, snapshot, memory_mib."""
-        name = await self.open(**given)
+        name = await self.open(**fields)
         try:
             yield ActionEnvironment(self, name)
         finally:
             await self.close(name)
 
-    async def open(self, **given: Any) -> str:
-        """An environment that stays until it is closed; its name."""
-        body = {"environment": secrets.token_hex(12), "job": self._job, "wait_s": _HOLD_S} | given
-        answer = await self._ask("POST", "/slackwater/environments", body)
-        return str(answer.said["environment"])
+    async def open(self, **fields: Any) -> str:
+        """Open an environment that stays until it is closed; returns its name."""
+        body = {
+            "environment": secrets.token_hex(12),
+            "job": self._job,
+            "wait_s": _LONG_POLL_S,
+        } | fields
+        reply = await self._request("POST", "/slackwater/environments", body)
+        return str(reply.content["environment"])
 
     async def close(self, environment: str) -> None:
-        """Close it; a missing one is fine."""
+        """Close an environment; a missing one is fine."""
         with contextlib.suppress(NotFoundError):
-            await self._ask("DELETE", f"/slackwater/environments/{environment}")
+            await self._request("DELETE", f"/slackwater/environments/{environment}")
 
     async def snapshot(self, environment: str, name: str) -> None:
-        """Snapshot it, for others to start from."""
+        """Snapshot an environment, for others to start from."""
         path = f"/slackwater/environments/{environment}/snapshot"
-        await self._ask("POST", path, {"snapshot": name})
+        await self._request("POST", path, {"snapshot": name})
 
     @contextlib.asynccontextmanager
     async def permit(self, **uses: int) -> AsyncIterator[None]:
-        """Hold this much of some limits inside the block, for example a quota of an API."""
+        """Take these amounts of limits inside the block, for example of an API quota."""
         body = {"action": secrets.token_hex(12), "job": self._job, "uses": uses}
-        asked = (await self._ask("POST", "/slackwater/actions", body)).said["action"]
-        path = f"/slackwater/actions/{asked}"
-        while not (await self._ask("POST", f"{path}/held?wait_s={_HOLD_S:g}", {})).said["held"]:
+        action = (await self._request("POST", "/slackwater/actions", body)).content["action"]
+        path = f"/slackwater/actions/{action}"
+        held = f"{path}/held?wait_s={_LONG_POLL_S:g}"
+        while not (await self._request("POST", held, {})).content["held"]:
             pass
         began_s = time.monotonic()
         try:
             yield
         finally:
-            await self._ask("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
+            await self._request("POST", f"{path}/done", {"ran_s": time.monotonic() - began_s})
 
-    async def _ask(self, method: str, path: str, body: object = None) -> ServiceReply:
-        """Ask until there is an answer that is not "later"."""
+    async def _request(self, method: str, path: str, body: object = None) -> ServiceReply:
+        """Call until the reply is not 429 or 503, for up to `patience_s`."""
         deadline_s = time.monotonic() + self._patience_s
         pause_s = 0.05
         while True:
             try:
-                answer = await self._calls.ask(method, path, body)
-                if answer.status not in (429, 503):
-                    return _checked(answer)
-                why = str(answer.said)
+                reply = await self._calls.ask(method, path, body)
+                if reply.status not in (429, 503):
+                    return _raise_for_status(reply)
+                reason = str(reply.content)
             except CallError as error:
-                why = str(error)
+                reason = str(error)
             if time.monotonic() + pause_s > deadline_s:
-                raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {why}")
+                raise UnavailableError(f"{path}: no answer within {self._patience_s:g} s: {reason}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ActionEnvironment:
-    """An environment: what runs in it finds what ran before."""
+    """An environment; its files persist between actions."""
 
     client: ActionClient
     name: str
 
-    async def run(self, *command: str, **given: Any) -> ActionOutcome:
-        return await self.client.run(*command, environment=self.name, **given)
+    async def run(self, *command: str, **fields: Any) -> ActionOutcome:
+        return await self.client.run(*command, environment=self.name, **fields)
 
     async def snapshot(self, name: str) -> None:
         await self.client.snapshot(self.name, name)
 
 
-def _checked(answer: ServiceReply) -> ServiceReply:
-    if answer.status < 400:
-        return answer
-    found = answer.said.get("error") if isinstance(answer.said, dict) else None
-    said = str(answer.said if found is None else found)
-    if answer.status == 404:
-        raise NotFoundError(said)
-    if answer.status == 422:
-        raise ConfigError(said)
-    raise RefusedError(said)
+def _raise_for_status(reply: ServiceReply) -> ServiceReply:
+    if reply.status < 400:
+        return reply
+    error = reply.content.get("error") if isinstance(reply.content, dict) else None
+    reason = str(reply.content if error is None else error)
+    if reply.status == 404:
+        raise NotFoundError(reason)
+    if reply.status == 422:
+        raise ConfigError(reason)
+    raise RefusedError(reason)
 
 
-def _result(said: dict[str, Any]) -> ActionOutcome:
-    usage = said["usage"]
+def _parse_outcome(fields: dict[str, Any]) -> ActionOutcome:
+    usage = fields["usage"]
     return ActionOutcome(
-        action=said["action"],
-        outcome=said["outcome"],
-        reason=said["reason"],
-        status=said["status"],
-        stdout=said["stdout"],
-        stderr=said["stderr"],
+        action=fields["action"],
+        outcome=fields["outcome"],
+        reason=fields["reason"],
+        status=fields["status"],
+        stdout=fields["stdout"],
+        stderr=fields["stderr"],
         queued_s=usage["queued_s"],
         ran_s=usage["ran_s"],
         cores=usage["cores"],
@@ -395,10 +402,10 @@ class ActionThread:
         self._loop.close()
 
     async def _close(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.__aexit__(None, None, None)
 
     def do(self, work: Callable[[ActionClient], Coroutine[Any, Any, T]]) -> "Future[T]":

@@ -1,4 +1,4 @@
-"""From rewards to what each sampled token is pushed by."""
+"""Turns rewards into advantages of sampled tokens."""
 
 from collections.abc import Sequence
 
@@ -15,11 +15,11 @@ def is_informative(rewards: Sequence[float]) -> bool:
 
 def farthest_apart(rewards: Sequence[float], count: int) -> list[int]:
     """Indices of the `count` rewards with the largest variance (down-sampling as in PODS)."""
-    order = sorted(range(len(rewards)), key=lambda place: (rewards[place], place))
+    order = sorted(range(len(rewards)), key=lambda index: (rewards[index], index))
     if count >= len(order):
         return sorted(order)
     choices = [order[:low] + order[len(order) - count + low :] for low in range(count + 1)]
-    return sorted(max(choices, key=lambda places: float(np.var([rewards[p] for p in places]))))
+    return sorted(max(choices, key=lambda indices: float(np.var([rewards[p] for p in indices]))))
 
 
 def group_advantages(rewards: Sequence[float], *, by_spread: bool) -> Floats:
@@ -47,9 +47,9 @@ def token_advantages(
     if the update has more samples than these.
     """
     surprise = -np.concatenate([*logprobs, np.zeros(0, np.float32)])
-    usual = float(surprise.mean()) if surprise.size else 0.0
-    parts = tokens or max(surprise.size, 1)
+    mean_surprise = float(surprise.mean()) if surprise.size else 0.0
+    divisor = tokens or max(surprise.size, 1)
     return [
-        ((advantage + entropy_bonus * (-values - usual)) / parts).astype(np.float32)
+        ((advantage + entropy_bonus * (-values - mean_surprise)) / divisor).astype(np.float32)
         for advantage, values in zip(advantages, logprobs, strict=True)
     ]

@@ -36,7 +36,7 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class SampledGroups:
-    """The groups of one step; `kept` ones are informative and hold only what is trained on."""
+    """The groups of one step; `kept`: the informative ones, with the answers to train on."""
 
     groups: list[TrajectoryGroup]
     kept: list[TrajectoryGroup]
@@ -52,7 +52,7 @@ def run(
 ) -> str:
     """Train to the recipe's end, resuming a checkpoint; returns the path of the final weights.
 
-    `actions` runs what the model writes; `stage` is told what the run waits for.
+    `actions` runs the model's programs; `stage` is called with what the run waits for.
     """
     environment = playable(recipe.environment, actions)
     stage(f"a trainer to load {recipe.model.base}")
@@ -67,7 +67,7 @@ def run(
         stage("the first checkpoint")
         save_checkpoint(training, folder, steps_done=0, prompts_used=0)
     assert folder.checkpoint is not None
-    used = folder.checkpoint.prompts_used
+    prompts_used = folder.checkpoint.prompts_used
     snapshot = WeightSnapshot(training)
     snapshot.take()
     for step in range(folder.checkpoint.steps_done, recipe.grpo.steps):
@@ -75,30 +75,32 @@ def run(
         stage(f"the samples of step {step + 1}")
         sampler = snapshot.result()
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
-        overlapped = _overlapped(recipe, training, folder, reference)
-        drawn = _draw(recipe, rollout, used, overlapped.add if overlapped else _later)
-        used += len(drawn.groups)
+        overlapped = _start_overlapped(recipe, training, folder, reference)
+        sampled = _sample_groups(
+            recipe, rollout, prompts_used, overlapped.add if overlapped else _ignore_group
+        )
+        prompts_used += len(sampled.groups)
         sampled_s = time.perf_counter()
         stage(f"the update of step {step + 1}")
-        last = step + 1 == recipe.grpo.steps
-        queued = snapshot.take if not last else _nothing
+        is_last = step + 1 == recipe.grpo.steps
+        on_queued = _do_nothing if is_last else snapshot.take
         if overlapped:
-            learnt = overlapped.finish(queued)
+            update_metrics = overlapped.finish(on_queued)
         else:
-            learnt = _update(recipe, training, drawn.kept, reference, queued)
+            update_metrics = _update(recipe, training, sampled.kept, reference, on_queued)
         metrics = {
-            **_rollout_metrics(drawn),
-            **learnt,
+            **_rollout_metrics(sampled),
+            **update_metrics,
             "time/sample_s": sampled_s - began_s,
             "time/train_s": time.perf_counter() - sampled_s,
         }
-        kept = {group.use for group in drawn.kept}
-        folder.record(step, metrics, [(group.use, group.use in kept) for group in drawn.groups])
+        kept = {group.use for group in sampled.kept}
+        folder.record(step, metrics, [(group.use, group.use in kept) for group in sampled.groups])
         watch(step, metrics)
-        ended = last or _good_enough(recipe, folder)
-        if ended or (step + 1) % recipe.grpo.checkpoint_every == 0:
-            save_checkpoint(training, folder, step + 1, used)
-        if ended:
+        is_last = is_last or _has_reached_goal(recipe, folder)
+        if is_last or (step + 1) % recipe.grpo.checkpoint_every == 0:
+            save_checkpoint(training, folder, step + 1, prompts_used)
+        if is_last:
             break
     final = training.save_weights_for_sampler("final").result()
     return str(final.path)
@@ -107,7 +109,7 @@ def run(
 def training_client(
     recipe: Recipe, service: tinker.ServiceClient, checkpoint: RunCheckpoint | None
 ) -> Any:
-    """A new model to train, or the one of a checkpoint."""
+    """A training client for a new model, or for that of a checkpoint."""
     if checkpoint is not None:
         return service.create_training_client_from_state_with_optimizer(checkpoint.state_path)
     model = recipe.model
@@ -115,39 +117,41 @@ def training_client(
 
 
 def warm_up(recipe: Recipe, training: Any, text: PlainText) -> None:
-    """Teach the form of an answer by demonstrations, before any reward."""
+    """Teach the format of answers by demonstrations, before any reward."""
     settings, environment = recipe.warm_up, recipe.environment
     futures = []
     for step in range(settings.steps):
-        first = environment.prompts + step * settings.batch  # prompts of its own, past the others
-        shown = [
-            _demonstrated(environment.demonstration(prompt), text)
+        first = environment.prompts + step * settings.batch  # own prompts, beyond those of the run
+        trajectories = [
+            _demonstration_trajectory(environment.demonstration(prompt), text)
             for prompt in range(first, first + settings.batch)
         ]
-        tokens = sum(sum(trajectory.sampled) for trajectory in shown)
-        data = [trajectory.supervised_datum(1 / tokens) for trajectory in shown]
+        tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
+        data = [trajectory.cross_entropy_datum(1 / tokens) for trajectory in trajectories]
         futures.append(training.forward_backward(data, "cross_entropy"))
         futures.append(training.optim_step(adam(settings.learning_rate, 1.0)))
     for future in futures:
         future.result()
 
 
-def _demonstrated(turns: Sequence[tuple[Observation, str]], text: PlainText) -> Trajectory:
+def _demonstration_trajectory(
+    turns: Sequence[tuple[Observation, str]], text: PlainText
+) -> Trajectory:
     trajectory = Trajectory(text.first(turns[0][0]))
     for number, (observation, answer) in enumerate(turns):
         if number and isinstance(observation, str):
             trajectory.observe(text.next(observation, ended=True))
-        spoken = text.spoken(answer)
-        trajectory.act(spoken, [0.0] * len(spoken))
+        answer_tokens = text.encode_answer(answer)
+        trajectory.act(answer_tokens, [0.0] * len(answer_tokens))
     return trajectory
 
 
 class WeightSnapshot:
-    """The sampler of each step, asked for right behind the updates: its weights are on their way
-    to the engines while the driver reads what the updates came to.
+    """The sampler of each step, requested right after the updates: its weights travel to the
+    engines while the driver reads the results of the updates.
 
-    Hazard: the SDK's call blocks, hence the thread; a daemon, so that a driver that fails while the
-    service is gone ends.
+    Hazard: the SDK's call blocks, so it runs in a thread; a daemon, so that a driver that fails
+    while the service is gone can exit.
     """
 
     def __init__(self, training: Any) -> None:
@@ -155,53 +159,56 @@ class WeightSnapshot:
         self._sampler: Future[Any] = Future()
 
     def take(self) -> None:
-        """Of the weights after all that was asked for so far."""
+        """Request a snapshot of the weights after all updates requested so far."""
         self._sampler = Future()
         threading.Thread(target=self._take, args=(self._sampler,), daemon=True).start()
 
     def _take(self, sampler: Future[Any]) -> None:
         try:
             sampler.set_result(self._training.save_weights_and_get_sampling_client())
-        except BaseException as error:  # noqa: BLE001  whoever waits for the result gets it
+        except BaseException as error:  # noqa: BLE001  (the caller of `result` gets it)
             sampler.set_exception(error)
 
     def result(self) -> Any:
         return self._sampler.result()
 
 
-def _nothing() -> None:
-    """No step follows: nobody needs a sampler."""
+def _do_nothing() -> None:
+    """After the last step no sampler is needed."""
 
 
-def _later(group: TrajectoryGroup) -> None:
-    """All groups are trained on together, once the last is whole."""
+def _ignore_group(group: TrajectoryGroup) -> None:
+    """Without overlap, training waits for all groups."""
 
 
-def _draw(
-    recipe: Recipe, rollout: Rollout, used: int, on_kept: Callable[[TrajectoryGroup], None] = _later
+def _sample_groups(
+    recipe: Recipe,
+    rollout: Rollout,
+    prompts_used: int,
+    on_kept: Callable[[TrajectoryGroup], None] = _ignore_group,
 ) -> SampledGroups:
-    """Sample groups until enough of them teach something, or as many as the step may draw."""
+    """Sample groups until enough are informative, or up to the step's limit."""
     grpo = recipe.grpo
     order = PromptOrder(recipe.environment.prompts, grpo.seed)
-    drawn = SampledGroups([], [])
+    sampled = SampledGroups([], [])
     limit = grpo.max_groups if grpo.dynamic_sampling else grpo.groups
-    while len(drawn.kept) < grpo.groups and len(drawn.groups) < limit:
-        count = min(grpo.groups - len(drawn.kept), limit - len(drawn.groups))
-        uses: Sequence[PromptUse] = order.uses(used + len(drawn.groups), count)
-        place = {use: number for number, use in enumerate(uses)}
-        sampled: list[TrajectoryGroup] = []
+    while len(sampled.kept) < grpo.groups and len(sampled.groups) < limit:
+        count = min(grpo.groups - len(sampled.kept), limit - len(sampled.groups))
+        uses: Sequence[PromptUse] = order.uses(prompts_used + len(sampled.groups), count)
+        position = {use: number for number, use in enumerate(uses)}
+        groups: list[TrajectoryGroup] = []
         kept: list[TrajectoryGroup] = []
-        for group in rollout.completed(uses, grpo.group_size):
-            sampled.append(group)
+        for group in rollout.iter_groups(uses, grpo.group_size):
+            groups.append(group)
             if is_informative(group.rewards):
-                kept.append(group.of(farthest_apart(group.rewards, trained_on(recipe))))
+                kept.append(group.select(farthest_apart(group.rewards, answers_per_group(recipe))))
                 on_kept(kept[-1])
-        drawn.groups.extend(sorted(sampled, key=lambda group: place[group.use]))
-        drawn.kept.extend(sorted(kept, key=lambda group: place[group.use]))
-    return drawn
+        sampled.groups.extend(sorted(groups, key=lambda group: position[group.use]))
+        sampled.kept.extend(sorted(kept, key=lambda group: position[group.use]))
+    return sampled
 
 
-def trained_on(recipe: Recipe) -> int:
+def answers_per_group(recipe: Recipe) -> int:
     """The number of answers to train on per group."""
     return recipe.grpo.train_on or recipe.grpo.group_size
 
@@ -224,33 +231,33 @@ class OverlappedUpdate:
         self._passes: list[tuple[Any, Sequence[TrajectoryGroup]]] = []
         self._kls: list[float] = []
         self._began_s: float | None = None
-        self._last_whole_s = 0.0
+        self._last_group_s = 0.0
 
     def add(self, group: TrajectoryGroup) -> None:
-        """Train on it as soon as enough others are whole."""
-        self._last_whole_s = time.perf_counter()
+        """Add a complete group; train once a micro-batch is complete."""
+        self._last_group_s = time.perf_counter()
         self._pending.append(group)
         if sum(len(g.trajectories) for g in self._pending) >= self._recipe.grpo.overlap:
             self._send()
 
-    def finish(self, queued: Callable[[], None] = _nothing) -> dict[str, float]:
-        """Train on the rest, then update the weights; `queued` when all of that is asked for."""
+    def finish(self, on_queued: Callable[[], None] = _do_nothing) -> dict[str, float]:
+        """Train on the rest, then update the weights; calls `on_queued` once all is requested."""
         if self._pending:
             self._send()
         if not self._passes:
-            queued()
+            on_queued()
             return {"optim/updates": 0.0}
         grpo = self._recipe.grpo
-        stepped = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
-        queued()
-        done = [(passed.result(), groups) for passed, groups in self._passes]
+        step_result = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
+        on_queued()
+        done = [(loss_pass.result(), groups) for loss_pass, groups in self._passes]
         return {
             "optim/updates": 1.0,
             "optim/passes": float(len(done)),
-            "time/overlap_s": max(self._last_whole_s - (self._began_s or 0.0), 0.0),
-            "optim/loss": float(sum(passed.metrics["loss:sum"] for passed, _ in done)),
-            "optim/grad_norm": (stepped.result().metrics or {}).get("grad_norm", 0.0),
-            "optim/sampler_kl": float(np.mean([_sampler_kl(*passed) for passed in done])),
+            "time/overlap_s": max(self._last_group_s - (self._began_s or 0.0), 0.0),
+            "optim/loss": float(sum(loss_pass.metrics["loss:sum"] for loss_pass, _ in done)),
+            "optim/grad_norm": (step_result.result().metrics or {}).get("grad_norm", 0.0),
+            "optim/sampler_kl": float(np.mean([_sampler_kl(*loss_pass) for loss_pass in done])),
             **_kl_metric(self._kls),
         }
 
@@ -259,27 +266,29 @@ class OverlappedUpdate:
         distances = _distances(self._reference, groups, self._kls)
         data = policy_data(self._recipe, groups, self._expected_tokens, distances)
         grpo = self._recipe.grpo
-        passed = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
-        self._passes.append((passed, groups))
+        loss_pass = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
+        self._passes.append((loss_pass, groups))
         if self._began_s is None:
             self._began_s = time.perf_counter()
 
 
-def _overlapped(
+def _start_overlapped(
     recipe: Recipe, training: Any, folder: RunDirectory, reference: ReferenceModel | None
 ) -> OverlappedUpdate | None:
     if not recipe.grpo.overlap:
         return None
-    return OverlappedUpdate(recipe, training, _expected_tokens(recipe, folder), reference)
+    return OverlappedUpdate(recipe, training, _estimate_tokens(recipe, folder), reference)
 
 
-def _expected_tokens(recipe: Recipe, folder: RunDirectory) -> int:
+def _estimate_tokens(recipe: Recipe, folder: RunDirectory) -> int:
     """The step's expected number of tokens: the last step's, or the maximum."""
     grpo = recipe.grpo
     for row in reversed(folder.metrics()):
         if row.get("groups/kept", 0.0) > 0:
-            return max(round(row["groups/kept"] * trained_on(recipe) * row["answer/tokens"]), 1)
-    return grpo.groups * trained_on(recipe) * recipe.sampling.max_tokens
+            return max(
+                round(row["groups/kept"] * answers_per_group(recipe) * row["answer/tokens"]), 1
+            )
+    return grpo.groups * answers_per_group(recipe) * recipe.sampling.max_tokens
 
 
 def _loss_config(recipe: Recipe) -> dict[str, float]:
@@ -294,28 +303,31 @@ def _update(
     training: Any,
     groups: Sequence[TrajectoryGroup],
     reference: ReferenceModel | None,
-    queued: Callable[[], None],
+    on_queued: Callable[[], None],
 ) -> dict[str, float]:
-    """One optimizer step per share of the groups; `queued` when all of them are asked for."""
+    """One optimizer step per share of the groups; calls `on_queued` once all are requested."""
     grpo = recipe.grpo
-    asked, kls = [], list[float]()
+    requests, kls = [], list[float]()
     for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
         if share:
             data = policy_data(recipe, share, distances=_distances(reference, share, kls))
-            passed = training.forward_backward(data, grpo.loss, _loss_config(recipe))
-            stepped = training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
-            asked.append((passed, stepped, share))
-    queued()
-    done = [(passed.result(), stepped.result(), share) for passed, stepped, share in asked]
+            loss_pass = training.forward_backward(data, grpo.loss, _loss_config(recipe))
+            step_result = training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
+            requests.append((loss_pass, step_result, share))
+    on_queued()
+    done = [
+        (loss_pass.result(), step_result.result(), share)
+        for loss_pass, step_result, share in requests
+    ]
     if not done:
         return {"optim/updates": 0.0}
-    norms = [(stepped.metrics or {}).get("grad_norm", 0.0) for _, stepped, _ in done]
+    norms = [(step_result.metrics or {}).get("grad_norm", 0.0) for _, step_result, _ in done]
     return {
         "optim/updates": float(len(done)),
-        "optim/loss": float(np.mean([passed.metrics["loss:sum"] for passed, _, _ in done])),
+        "optim/loss": float(np.mean([loss_pass.metrics["loss:sum"] for loss_pass, _, _ in done])),
         "optim/grad_norm": float(np.mean(norms)),
         "optim/sampler_kl": float(
-            np.mean([_sampler_kl(passed, share) for passed, _, share in done])
+            np.mean([_sampler_kl(loss_pass, share) for loss_pass, _, share in done])
         ),
         **_kl_metric(kls),
     }
@@ -324,14 +336,17 @@ def _update(
 def _distances(
     reference: ReferenceModel | None, groups: Sequence[TrajectoryGroup], kls: list[float]
 ) -> list[Floats] | None:
-    """By token, how much likelier it was than under the reference; notes their KL in `kls`."""
+    """Log-prob differences to the reference by token; appends their KL to `kls`."""
     if reference is None:
         return None
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     policy = [trajectory.sampled_logprobs for trajectory in trajectories]
-    known = reference.logprobs(trajectories)
-    kls.append(kl_estimate(policy, known))
-    return [own - other for own, other in zip(policy, known, strict=True)]
+    reference_logprobs = reference.logprobs(trajectories)
+    kls.append(kl_estimate(policy, reference_logprobs))
+    return [
+        policy_row - reference_row
+        for policy_row, reference_row in zip(policy, reference_logprobs, strict=True)
+    ]
 
 
 def _kl_metric(kls: Sequence[float]) -> dict[str, float]:
@@ -351,20 +366,20 @@ def policy_data(
         [group_advantages(group.rewards, by_spread=grpo.by_spread) for group in groups]
     )
     logprobs = [trajectory.sampled_logprobs for trajectory in trajectories]
-    pushes = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus, tokens)
+    weights = token_advantages(advantages.tolist(), logprobs, grpo.entropy_bonus, tokens)
     if distances is not None:
-        drifts = token_advantages([0.0] * len(trajectories), distances, grpo.kl, tokens)
-        pushes = [push + drift for push, drift in zip(pushes, drifts, strict=True)]
-    pairs = zip(trajectories, pushes, strict=True)
-    return [trajectory.policy_datum(pushed) for trajectory, pushed in pairs]
+        penalties = token_advantages([0.0] * len(trajectories), distances, grpo.kl, tokens)
+        weights = [weight + penalty for weight, penalty in zip(weights, penalties, strict=True)]
+    pairs = zip(trajectories, weights, strict=True)
+    return [trajectory.policy_datum(token_weights) for trajectory, token_weights in pairs]
 
 
-def _sampler_kl(passed: Any, groups: Sequence[TrajectoryGroup]) -> float:
+def _sampler_kl(loss_pass: Any, groups: Sequence[TrajectoryGroup]) -> float:
     """The mean difference of the learner's and the sampler's log-probs of sampled tokens."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     gaps = [
         np.asarray(trajectory.logprobs[1:]) - np.asarray(output["logprobs"].data)
-        for output, trajectory in zip(passed.loss_fn_outputs, trajectories, strict=True)
+        for output, trajectory in zip(loss_pass.loss_fn_outputs, trajectories, strict=True)
     ]
     masks = [np.asarray(trajectory.sampled[1:]) for trajectory in trajectories]
     return float(np.concatenate(gaps)[np.concatenate(masks)].mean())
@@ -381,21 +396,21 @@ def adam(learning_rate: float, grad_clip_norm: float) -> tinker.AdamParams:
     )
 
 
-def _rollout_metrics(drawn: SampledGroups) -> dict[str, float]:
-    trajectories = [t for group in drawn.groups for t in group.trajectories]
+def _rollout_metrics(sampled: SampledGroups) -> dict[str, float]:
+    trajectories = [t for group in sampled.groups for t in group.trajectories]
     surprise = np.concatenate([-t.sampled_logprobs for t in trajectories])
     return {
         "reward": float(np.mean([t.reward for t in trajectories])),
-        "reward/best": float(np.mean([max(group.rewards) for group in drawn.groups])),
-        "groups/drawn": float(len(drawn.groups)),
-        "groups/kept": float(len(drawn.kept)),
+        "reward/best": float(np.mean([max(group.rewards) for group in sampled.groups])),
+        "groups/drawn": float(len(sampled.groups)),
+        "groups/kept": float(len(sampled.kept)),
         "answer/tokens": float(np.mean([sum(t.sampled) for t in trajectories])),
         "answer/turns": float(np.mean([t.turns for t in trajectories])),
         "answer/entropy": float(surprise.mean()),
     }
 
 
-def _good_enough(recipe: Recipe, folder: RunDirectory) -> bool:
+def _has_reached_goal(recipe: Recipe, folder: RunDirectory) -> bool:
     goal = recipe.grpo.stop_at_reward
     recent = [row["reward"] for row in folder.metrics()[-10:]]
     return goal is not None and len(recent) == 10 and float(np.mean(recent)) >= goal
@@ -404,6 +419,6 @@ def _good_enough(recipe: Recipe, folder: RunDirectory) -> bool:
 def save_checkpoint(
     training: Any, folder: RunDirectory, steps_done: int, prompts_used: int
 ) -> None:
-    """First the service has the state for good, then the folder names it."""
+    """Save the state durably in the service, then record its path in the folder."""
     saved = training.save_state(f"step-{steps_done:06d}").result()
     folder.keep(RunCheckpoint(steps_done, prompts_used, saved.path))

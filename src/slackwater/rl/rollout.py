@@ -1,4 +1,4 @@
-"""Samples groups of trajectories, sending each turn as soon as the previous one ended."""
+"""Samples groups of trajectories; each turn is sent as soon as the previous one has ended."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ from slackwater.rl.text import PlainText
 
 @dataclass(slots=True)
 class Trajectory:
-    """All turns in one token sequence; `sampled` marks the model's own, with log-probs."""
+    """All turns in one token sequence; `sampled` marks the model's tokens, with log-probs."""
 
     tokens: list[int]
     sampled: list[bool] = field(default_factory=list)
@@ -49,20 +49,20 @@ class Trajectory:
     @property
     def sampled_logprobs(self) -> Floats:
         """Log-probs of the sampled tokens only."""
-        kept: Floats = np.asarray(self.logprobs, np.float32)[np.asarray(self.sampled)]
-        return kept
+        sampled: Floats = np.asarray(self.logprobs, np.float32)[np.asarray(self.sampled)]
+        return sampled
 
     def policy_datum(self, advantages: Floats) -> tinker.Datum:
-        """For a policy loss: `advantages` of the sampled tokens, nothing elsewhere."""
+        """A datum for a policy loss, with `advantages` of the sampled tokens and 0 elsewhere."""
         mask = np.asarray(self.sampled)
-        pushes = np.zeros(len(self.tokens), np.float32)
-        pushes[mask] = advantages
+        token_advantages = np.zeros(len(self.tokens), np.float32)
+        token_advantages[mask] = advantages
         return self._datum(
-            logprobs=np.asarray(self.logprobs, np.float32)[1:], advantages=pushes[1:]
+            logprobs=np.asarray(self.logprobs, np.float32)[1:], advantages=token_advantages[1:]
         )
 
-    def supervised_datum(self, weight: float) -> tinker.Datum:
-        """For cross-entropy: the answers, each token with this weight."""
+    def cross_entropy_datum(self, weight: float) -> tinker.Datum:
+        """A datum for cross-entropy; each sampled token has this weight."""
         return self._datum(weights=np.asarray(self.sampled[1:], np.float32) * weight)
 
     def _datum(self, **inputs: Floats) -> tinker.Datum:
@@ -87,8 +87,11 @@ class TrajectoryGroup:
     def rewards(self) -> list[float]:
         return [trajectory.reward for trajectory in self.trajectories]
 
-    def of(self, places: Sequence[int]) -> "TrajectoryGroup":
-        return TrajectoryGroup(self.use, tuple(self.trajectories[place] for place in places))
+    def select(self, indices: Sequence[int]) -> "TrajectoryGroup":
+        """The group with only these trajectories."""
+        return TrajectoryGroup(self.use, tuple(self.trajectories[index] for index in indices))
+
+    of = select  # the earlier name, for recipes outside this package
 
 
 @dataclass(slots=True)
@@ -117,53 +120,57 @@ class Rollout:
 
     def groups(self, uses: Sequence[PromptUse], size: int) -> list[TrajectoryGroup]:
         """A group of `size` trajectories for each use, in the order of the uses."""
-        found = {group.use: group for group in self.completed(uses, size)}
-        return [found[use] for use in uses]
+        groups_by_use = {group.use: group for group in self.iter_groups(uses, size)}
+        return [groups_by_use[use] for use in uses]
 
-    def completed(self, uses: Sequence[PromptUse], size: int) -> Iterator[TrajectoryGroup]:
+    def iter_groups(self, uses: Sequence[PromptUse], size: int) -> Iterator[TrajectoryGroup]:
         """Yield each group as soon as it is complete, while the others continue."""
         open_turns: dict[Future[Any], tuple[int, list[GroupMember]]] = {}
         open_replies: dict[Future[EnvironmentReply], tuple[int, GroupMember]] = {}
-        ended: SimpleQueue[Future[Any]] = SimpleQueue()
+        done_futures: SimpleQueue[Future[Any]] = SimpleQueue()
         members: list[list[GroupMember]] = []
         unfinished = [size] * len(uses)
 
-        def send(place: int, asked: list[GroupMember]) -> None:
-            future = self.sample(uses[place], asked[0], num_samples=len(asked))
-            open_turns[future] = (place, asked)
-            future.add_done_callback(ended.put)
+        def send(index: int, members_of_turn: list[GroupMember]) -> None:
+            future = self.sample(uses[index], members_of_turn[0], num_samples=len(members_of_turn))
+            open_turns[future] = (index, members_of_turn)
+            future.add_done_callback(done_futures.put)
 
-        def replied(place: int, member: GroupMember, reply: EnvironmentReply) -> None:
-            if self.heard(member, reply):
-                unfinished[place] -= 1
+        def handle_reply(index: int, member: GroupMember, reply: EnvironmentReply) -> None:
+            if self.apply_reply(member, reply):
+                unfinished[index] -= 1
             else:
-                send(place, [member])
+                send(index, [member])
 
-        for place, use in enumerate(uses):
+        for index, use in enumerate(uses):
             members.append([self.start(use.prompt, number) for number in range(size)])
-            send(place, members[place])
+            send(index, members[index])
         while open_turns or open_replies:
-            future = ended.get()
+            future = done_futures.get()
             if future in open_replies:
-                place, member = open_replies.pop(future)
-                replied(place, member, future.result())
+                index, member = open_replies.pop(future)
+                handle_reply(index, member, future.result())
             else:
-                place, asked = open_turns.pop(future)
-                for member, sequence in zip(asked, future.result().sequences, strict=True):
-                    reply = self.answered(member, sequence)
+                index, members_of_turn = open_turns.pop(future)
+                for member, sequence in zip(
+                    members_of_turn, future.result().sequences, strict=True
+                ):
+                    reply = self.submit_answer(member, sequence)
                     if isinstance(reply, EnvironmentReply):
-                        replied(place, member, reply)
+                        handle_reply(index, member, reply)
                     else:
-                        open_replies[reply] = (place, member)
-                        reply.add_done_callback(ended.put)
-            if unfinished[place] == 0:
-                yield TrajectoryGroup(uses[place], tuple(m.trajectory for m in members[place]))
+                        open_replies[reply] = (index, member)
+                        reply.add_done_callback(done_futures.put)
+            if unfinished[index] == 0:
+                yield TrajectoryGroup(uses[index], tuple(m.trajectory for m in members[index]))
+
+    completed = iter_groups  # the earlier name, for recipes outside this package
 
     def start(self, prompt: int, number: int) -> GroupMember:
         episode = self.environment.episode(prompt)
         return GroupMember(number, episode, Trajectory(self.text.first(episode.first_observation)))
 
-    def answered(
+    def submit_answer(
         self, member: GroupMember, sequence: Any
     ) -> "EnvironmentReply | Future[EnvironmentReply]":
         tokens = list(sequence.tokens)
@@ -171,16 +178,16 @@ class Rollout:
         member.ended = bool(tokens) and tokens[-1] in self.text.stop
         return member.episode.answer(self.text.answer(tokens))
 
-    def heard(self, member: GroupMember, reply: EnvironmentReply) -> bool:
-        """Process the reply to an answer; whether it was the last."""
+    def apply_reply(self, member: GroupMember, reply: EnvironmentReply) -> bool:
+        """Apply the reply to an answer; whether the episode is over."""
         member.trajectory.reward += reply.reward
         if not reply.done:
             member.trajectory.observe(self.text.next(reply.observation, member.ended))
         return reply.done
 
     def sample(self, use: PromptUse, member: GroupMember, num_samples: int) -> Future[Any]:
-        path = [self.seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
-        seed = int(np.random.SeedSequence(path).generate_state(1)[0] >> 1)
+        entropy = [self.seed, use.epoch, use.prompt, member.number, member.trajectory.turns]
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0] >> 1)
         params = tinker.SamplingParams(
             max_tokens=self.settings.max_tokens,
             temperature=self.settings.temperature,
@@ -205,12 +212,12 @@ class ReferenceModel:
         )
 
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """Of every sampled token of each trajectory; the requests are sent together."""
-        asked = [
+        """Log-probs of the sampled tokens of each trajectory; the requests are sent together."""
+        futures = [
             self._sampler.compute_logprobs(tinker.ModelInput.from_ints(list(trajectory.tokens)))
             for trajectory in trajectories
         ]
-        scores = [np.asarray(future.result()[1:], np.float32) for future in asked]
+        scores = [np.asarray(future.result()[1:], np.float32) for future in futures]
         return [
             row[np.asarray(trajectory.sampled[1:])]
             for row, trajectory in zip(scores, trajectories, strict=True)

@@ -37,13 +37,13 @@ class PromptOrder:
 
     def uses(self, start: int, count: int) -> tuple[PromptUse, ...]:
         """The uses number `start` to `start + count - 1`."""
-        found: list[PromptUse] = []
-        while len(found) < count:
-            epoch, place = divmod(start + len(found), self.prompts)
+        uses: list[PromptUse] = []
+        while len(uses) < count:
+            epoch, offset = divmod(start + len(uses), self.prompts)
             order = np.random.default_rng([self.seed, epoch]).permutation(self.prompts)
-            taken = order[place : place + count - len(found)]
-            found.extend(PromptUse(epoch, int(prompt)) for prompt in taken)
-        return tuple(found)
+            prompts = order[offset : offset + count - len(uses)]
+            uses.extend(PromptUse(epoch, int(prompt)) for prompt in prompts)
+        return tuple(uses)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +63,18 @@ class RunDirectory:
     ) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self._keep_recipe(recipe)
+        self._check_recipe(recipe)
         self.checkpoint = self._read_checkpoint()
-        done = self.checkpoint.steps_done if self.checkpoint else 0
+        steps_done = self.checkpoint.steps_done if self.checkpoint else 0
         for name in ("metrics.jsonl", "prompts.jsonl"):
-            self._cut(path / name, done)
-        self._trackers = Trackers(trackers, path, plain(recipe), done)
+            self._truncate(path / name, steps_done)
+        self._trackers = Trackers(trackers, path, plain(recipe), steps_done)
 
     def record(
         self, step: int, metrics: Mapping[str, float], uses: Sequence[tuple[PromptUse, bool]]
     ) -> None:
-        """Keep a step's curves, and which prompts it used and whether each taught something."""
-        rows = [[use.epoch, use.prompt, int(kept)] for use, kept in uses]
+        """Record a step's curves, its prompts, and whether each was trained on."""
+        rows = [[use.epoch, use.prompt, int(was_kept)] for use, was_kept in uses]
         self._append("prompts.jsonl", {"step": step, "uses": rows})
         self._append("metrics.jsonl", {"step": step, **metrics})
         self._trackers.record(step, metrics)
@@ -92,22 +92,22 @@ class RunDirectory:
     def close(self) -> None:
         self._trackers.close()
 
-    def _keep_recipe(self, recipe: Recipe) -> None:
-        """A run is continued with the recipe that it began with; only its length may change."""
-        path, given = self.path / "recipe.json", plain(recipe)
+    def _check_recipe(self, recipe: Recipe) -> None:
+        """Refuse to continue a run with another recipe; only the number of steps may change."""
+        path, current = self.path / "recipe.json", plain(recipe)
         if path.is_file() and (self.path / "checkpoint.json").is_file():
-            # decoded, so that settings which are new since then have their defaults
-            before = plain(decode(Recipe, json.loads(path.read_text())))
-            for table in (before, given):
+            # Decoding gives settings that are newer than the run their defaults.
+            stored = plain(decode(Recipe, json.loads(path.read_text())))
+            for table in (stored, current):
                 for name in ("steps", "stop_at_reward"):
                     table["grpo"].pop(name, None)
                     table["supervised"].pop(name, None)
-            if before != given:
-                changed = sorted(key for key in given if before.get(key) != given[key])
+            if stored != current:
+                changed = sorted(key for key in current if stored.get(key) != current[key])
                 raise ConfigError.of(
                     "--run",
                     str(self.path),
-                    f"holds a run with another {changed[0]}; give a new folder",
+                    f"contains a run with another {changed[0]}; give a new folder",
                 )
         self._replace("recipe.json", json.dumps(plain(recipe), indent=2))
 
@@ -115,18 +115,18 @@ class RunDirectory:
         path = self.path / "checkpoint.json"
         return RunCheckpoint(**json.loads(path.read_text())) if path.is_file() else None
 
-    def _cut(self, path: Path, steps_done: int) -> None:
+    def _truncate(self, path: Path, steps_done: int) -> None:
         if not path.is_file():
             return
-        kept = []
+        lines = []
         for line in path.read_text().splitlines():
             try:
                 row: dict[str, Any] = json.loads(line)
             except json.JSONDecodeError:
-                break  # the last line of a run that was killed while it wrote
+                break  # the last line of a run that was killed during the write
             if row["step"] < steps_done:
-                kept.append(line)
-        self._replace(path.name, "".join(f"{line}\n" for line in kept))
+                lines.append(line)
+        self._replace(path.name, "".join(f"{line}\n" for line in lines))
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.path / name).open("a") as file:

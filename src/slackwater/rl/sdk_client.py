@@ -1,4 +1,4 @@
-"""The SDK's service client, for a block that always ends."""
+"""The SDK's service client, closed reliably."""
 
 import asyncio
 import atexit
@@ -15,12 +15,12 @@ _END_S = 5.0
 
 
 def load_sdk() -> None:
-    """Import the SDK without PyTorch, which it would load wherever it is installed: 2 s and 190 MB
-    of every driver. In this process the SDK then converts no PyTorch tensors.
+    """Import the SDK without PyTorch, which it loads wherever it is installed: 2 s and 190 MB per
+    driver. In this process the SDK then converts no PyTorch tensors.
     """
     if "torch" in sys.modules or "tinker" in sys.modules:
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` fails meanwhile
+    sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
     try:
         import tinker  # noqa: F401
     finally:
@@ -54,12 +54,12 @@ def end_loop() -> None:
     """Stop the SDK's event loop thread before the interpreter exits.
 
     Hazard: a thread at work during finalization may abort the process, and a complete job would
-    count as failed. Requests that are still under way are cancelled while their loop lives; later
-    each would print a traceback of its own.
+    count as failed. Running requests are cancelled while their loop lives; later each would print a
+    traceback.
     """
-    inside = sys.modules.get("tinker.lib.internal_client_holder")
-    held = getattr(inside, "_internal_client_holder_thread_singleton", None)
-    loop, thread = getattr(held, "_loop", None), getattr(held, "_thread", None)
+    module = sys.modules.get("tinker.lib.internal_client_holder")
+    holder = getattr(module, "_internal_client_holder_thread_singleton", None)
+    loop, thread = getattr(holder, "_loop", None), getattr(holder, "_thread", None)
     if loop is not None and thread is not None and thread.is_alive():
         loop.set_exception_handler(lambda loop, context: None)
         with suppress(TimeoutError):
@@ -69,8 +69,8 @@ def end_loop() -> None:
 
 
 async def _cancel_requests() -> None:
-    under_way = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in under_way:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
         task.cancel()
-    if under_way:
-        await asyncio.wait(under_way, timeout=_END_S / 2)
+    if tasks:
+        await asyncio.wait(tasks, timeout=_END_S / 2)

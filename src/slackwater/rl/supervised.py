@@ -1,7 +1,7 @@
 """Supervised and preference (DPO) training on a data set, as a client of the service.
 
-DPO needs no loss in the service: the gradient of -log sigmoid(beta * margin) by each log-prob is
-known once the margin is, so a pair is a `cross_entropy` pass with these as weights.
+DPO needs no loss in the service: once the margin is known, so is the gradient of
+-log sigmoid(beta * margin) by each log-prob. A pair is a `cross_entropy` pass with these weights.
 """
 
 import time
@@ -31,7 +31,7 @@ def run_supervised(
 ) -> str:
     """Train to the recipe's end, resuming a checkpoint; returns the path of the final weights."""
     settings, tasks = recipe.supervised, recipe.environment
-    assert isinstance(tasks, DataTasks), "as the recipe checked"
+    assert isinstance(tasks, DataTasks), "the recipe has checked it"
     stage(f"a trainer to load {recipe.model.base}")
     training = training_client(recipe, service, folder.checkpoint)
     text = text_of(recipe.model.text, load_tokenizer(training, recipe.model.text))
@@ -66,30 +66,32 @@ class SupervisedStep:
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One optimizer step; returns its metrics."""
-        shown = [self.shown(row) for row in rows]
-        tokens = sum(sum(trajectory.sampled) for trajectory in shown)
-        data = [trajectory.supervised_datum(1 / tokens) for trajectory in shown]
-        passed, norm = self._update(data)
+        trajectories = [self.demonstrate(row) for row in rows]
+        tokens = sum(sum(trajectory.sampled) for trajectory in trajectories)
+        data = [trajectory.cross_entropy_datum(1 / tokens) for trajectory in trajectories]
+        loss_pass, norm = self._update(data)
         return {
-            "loss": float(passed.metrics["loss:sum"]),
+            "loss": float(loss_pass.metrics["loss:sum"]),
             "answer/tokens": tokens / len(rows),
             "optim/grad_norm": norm,
         }
 
-    def shown(self, row: Row, column: str = "") -> Trajectory:
-        """A row's prompt with an answer as the model would have given it."""
+    def demonstrate(self, row: Row, column: str = "") -> Trajectory:
+        """A row's prompt with an answer, as if the model had sampled it."""
         tasks = self._tasks
         assert isinstance(tasks, DataTasks)
         trajectory = Trajectory(self._text.first(tasks.observation(row)))
-        spoken = self._text.spoken(tasks.answer_of(row, column))
-        trajectory.act(spoken, [0.0] * len(spoken))
+        answer_tokens = self._text.encode_answer(tasks.answer_of(row, column))
+        trajectory.act(answer_tokens, [0.0] * len(answer_tokens))
         return trajectory
 
     def _update(self, data: list[tinker.Datum]) -> tuple[Any, float]:
         settings = self._settings
-        passed = self._training.forward_backward(data, "cross_entropy")
-        stepped = self._training.optim_step(adam(settings.learning_rate, settings.grad_clip_norm))
-        return passed.result(), float((stepped.result().metrics or {}).get("grad_norm", 0.0))
+        loss_pass = self._training.forward_backward(data, "cross_entropy")
+        step_result = self._training.optim_step(
+            adam(settings.learning_rate, settings.grad_clip_norm)
+        )
+        return loss_pass.result(), float((step_result.result().metrics or {}).get("grad_norm", 0.0))
 
 
 class PreferenceStep(SupervisedStep):
@@ -104,22 +106,24 @@ class PreferenceStep(SupervisedStep):
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         tasks = self._tasks
         assert isinstance(tasks, DataTasks)
-        shown = [self.shown(row, side) for row in rows for side in (tasks.chosen, tasks.rejected)]
+        trajectories = [
+            self.demonstrate(row, side) for row in rows for side in (tasks.chosen, tasks.rejected)
+        ]
         scored = self._training.forward(
-            [trajectory.supervised_datum(1.0) for trajectory in shown], "cross_entropy"
+            [trajectory.cross_entropy_datum(1.0) for trajectory in trajectories], "cross_entropy"
         )
-        reference = [float(row.sum()) for row in self._reference.logprobs(shown)]
+        reference = [float(row.sum()) for row in self._reference.logprobs(trajectories)]
         outputs = scored.result().loss_fn_outputs
         policy = [
             float(np.asarray(output["logprobs"].data)[np.asarray(trajectory.sampled[1:])].sum())
-            for output, trajectory in zip(outputs, shown, strict=True)
+            for output, trajectory in zip(outputs, trajectories, strict=True)
         ]
         gains = np.asarray(policy) - np.asarray(reference)
         margins = gains[0::2] - gains[1::2]
         weights = preference_weights(margins, self._settings.beta)
         data = [
-            trajectory.supervised_datum(float(weight))
-            for trajectory, weight in zip(shown, weights, strict=True)
+            trajectory.cross_entropy_datum(float(weight))
+            for trajectory, weight in zip(trajectories, weights, strict=True)
         ]
         _, norm = self._update(data)
         return {
@@ -131,6 +135,6 @@ class PreferenceStep(SupervisedStep):
 
 
 def preference_weights(margins: Floats, beta: float) -> Floats:
-    """Weights of chosen and rejected answers in turn, that make cross-entropy DPO's gradient."""
+    """Weights of chosen and rejected answers in turn: cross-entropy then has DPO's gradient."""
     each = beta / (1.0 + np.exp(beta * margins)) / len(margins)
     return np.stack([each, -each], axis=1).reshape(-1).astype(np.float32)

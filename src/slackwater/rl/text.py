@@ -1,4 +1,4 @@
-"""How an interaction becomes one growing list of tokens."""
+"""Turns an interaction into one growing list of tokens."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -10,7 +10,7 @@ Observation = str | list[dict[str, str]]  # text, or a conversation's messages
 
 
 class PlainText:
-    """Observations as they are; an answer ends with the tokenizer's end token; a turn appends."""
+    """Observations as plain text; an answer ends with the tokenizer's end token."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -24,26 +24,26 @@ class PlainText:
         return _encode(self._tokenizer, observation)
 
     def next(self, observation: str, ended: bool) -> list[int]:
-        """What follows an answer, before the next one; `ended` if the answer had its end token."""
+        """The tokens between two answers; `ended` if the first one had its end token."""
         tokens = _encode(self._tokenizer, observation)
         return tokens if ended else [self._end, *tokens]
 
     def answer(self, tokens: Sequence[int]) -> str:
         """The answer without its end token."""
-        kept = [token for token in tokens if token != self._end]
-        return cast(str, self._tokenizer.decode(kept))
+        content = [token for token in tokens if token != self._end]
+        return cast(str, self._tokenizer.decode(content))
 
-    def spoken(self, text: str) -> list[int]:
-        """An answer as the model would have sampled it, its end token with it."""
+    def encode_answer(self, text: str) -> list[int]:
+        """An answer as the model would sample it, with its end token."""
         return [*_encode(self._tokenizer, text), self._end]
 
 
 class ChatText(PlainText):
-    """Observations as a user's turns, by the model's own chat template."""
+    """Observations as user turns of the model's chat template."""
 
     def first(self, observation: Observation) -> list[int]:
-        told = [{"role": "user", "content": observation}]
-        messages = told if isinstance(observation, str) else observation
+        single_turn = [{"role": "user", "content": observation}]
+        messages = single_turn if isinstance(observation, str) else observation
         return _encode(self._tokenizer, self._render(messages))
 
     def next(self, observation: str, ended: bool) -> list[int]:
@@ -52,11 +52,11 @@ class ChatText(PlainText):
             {"role": "assistant", "content": _ANSWER},
             {"role": "user", "content": observation},
         ]
-        after = self._render(messages).split(_ANSWER, 1)[1]
+        suffix = self._render(messages).split(_ANSWER, 1)[1]
         end_text = cast(str, self._tokenizer.eos_token)
-        if ended and after.lstrip().startswith(end_text):
-            after = after.lstrip()[len(end_text) :]
-        return _encode(self._tokenizer, after)
+        if ended and suffix.lstrip().startswith(end_text):
+            suffix = suffix.lstrip()[len(end_text) :]
+        return _encode(self._tokenizer, suffix)
 
     def _render(self, messages: Any) -> str:
         rendered = self._tokenizer.apply_chat_template(
@@ -66,7 +66,7 @@ class ChatText(PlainText):
 
 
 def text_of(kind: Literal["plain", "chat"], tokenizer: Any) -> PlainText:
-    """The way of putting text that a recipe asks for."""
+    """The text format that a recipe names."""
     return PlainText(tokenizer) if kind == "plain" else ChatText(tokenizer)
 
 

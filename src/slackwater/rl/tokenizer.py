@@ -1,7 +1,7 @@
-"""A model's tokenizer for a driver, which holds no model and should load no PyTorch.
+"""A model's tokenizer for a driver, which has no model and should load no PyTorch.
 
 The SDK's `get_tokenizer` imports transformers and PyTorch with it: 6 s of CPU time and 270 MB.
-Plain text of a model whose tokenizer file is all of its tokenizer needs neither.
+Plain text needs neither, if the model's tokenizer file is its whole tokenizer.
 """
 
 import json
@@ -15,7 +15,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class FileTokenizer:
-    """`tokenizer.json` alone, with those of the SDK's methods that plain text needs."""
+    """`tokenizer.json` alone, with the methods of the SDK's tokenizer that plain text needs."""
 
     def __init__(self, file: Path, eos_token: str) -> None:
         from tokenizers import Tokenizer
@@ -33,33 +33,36 @@ class FileTokenizer:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
         return text
 
-    def special(self) -> set[str]:
+    def special_tokens(self) -> set[str]:
         """The special tokens that the file names."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return {token.content for token in added if token.special}
 
 
 def load_tokenizer(training: "tinker.TrainingClient", kind: Literal["plain", "chat"]) -> Any:
-    """For text of this kind: the model's file where it is enough, else what the SDK finds."""
+    """The model's tokenizer file if that suffices for this kind of text, else the SDK's."""
     directory = training.get_info().model_data.tokenizer_id
-    found = file_tokenizer(Path(directory)) if kind == "plain" and directory else None
-    return found or training.get_tokenizer()
+    tokenizer = file_tokenizer(Path(directory)) if kind == "plain" and directory else None
+    return tokenizer or training.get_tokenizer()
 
 
 def file_tokenizer(directory: Path) -> FileTokenizer | None:
-    """None if transformers would do more than read the file: classes of its own, a file of another
-    kind, special tokens added by the configuration, or spaces removed from what is decoded.
+    """A tokenizer of the file alone; None if transformers would do more than read it.
+
+    That is the case for own classes, other kinds of files, special tokens added by the
+    configuration, or spaces removed from decoded text.
     """
-    file, described = directory / "tokenizer.json", directory / "tokenizer_config.json"
-    if not file.is_file() or not described.is_file():
+    file, config_file = directory / "tokenizer.json", directory / "tokenizer_config.json"
+    if not file.is_file() or not config_file.is_file():
         return None
-    config = json.loads(described.read_text())
+    config = json.loads(config_file.read_text())
     if config.get("tokenizer_class") != "PreTrainedTokenizerFast":
         return None
     if config.get("clean_up_tokenization_spaces") or not isinstance(config.get("eos_token"), str):
         return None
-    found = FileTokenizer(file, config["eos_token"])
-    named = [config[name] for name in _SPECIAL if config.get(name) is not None]
-    named += config.get("additional_special_tokens") or []
-    known = found.special()
-    return found if all(isinstance(name, str) and name in known for name in named) else None
+    tokenizer = FileTokenizer(file, config["eos_token"])
+    needed = [config[name] for name in _SPECIAL if config.get(name) is not None]
+    needed += config.get("additional_special_tokens") or []
+    special_tokens = tokenizer.special_tokens()
+    is_complete = all(isinstance(name, str) and name in special_tokens for name in needed)
+    return tokenizer if is_complete else None

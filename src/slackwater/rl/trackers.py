@@ -15,19 +15,19 @@ PROJECT = "slackwater"
 
 
 class Tracker(Protocol):
-    """Where a run's curves go, besides its folder."""
+    """A destination of a run's curves besides its folder."""
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
-def check_trackers(given: str) -> tuple[str, ...]:
+def check_trackers(names_list: str) -> tuple[str, ...]:
     """The names in `tensorboard,mlflow,wandb`; refused if one is unknown or not installed."""
-    names = tuple(name.strip() for name in given.split(",") if name.strip())
+    names = tuple(name.strip() for name in names_list.split(",") if name.strip())
     for name in names:
-        if name not in _OPENED:
-            fix = f"must be of {', '.join(_OPENED)}, separated by commas"
+        if name not in _TRACKERS:
+            fix = f"must be of {', '.join(_TRACKERS)}, separated by commas"
             raise ConfigError.of("--track", name, fix)
         try:
             __import__(name)
@@ -38,28 +38,28 @@ def check_trackers(given: str) -> tuple[str, ...]:
 
 
 class Trackers:
-    """All trackers of one run; one that fails is left out with a warning, and the run goes on."""
+    """All trackers of one run; one that fails is dropped with a warning, and the run continues."""
 
     def __init__(
         self, names: Sequence[str], folder: Path, settings: Mapping[str, Any], steps_done: int
     ) -> None:
-        self._open: dict[str, Tracker] = {}
+        self._active: dict[str, Tracker] = {}
         for name in names:
             try:
-                self._open[name] = _OPENED[name](folder, settings, steps_done)
-            except Exception as error:  # noqa: BLE001  (theirs are many, and training matters more)
+                self._active[name] = _TRACKERS[name](folder, settings, steps_done)
+            except Exception as error:  # noqa: BLE001  (trackers raise anything; training goes on)
                 self._warn(name, error)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, tracker in list(self._open.items()):
+        for name, tracker in list(self._active.items()):
             try:
                 tracker.record(step, metrics)
             except Exception as error:  # noqa: BLE001
-                del self._open[name]
+                del self._active[name]
                 self._warn(name, error)
 
     def close(self) -> None:
-        for name, tracker in self._open.items():
+        for name, tracker in self._active.items():
             try:
                 tracker.close()
             except Exception as error:  # noqa: BLE001
@@ -105,18 +105,18 @@ class MlflowTracker:
         from mlflow.entities import Metric, Param
 
         self._metric = Metric
-        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve()}/mlflow.db"
-        self._client = MlflowClient(tracking_uri=where)
-        known = _known_run(folder, "mlflow")
-        if known is None:
-            found = self._client.get_experiment_by_name(PROJECT)
-            experiment = found.experiment_id if found else self._client.create_experiment(PROJECT)
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.resolve()}/mlflow.db"
+        self._client = MlflowClient(tracking_uri=uri)
+        run_id = _read_run_ids(folder).get("mlflow")
+        if run_id is None:
+            known = self._client.get_experiment_by_name(PROJECT)
+            experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
             run = self._client.create_run(experiment, run_name=folder.resolve().name)
-            known = str(run.info.run_id)
-            params = [Param(name, str(value)) for name, value in _flat(settings)]
-            self._client.log_batch(known, params=params)
-            _remember_run(folder, "mlflow", known)
-        self._run = known
+            run_id = str(run.info.run_id)
+            params = [Param(name, str(value)) for name, value in _flatten(settings)]
+            self._client.log_batch(run_id, params=params)
+            _write_run_id(folder, "mlflow", run_id)
+        self._run = run_id
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         at_ms = int(time.time() * 1000)
@@ -133,21 +133,21 @@ class WandbTracker:
     def __init__(self, folder: Path, settings: Mapping[str, Any], steps_done: int) -> None:
         import wandb
 
-        known = _known_run(folder, "wandb") or secrets.token_hex(4)
+        run_id = _read_run_ids(folder).get("wandb") or secrets.token_hex(4)
         mode: Any = os.environ.get("WANDB_MODE") or (
             "online" if os.environ.get("WANDB_API_KEY") else "offline"
         )
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.resolve().name,
-            id=known,
+            id=run_id,
             resume="allow",
             dir=str(folder),
             config=dict(settings),
             mode=mode,
             settings=wandb.Settings(silent=True),
         )
-        _remember_run(folder, "wandb", known)
+        _write_run_id(folder, "wandb", run_id)
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -156,28 +156,27 @@ class WandbTracker:
         self._run.finish()
 
 
-_OPENED: dict[str, Any] = {
+_TRACKERS: dict[str, Any] = {
     "tensorboard": TensorBoardTracker,
     "mlflow": MlflowTracker,
     "wandb": WandbTracker,
 }
 
 
-def _known_run(folder: Path, name: str) -> str | None:
-    """The id of this run at a tracker, if it has begun there."""
+def _read_run_ids(folder: Path) -> dict[str, str]:
+    """The ids of this run by tracker, of those where it has begun."""
     path = folder / "trackers.json"
-    found = json.loads(path.read_text()).get(name) if path.is_file() else None
-    return None if found is None else str(found)
+    run_ids: dict[str, str] = json.loads(path.read_text()) if path.is_file() else {}
+    return run_ids
 
 
-def _remember_run(folder: Path, name: str, run: str) -> None:
-    path = folder / "trackers.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    path.write_text(json.dumps(known | {name: run}))
+def _write_run_id(folder: Path, name: str, run: str) -> None:
+    (folder / "trackers.json").write_text(json.dumps(_read_run_ids(folder) | {name: run}))
 
 
-def _flat(settings: Mapping[str, Any], at: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
     for name, value in settings.items():
-        flat += _flat(value, f"{at}{name}.") if isinstance(value, Mapping) else [(at + name, value)]
-    return flat
+        nested = isinstance(value, Mapping)
+        pairs += _flatten(value, f"{prefix}{name}.") if nested else [(prefix + name, value)]
+    return pairs

@@ -63,7 +63,7 @@ class Bytes(PlainText):
     def answer(self, tokens: Any) -> str:
         return bytes(t for t in tokens if t != END).decode()
 
-    def spoken(self, text: str) -> list[int]:
+    def encode_answer(self, text: str) -> list[int]:
         return [*text.encode(), END]
 
 

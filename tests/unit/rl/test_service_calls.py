@@ -46,7 +46,7 @@ def with_service(
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}/under"
-        calls = ServiceCalls(url, "key", silent_s=silent_s, most_connections=8)
+        calls = ServiceCalls(url, "key", silent_s=silent_s, max_connections=8)
         try:
             await asyncio.wait_for(work(calls), WITHIN_S)
         finally:
@@ -79,7 +79,7 @@ def test_calls_after_each_other_have_one_connection_and_calls_at_once_have_sever
 
     async def at_once(calls: ServiceCalls) -> None:
         answers = await asyncio.gather(*(calls.ask("POST", "/x", n) for n in range(20)))
-        assert [answer.said for answer in answers] == list(range(20))
+        assert [answer.content for answer in answers] == list(range(20))
 
     assert 2 <= with_service(echo, at_once) <= 8
 
@@ -132,7 +132,7 @@ def test_a_connection_that_its_service_ends_with_an_answer_is_not_used_again() -
         await writer.drain()
 
     async def work(calls: ServiceCalls) -> None:
-        assert [(await calls.ask("POST", "/", n)).said for n in range(3)] == [0, 1, 2]
+        assert [(await calls.ask("POST", "/", n)).content for n in range(3)] == [0, 1, 2]
 
     assert with_service(talk, work) == 3
 
@@ -172,12 +172,12 @@ def test_a_service_that_says_nothing_is_given_up() -> None:
 
 def test_nobody_there_and_a_wrong_address_are_told() -> None:
     async def nobody() -> None:
-        calls = ServiceCalls("http://127.0.0.1:1", "key", silent_s=1, most_connections=1)
+        calls = ServiceCalls("http://127.0.0.1:1", "key", silent_s=1, max_connections=1)
         with pytest.raises(CallError, match="no connection"):
             await calls.ask("GET", "/")
 
     asyncio.run(nobody())
     with pytest.raises(ConfigError, match="url"):
-        ServiceCalls("127.0.0.1:8123", "key", silent_s=1, most_connections=1)
+        ServiceCalls("127.0.0.1:8123", "key", silent_s=1, max_connections=1)
     with pytest.raises(ConfigError, match="key"):
-        ServiceCalls("http://127.0.0.1", "k\r\nHost: x", silent_s=1, most_connections=1)
+        ServiceCalls("http://127.0.0.1", "k\r\nHost: x", silent_s=1, max_connections=1)

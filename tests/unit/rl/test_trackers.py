@@ -63,7 +63,7 @@ class Failing:
 def test_a_tracker_that_fails_is_left_out_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(trackers._OPENED, "mlflow", Failing)
+    monkeypatch.setitem(trackers._TRACKERS, "mlflow", Failing)
     both = Trackers(("mlflow", "tensorboard"), tmp_path, {}, 0)
     for step in range(3):
         both.record(step, {"reward": float(step)})

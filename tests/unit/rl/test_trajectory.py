@@ -43,7 +43,7 @@ def test_a_datum_predicts_each_next_token_and_pushes_the_sampled_ones_only() -> 
     assert inputs["logprobs"].tolist() == [0, 0, -1, -2, 0, -3]
     assert trajectory.sampled_logprobs.tolist() == [-1, -2, -3]
     assert trajectory.turns == 2
-    weights = trajectory.supervised_datum(0.5).loss_fn_inputs["weights"].to_numpy()
+    weights = trajectory.cross_entropy_datum(0.5).loss_fn_inputs["weights"].to_numpy()
     assert weights.tolist() == [0, 0, 0.5, 0.5, 0, 0.5]
 
 
@@ -53,7 +53,7 @@ def test_plain_text_is_itself_and_an_answer_ends_with_the_end_token(
     text = text_of("plain", tokenizer)
     assert isinstance(text, PlainText)
     assert bytes(text.first("1+1=")) == b"1+1="
-    assert text.spoken("2") == [ord("2"), END]
+    assert text.encode_answer("2") == [ord("2"), END]
     assert text.answer([ord("2"), END]) == "2"
     assert text.next("ok?", ended=False) == [END, *b"ok?"]
     assert text.next("ok?", ended=True) == list(b"ok?")
@@ -65,7 +65,7 @@ def test_a_chat_grows_to_what_the_template_makes_of_the_whole(
 ) -> None:
     text = text_of("chat", tokenizer)
     assert isinstance(text, ChatText)
-    said = text.spoken("4") if ended else text.spoken("4")[:-1]
+    said = text.encode_answer("4") if ended else text.encode_answer("4")[:-1]
     grown = [*text.first("2+2?"), *said, *text.next("sure?", ended)]
     whole = tokenizer.apply_chat_template(
         [

@@ -15,12 +15,12 @@ AnyEnvironment = (
 
 
 def needs_sandboxes(environment: AnyEnvironment) -> bool:
-    """Whether what the model writes is run."""
+    """Whether the environment runs programs of the model."""
     return isinstance(environment, Coding)
 
 
 def playable(environment: AnyEnvironment, actions: ActionThread | None) -> EpisodeEnvironment:
-    """The environment, with somewhere to run things if it runs any."""
+    """The environment; with the action service if it runs programs."""
     if not isinstance(environment, Coding):
         return environment
     if actions is None:

@@ -6,12 +6,12 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, check_at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`17+5=` wants `22`; with `partial` a wrong sum earns up to half, by correct digits."""
+    """`17+5=` has the answer `22`; with `partial` a wrong sum earns up to half, by right digits."""
 
     kind: Literal["arithmetic"] = "arithmetic"
     prompts: int = 2000
@@ -21,8 +21,8 @@ class Arithmetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.max_operand", self.max_operand, 1)
+        check_at_least("environment.prompts", self.prompts, 1)
+        check_at_least("environment.max_operand", self.max_operand, 1)
 
     def episode(self, prompt: int) -> "_Sum":
         first, second = np.random.default_rng([self.seed, prompt]).integers(
@@ -43,17 +43,17 @@ class _Sum:
     partial: bool
 
     def answer(self, text: str) -> EnvironmentReply:
-        given = text.strip()
-        if given == self.expected:
+        answer = text.strip()
+        if answer == self.expected:
             return EnvironmentReply("", 1.0, True)
-        reward = 0.5 * digit_share(given, self.expected) if self.partial else 0.0
+        reward = 0.5 * digit_share(answer, self.expected) if self.partial else 0.0
         return EnvironmentReply("", reward, True)
 
 
-def digit_share(given: str, expected: str) -> float:
-    """The share of places where the two agree, of the longer one's."""
-    same = sum(a == b for a, b in zip(given, expected, strict=False))
-    return same / max(len(given), len(expected), 1)
+def digit_share(answer: str, expected: str) -> float:
+    """The share of equal digits, relative to the longer text."""
+    same = sum(a == b for a, b in zip(answer, expected, strict=False))
+    return same / max(len(answer), len(expected), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +63,26 @@ class _DigitTask(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.digits", self.digits, 1)
+        check_at_least("environment.prompts", self.prompts, 1)
+        check_at_least("environment.digits", self.digits, 1)
 
     @abstractmethod
     def episode(self, prompt: int) -> "_Copy | _Count": ...
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """As many digits as are wanted, but any: the form without the task."""
-        digits = drawn_digits([self.seed, prompt, 1], self.digits)
+        """Random digits of the right number: the format without the solution."""
+        digits = random_digits([self.seed, prompt, 1], self.digits)
         return ((self.episode(prompt).first_observation, digits),)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyDigits(_DigitTask):
-    """`407=` wants `407`; the reward is the share of places that are right."""
+    """`407=` has the answer `407`; the reward is the share of right digits."""
 
     kind: Literal["copy-digits"] = "copy-digits"
 
     def episode(self, prompt: int) -> "_Copy":
-        return _Copy(drawn_digits([self.seed, prompt], self.digits))
+        return _Copy(random_digits([self.seed, prompt], self.digits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ class _Copy:
         return EnvironmentReply("", digit_share(text, self.expected), True)
 
 
-def drawn_digits(seed: list[int], number: int) -> str:
+def random_digits(seed: list[int], number: int) -> str:
     return "".join(str(digit) for digit in np.random.default_rng(seed).integers(0, 10, number))
 
 
 @dataclass(frozen=True, slots=True)
 class CountingTask(_DigitTask):
-    """`7=` wants `890123...` (`step` -1: `654321...`); the reward is the share of correct steps."""
+    """`7=` continues `890123...` (`step` -1: `654321...`); the reward is the right steps' share."""
 
     kind: Literal["count-on"] = "count-on"
     digits: int = 32
@@ -128,7 +128,7 @@ class _Count:
         after = {str(digit): str((digit + self.step) % 10) for digit in range(10)}
         before = f"{self.first}{text}"
         right = sum(
-            after.get(one) == next_one
-            for one, next_one in zip(before, text[: self.digits], strict=False)
+            after.get(digit) == next_digit
+            for digit, next_digit in zip(before, text[: self.digits], strict=False)
         )
         return EnvironmentReply("", right / max(len(text), self.digits), True)

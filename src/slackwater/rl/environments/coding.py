@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from slackwater.rl.actions import ActionClient, ActionThread
-from slackwater.rl.environments.episode import EnvironmentReply, at_least
+from slackwater.rl.environments.episode import EnvironmentReply, check_at_least
 
 OPERATIONS = {"add": "+", "sub": "-", "mul": "*"}
 VARIABLES = "abc"
@@ -21,7 +21,7 @@ _LIMITS = {"memory_mib": 64, "processes": 16, "disk_mib": 8, "output_bytes": 409
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """`sub ca=` wants a program such as `c-a`: its tests determine the reward.
+    """`sub ca=` asks for a program such as `c-a`; its tests determine the reward.
 
     A tool call runs the program; if tests fail, the model sees how many passed and may try again,
     up to `max_turns`. Passing all `cases` in turn t earns 1 - (t - 1) / (2 max_turns); otherwise
@@ -38,35 +38,35 @@ class Coding:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.cases", self.cases, 1)
-        at_least("environment.max_turns", self.max_turns, 1)
+        check_at_least("environment.prompts", self.prompts, 1)
+        check_at_least("environment.cases", self.cases, 1)
+        check_at_least("environment.max_turns", self.max_turns, 1)
 
     def task(self, prompt: int) -> "Task":
         """The task and its tests, for a shell."""
-        drawn = np.random.default_rng([self.seed, prompt])
-        name = str(drawn.choice(list(OPERATIONS)))
-        first, second = (VARIABLES[index] for index in drawn.integers(0, len(VARIABLES), 2))
+        random = np.random.default_rng([self.seed, prompt])
+        name = str(random.choice(list(OPERATIONS)))
+        first, second = (VARIABLES[index] for index in random.integers(0, len(VARIABLES), 2))
         lines = []
         for _ in range(self.cases):
-            values = dict(zip(VARIABLES, drawn.integers(1, 10, 3).tolist(), strict=True))
-            wanted = _applied(OPERATIONS[name], values[first], values[second])
-            lines.append(f"test_case {values['a']} {values['b']} {values['c']} {wanted}")
+            values = dict(zip(VARIABLES, random.integers(1, 10, 3).tolist(), strict=True))
+            expected = _apply(OPERATIONS[name], values[first], values[second])
+            lines.append(f"test_case {values['a']} {values['b']} {values['c']} {expected}")
         return Task(f"{name} {first}{second}=", _TESTS.format(cases="\n".join(lines)))
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """Programs of the right form that do any sum."""
-        drawn = np.random.default_rng([self.seed, prompt, 1])
+        """Programs of the right format for random operations."""
+        random = np.random.default_rng([self.seed, prompt, 1])
         turns, observation = [], self.task(prompt).question
         for _ in range(self.max_turns):
-            first, second = (VARIABLES[index] for index in drawn.integers(0, len(VARIABLES), 2))
-            operation = str(drawn.choice(list(OPERATIONS.values())))
+            first, second = (VARIABLES[index] for index in random.integers(0, len(VARIABLES), 2))
+            operation = str(random.choice(list(OPERATIONS.values())))
             turns.append((observation, f"{first}{operation}{second}"))
-            observation = f"{int(drawn.integers(0, self.cases))}?"
+            observation = f"{int(random.integers(0, self.cases))}?"
         return tuple(turns)
 
     def on(self, actions: ActionThread) -> "CodingTasks":
-        """The tasks, with a place to run programs."""
+        """The tasks, with the action service that runs programs."""
         return CodingTasks(self, actions)
 
 
@@ -104,35 +104,35 @@ class _Programming:
         self._actions = actions
         self._task = task
         self._turn = 0
-        self._place: str | None = None
+        self._environment: str | None = None
         self.first_observation = task.question
 
     def answer(self, text: str) -> "Future[EnvironmentReply]":
         self._turn += 1
-        return self._actions.do(lambda client: self._tested(client, text))
+        return self._actions.do(lambda client: self._test(client, text))
 
-    async def _tested(self, client: ActionClient, text: str) -> EnvironmentReply:
+    async def _test(self, client: ActionClient, text: str) -> EnvironmentReply:
         command: tuple[str, ...] = ("sh", "-c", self._task.tests)
         if self._rules.own_environment:
             command = ("sh", "tests.sh")
-            if self._place is None:
+            if self._environment is None:
                 files = {"tests.sh": self._task.tests}
-                self._place = await client.open(files=files, memory_mib=_LIMITS["memory_mib"])
-        ran = await client.run(
+                self._environment = await client.open(files=files, memory_mib=_LIMITS["memory_mib"])
+        outcome = await client.run(
             *command,
-            environment=self._place,
+            environment=self._environment,
             kind="unit-tests",
             variables={"PROGRAM": text.strip().replace("\0", "")[:80]},
             limit_s=10.0,
             limits=_LIMITS,
         )
-        said = ran.stdout.strip()
-        reply = self._judged(int(said) if ran.ok and said.isdigit() else 0)
-        if reply.done and self._place is not None:
-            await client.close(self._place)
+        output = outcome.stdout.strip()
+        reply = self._score(int(output) if outcome.ok and output.isdigit() else 0)
+        if reply.done and self._environment is not None:
+            await client.close(self._environment)
         return reply
 
-    def _judged(self, passed: int) -> EnvironmentReply:
+    def _score(self, passed: int) -> EnvironmentReply:
         rules = self._rules
         if passed == rules.cases:
             return EnvironmentReply("", 1 - (self._turn - 1) / (2 * rules.max_turns), True)
@@ -141,7 +141,7 @@ class _Programming:
         return EnvironmentReply(f"{passed}?", 0.0, False)
 
 
-def _applied(operation: str, first: int, second: int) -> int:
+def _apply(operation: str, first: int, second: int) -> int:
     match operation:
         case "+":
             return first + second

@@ -16,7 +16,7 @@ from slackwater.rl.environments.episode import EnvironmentReply
 from slackwater.rl.text import Observation
 
 Row = Mapping[str, Any]
-_NEEDS = "pip install -c constraints.txt '.[data]'"
+_INSTALL = "pip install -c constraints.txt '.[data]'"
 
 
 @lru_cache(maxsize=4)
@@ -68,7 +68,7 @@ def _parquet(path: Path) -> list[Row]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise RefusedError(f"Parquet needs pyarrow: {_NEEDS}") from None
+        raise RefusedError(f"Parquet needs pyarrow: {_INSTALL}") from None
     try:
         rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
     except OSError as error:
@@ -83,18 +83,18 @@ def _datasets(source: Path | str, split: str) -> Sequence[Row]:
     try:
         import datasets
     except ModuleNotFoundError:
-        raise RefusedError(f"data {str(source)!r} needs the package datasets: {_NEEDS}") from None
+        raise RefusedError(f"data {str(source)!r} needs the package datasets: {_INSTALL}") from None
     try:
         if isinstance(source, Path):
-            found = datasets.load_from_disk(str(source))
-            found = found[split] if isinstance(found, datasets.DatasetDict) else found
+            dataset = datasets.load_from_disk(str(source))
+            dataset = dataset[split] if isinstance(dataset, datasets.DatasetDict) else dataset
         else:
-            found = datasets.load_dataset(source, split=split)
+            dataset = datasets.load_dataset(source, split=split)
     except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
         reason = str(error).partition("\n")[0]
         fix = f"must be a .jsonl or .parquet file, or a data set that loads: {reason}"
         raise ConfigError.of("data", str(source), fix) from None
-    rows: Sequence[Row] = found.to_list()
+    rows: Sequence[Row] = dataset.to_list()
     return rows
 
 
@@ -108,15 +108,15 @@ def load_verifier(name: str, answer: str) -> Verifier:
         return lambda text, row: float(text.strip() == str(row.get(answer, "")).strip())
     kind, _, rest = name.partition(":")
     if kind == "regex" and rest:
-        return _by_pattern(rest, answer)
+        return _pattern_verifier(rest, answer)
     if kind and rest:
-        return _by_function(name, kind, rest)
+        return _function_verifier(name, kind, rest)
     fix = "must be exact, regex:PATTERN or MODULE:FUNCTION"
     raise ConfigError.of("environment.verifier", name, fix)
 
 
-def _by_pattern(pattern: str, answer: str) -> Verifier:
-    """The last match, its first group if it has one, must be the answer; without one, a match."""
+def _pattern_verifier(pattern: str, answer: str) -> Verifier:
+    """The last match (its first group, if any) must be the answer; without an answer, any match."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -126,27 +126,27 @@ def _by_pattern(pattern: str, answer: str) -> Verifier:
         matches = list(compiled.finditer(text))
         if not matches or row.get(answer) is None:
             return float(bool(matches))
-        said = matches[-1][1 if compiled.groups else 0]
-        return float((said or "").strip() == str(row[answer]).strip())
+        answer_text = matches[-1][1 if compiled.groups else 0]
+        return float((answer_text or "").strip() == str(row[answer]).strip())
 
     return verify
 
 
-def _by_function(name: str, module: str, function: str) -> Verifier:
+def _function_verifier(name: str, module: str, function: str) -> Verifier:
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a module beside the recipe, as `python -m` would find it
+        sys.path.insert(0, "")  # modules in the current folder, as with `python -m`
     try:
-        called: Any = importlib.import_module(module)
+        function_object: Any = importlib.import_module(module)
         for part in function.split("."):
-            called = getattr(called, part)
+            function_object = getattr(function_object, part)
     except (ImportError, AttributeError) as error:
         fix = f"cannot be imported: {error}"
         raise ConfigError.of("environment.verifier", name, fix) from None
-    if not callable(called):
+    if not callable(function_object):
         raise ConfigError.of("environment.verifier", name, "is no function")
 
     def verify(text: str, row: Row) -> float:
-        reward = called(text, row)
+        reward = function_object(text, row)
         if not isinstance(reward, (bool, int, float)) or not math.isfinite(reward):
             fix = f"must return a finite number, not {reward!r}"
             raise ConfigError.of("environment.verifier", name, fix)
@@ -212,19 +212,19 @@ class DataTasks:
         column = column or (
             "messages" if self.answer not in row and "messages" in row else self.answer
         )
-        found = cell(row, column, self.data)
-        return _messages(found, column)[-1]["content"] if isinstance(found, list) else str(found)
+        answer = cell(row, column, self.data)
+        return _messages(answer, column)[-1]["content"] if isinstance(answer, list) else str(answer)
 
 
 def _messages(value: object, column: str) -> list[dict[str, str]]:
     if isinstance(value, list) and value:
-        read = [
+        messages = [
             {"role": str(item.get("role")), "content": str(item.get("content", ""))}
             for item in value
             if isinstance(item, dict)
         ]
-        if len(read) == len(value):
-            return read
+        if len(messages) == len(value):
+            return messages
     fix = "must be text or a list of messages with role and content"
     raise ConfigError.of(f"column {column}", str(value)[:50], fix)
 

@@ -42,11 +42,11 @@ class EpisodeEnvironment(Protocol):
     def episode(self, prompt: int) -> Episode: ...
 
     def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
-        """Observations with well-formed, not necessarily best, answers to teach the format."""
+        """Observations with well-formed answers, not necessarily good ones, to teach the format."""
 
 
 class PromptEpisode(Protocol):
-    """One whose replies come at once, in plain text."""
+    """An episode with immediate replies in plain text."""
 
     @property
     def first_observation(self) -> str: ...
@@ -54,8 +54,10 @@ class PromptEpisode(Protocol):
     def answer(self, text: str) -> EnvironmentReply: ...
 
 
-def played(episode: PromptEpisode, answer: Callable[[], str]) -> tuple[tuple[str, str], ...]:
-    """The observations of an episode with answers that heed none of them."""
+def play_ignoring_replies(
+    episode: PromptEpisode, answer: Callable[[], str]
+) -> tuple[tuple[str, str], ...]:
+    """An episode's observations, with answers that ignore them."""
     observation, turns = episode.first_observation, []
     while True:
         turns.append((observation, answer()))
@@ -65,7 +67,11 @@ def played(episode: PromptEpisode, answer: Callable[[], str]) -> tuple[tuple[str
         observation = reply.observation
 
 
-def at_least(name: str, value: int, least: int) -> None:
+def check_at_least(name: str, value: int, least: int) -> None:
     """Refuse a setting below `least`."""
     if value < least:
         raise ConfigError.of(name, value, f"must be at least {least}")
+
+
+# The earlier names, for environments outside this package.
+at_least, played = check_at_least, play_ignoring_replies

@@ -5,7 +5,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, at_least, played
+from slackwater.rl.environments.episode import (
+    EnvironmentReply,
+    check_at_least,
+    play_ignoring_replies,
+)
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 
@@ -30,9 +34,9 @@ class FrozenLake:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.size", self.size, 2)
-        at_least("environment.max_turns", self.max_turns, 1)
+        check_at_least("environment.prompts", self.prompts, 1)
+        check_at_least("environment.size", self.size, 2)
+        check_at_least("environment.max_turns", self.max_turns, 1)
 
     def episode(self, prompt: int) -> "_Crossing":
         return _Crossing(self, prompt)
@@ -40,7 +44,7 @@ class FrozenLake:
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """A random walk."""
         walk = np.random.default_rng([self.seed, prompt, 1])
-        return played(self.episode(prompt), lambda: str(walk.choice(list(MOVES))))
+        return play_ignoring_replies(self.episode(prompt), lambda: str(walk.choice(list(MOVES))))
 
 
 class _Crossing:
@@ -66,13 +70,13 @@ class _Crossing:
         move = MOVES.get(text.strip().upper())
         if move is None:
             return EnvironmentReply("", 0.0, True)
-        position, reward, ended, cut, _ = self._lake.step(move)
+        position, reward, terminated, truncated, _ = self._lake.step(move)
         self._position = int(position)
         distance = self._distances.get(self._position, self._nearest)
         if distance < self._nearest:
             self._nearest = distance
             reward = float(reward) + self._rules.step_reward
-        done = bool(ended or cut)
+        done = bool(terminated or truncated)
         return EnvironmentReply("" if done else self._show(), float(reward), done)
 
     def _show(self) -> str:
@@ -86,18 +90,18 @@ def _distances_to_goal(lake: list[str]) -> dict[int, int]:
     """Steps to the goal from every place with a safe path; places in gymnasium's numbering."""
     size, cells = len(lake), "".join(lake)
     goal = cells.index("G")
-    distances, edge = {goal: 0}, [goal]
-    for place in edge:
-        row, column = divmod(place, size)
-        for there_row, there_column in (
+    distances, frontier = {goal: 0}, [goal]
+    for cell in frontier:
+        row, column = divmod(cell, size)
+        for next_row, next_column in (
             (row, column - 1),
             (row + 1, column),
             (row, column + 1),
             (row - 1, column),
         ):
-            there = there_row * size + there_column
-            inside = 0 <= there_row < size and 0 <= there_column < size
-            if inside and there not in distances and cells[there] != "H":
-                distances[there] = distances[place] + 1
-                edge.append(there)
+            neighbor = next_row * size + next_column
+            inside = 0 <= next_row < size and 0 <= next_column < size
+            if inside and neighbor not in distances and cells[neighbor] != "H":
+                distances[neighbor] = distances[cell] + 1
+                frontier.append(neighbor)
     return distances

@@ -5,7 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, at_least, played
+from slackwater.rl.environments.episode import (
+    EnvironmentReply,
+    check_at_least,
+    play_ignoring_replies,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +27,20 @@ class GuessNumber:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least("environment.prompts", self.prompts, 1)
-        at_least("environment.highest", self.highest, 2)
-        at_least("environment.max_turns", self.max_turns, 1)
+        check_at_least("environment.prompts", self.prompts, 1)
+        check_at_least("environment.highest", self.highest, 2)
+        check_at_least("environment.max_turns", self.max_turns, 1)
 
     def episode(self, prompt: int) -> "_Guessing":
-        drawn = np.random.default_rng([self.seed, prompt]).integers(1, self.highest + 1)
-        return _Guessing(self, int(drawn))
+        secret = np.random.default_rng([self.seed, prompt]).integers(1, self.highest + 1)
+        return _Guessing(self, int(secret))
 
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        """Guesses in range that heed no answer."""
+        """Random guesses in range."""
         guesses = np.random.default_rng([self.seed, prompt, 1])
-        return played(self.episode(prompt), lambda: str(guesses.integers(1, self.highest + 1)))
+        return play_ignoring_replies(
+            self.episode(prompt), lambda: str(guesses.integers(1, self.highest + 1))
+        )
 
 
 class _Guessing:
@@ -45,12 +51,12 @@ class _Guessing:
         self.first_observation = f"1-{rules.highest}?"
 
     def answer(self, text: str) -> EnvironmentReply:
-        rules, given = self._rules, text.strip()
+        rules, guess = self._rules, text.strip()
         self._turn += 1
-        valid = given.isascii() and given.isdigit() and 1 <= int(given) <= rules.highest
-        reward = rules.valid_reward if valid and self._turn == 1 else 0.0
-        if valid and int(given) == self._secret:
+        is_valid = guess.isascii() and guess.isdigit() and 1 <= int(guess) <= rules.highest
+        reward = rules.valid_reward if is_valid and self._turn == 1 else 0.0
+        if is_valid and int(guess) == self._secret:
             return EnvironmentReply("", reward + 1 - (self._turn - 1) / rules.max_turns, True)
-        if not valid or self._turn == rules.max_turns:
+        if not is_valid or self._turn == rules.max_turns:
             return EnvironmentReply("", reward, True)
-        return EnvironmentReply("higher?" if int(given) < self._secret else "lower?", reward, False)
+        return EnvironmentReply("higher?" if int(guess) < self._secret else "lower?", reward, False)
