@@ -51,7 +51,7 @@ _DEFINITIONS = (
 
 
 class Tools:
-    """The tools of one environment. Every action has the `action_fields`: limits, cores, priority."""
+    """One environment's tools. Every action has the `action_fields`: limits, cores, priority."""
 
     def __init__(self, environment: ActionEnvironment, **action_fields: Any) -> None:
         self._environment = environment
