@@ -30,7 +30,7 @@ def test_a_small_body_cannot_blow_up_when_decompressed(encoding: str) -> None:
 
 def test_gzip_may_have_several_members_and_must_be_whole() -> None:
     assert decompress(gzip.compress(b"ab") + gzip.compress(b"cd"), "gzip", 100) == b"abcd"
-    with pytest.raises(RefusedBodyError, match="cut off"):
+    with pytest.raises(RefusedBodyError, match="truncated"):
         decompress(gzip.compress(b"ab")[:-1], "gzip", 100)
     with pytest.raises(RefusedBodyError, match="cannot be decompressed"):
         decompress(gzip.compress(b"ab") + b"more", "gzip", 100)

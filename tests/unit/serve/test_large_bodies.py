@@ -54,8 +54,8 @@ def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
     ("raw", "said"),
     [
         (b'{"model": "m"', "JSON decode error"),
-        (b"[" * 100_000, "no JSON that can be read"),
-        (b'{"model": "m", "prompt": "\\ud800"}', "half a character"),
+        (b"[" * 100_000, "cannot be parsed as JSON"),
+        (b'{"model": "m", "prompt": "\\ud800"}', "half of a surrogate pair"),
         (b'{"model": "m", "prompt": "\xed\xa0\x80"}', "send UTF-8"),
         ('{"model": "m", "prompt": "a"}'.encode("utf-16"), "send UTF-8"),
         (b'{"model": "m"}', "Field required"),

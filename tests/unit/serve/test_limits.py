@@ -9,7 +9,7 @@ import pytest
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.http.body_reader import broken_text
+from slackwater.serve.http.body_reader import find_text_error
 from slackwater.serve.http.limits import BodyLimits
 
 
@@ -198,8 +198,8 @@ def test_a_tenants_bodies_under_way_are_bounded_together() -> None:
     ],
 )
 def test_half_characters_are_found_and_whole_ones_are_not(text: str, half: str | None) -> None:
-    expected = None if half is None else f"{half} is half a character; send whole ones"
-    assert broken_text(text.encode()) == expected
+    expected = None if half is None else f"{half} is half of a surrogate pair; send both halves"
+    assert find_text_error(text.encode()) == expected
     spelled = json.loads(text)
     try:
         spelled.encode()

@@ -1,4 +1,4 @@
-"""Browser sessions: a key is shown once, and a cookie stands for it until it expires."""
+"""Browser sessions: a login with a key starts one, and a cookie identifies it until it expires."""
 
 import secrets
 from collections.abc import Callable
@@ -13,7 +13,7 @@ _MAX_SESSIONS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks: a tenant, or the operator, who sees everybody's jobs."""
+    """A logged-in tenant; the operator sees all tenants' jobs."""
 
     tenant: TenantId
     is_operator: bool
@@ -30,7 +30,7 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """On the server, so that a logout ends a session whoever has its cookie. A restart ends all."""
+    """Sessions are kept here, so that a logout invalidates every copy of the cookie."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,6 +1,4 @@
-"""A job's curves: the lines of `metrics.jsonl` in its run's folder, thinned to what a chart can
-show.
-"""
+"""A job's curves: `metrics.jsonl` of its run's folder, thinned for a chart."""
 
 import json
 from pathlib import Path
@@ -11,7 +9,7 @@ _MAX_POINTS = 600
 
 
 def read_curves(path: Path) -> dict[str, list[float | None]]:
-    """Series by name, all of one length; `step` is among them. Empty where nothing was written."""
+    """Series by name, all of one length, with `step`; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)
@@ -29,7 +27,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
     except ValueError:
-        return None  # half a line: the driver is writing it, or was killed
+        return None  # a partial line: the driver is writing it, or was killed
     return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
 
 
@@ -39,7 +37,7 @@ def _number(value: Any) -> float | None:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A small JSON object of a run's folder; empty where there is none."""
+    """A small JSON object in a run's folder; empty if there is none."""
     try:
         found = json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""A running service as the dashboard's source: its figures as far as a viewer may see them."""
+"""A running service as the dashboard's source; viewers see only what they may."""
 
 import asyncio
 import codecs
@@ -26,19 +26,19 @@ from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.gauges import gauges_of, serving_of, tenant_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
 
-_OVER_SHOWN = 100
-_ACTIONS_SHOWN = 20
-_LINKS_SHOWN = 40
-_NODES_SHOWN = 200
-_HOLDERS_SHOWN = 3
-_TRAJECTORIES_SHOWN = 12
-_TOKENS_SHOWN = 8192
-_CHECKPOINTS_SHOWN = 50
+_MAX_ENDED_JOBS = 100
+_MAX_ACTIONS = 20
+_MAX_LINKS = 40
+_MAX_NODES = 200
+_MAX_HOLDERS = 3
+_MAX_TRAJECTORIES = 12
+_MAX_TOKENS = 8192
+_MAX_CHECKPOINTS = 50
 _LOG_BYTES = 1 << 16
 
 
 class LiveSource:
-    """Reads the control plane; nothing is kept but the sampled timeline."""
+    """Reads the control plane on each request; stores only the sampled timeline."""
 
     mode: Literal["live", "recording"] = "live"
 
@@ -49,7 +49,7 @@ class LiveSource:
         self.timeline = self.sampler.timeline
 
     def viewer(self, key: str) -> Viewer | None:
-        """A job's own key opens nothing here: its driver must not see what the operator sees."""
+        """The viewer of a key; None for a job's key, whose driver must not see everything."""
         tenant = self._plane.tenants.find_by_key(key)
         if tenant is None or self._plane.tenants.job_of_key(key) is not None:
             return None
@@ -76,7 +76,7 @@ class LiveSource:
             "jobs": rows,
             "pools": {} if shared is None else shared["pools"],
             "permits": None if shared is None or not operator else shared["permits"],
-            "nodes": [] if shared is None else shared["nodes"][:_NODES_SHOWN],
+            "nodes": [] if shared is None else shared["nodes"][:_MAX_NODES],
             "weights": self._weights(viewer),
         }
         if operator:
@@ -86,7 +86,7 @@ class LiveSource:
                 "capacity": _capacity(plane.instances.rows()),
                 "cost": self.sampler.slack.capacity(),
                 "slack": self.sampler.slack.rows(),
-                "actions": plane.actions.top(_ACTIONS_SHOWN),
+                "actions": plane.actions.top(_MAX_ACTIONS),
                 "links": _links(plane),
             }
         return found
@@ -98,7 +98,7 @@ class LiveSource:
             if viewer.is_operator or entry.tenant == viewer.tenant
         ]
         live = [entry for entry in entries if not entry.stage.over]
-        over = [entry for entry in entries if entry.stage.over][-_OVER_SHOWN:]
+        over = [entry for entry in entries if entry.stage.over][-_MAX_ENDED_JOBS:]
         now_s = loop_time()
         rows = self._plane.submissions.add_progress(
             [job_row(entry, now_s) for entry in live + over]
@@ -125,7 +125,7 @@ class LiveSource:
         ]
 
     def sees(self, viewer: Viewer, job: str | None) -> bool:
-        """Whether what is of this job, or of none, is the viewer's to see."""
+        """Whether the viewer may see data of this job; data without a job is the operator's."""
         if viewer.is_operator or job is None:
             return viewer.is_operator
         entry = self._plane.controller.jobs.find(JobId(job))
@@ -133,7 +133,7 @@ class LiveSource:
 
     # ---- one job ----
     def _owner(self, viewer: Viewer, job: str) -> TenantId:
-        """Whose the job is; only those whose it is, and the operator, learn that there is one."""
+        """The job's tenant; for other tenants the job does not exist."""
         entry = self._plane.controller.jobs.find(JobId(job))
         if entry is None or not self.sees(viewer, entry.job):
             raise NotFoundError(f"job: {job[:200]!r} is not a job of yours")
@@ -154,7 +154,7 @@ class LiveSource:
         return facts
 
     def _slowest(self, job: JobId) -> list[dict[str, Any]]:
-        """Trajectories under way, then those that ended lately; each by the time it took."""
+        """Live trajectories, slowest first, then recently ended ones."""
         now_s = loop_time()
         live: list[dict[str, Any]] = [
             {
@@ -172,50 +172,49 @@ class LiveSource:
         live.sort(key=lambda row: -row["took_s"])
         ended = [
             {
-                "trajectory": str(one.trajectory),
-                "took_s": round(one.ended_s - one.began_s, 2),
+                "trajectory": str(each.trajectory),
+                "took_s": round(each.ended_s - each.began_s, 2),
                 "waited_s": None,
                 "state": "ended",
-                "moves": one.moves,
-                "prompt_tokens": len(one.turns[0].prompt),
-                "tokens": one.sampled_tokens,
+                "moves": each.moves,
+                "prompt_tokens": len(each.turns[0].prompt),
+                "tokens": each.sampled_tokens,
                 "limit": None,
-                "turns": len(one.turns),
+                "turns": len(each.turns),
             }
-            for one in self._plane.rollout.recent.trajectories_of(job, now_s)
+            for each in self._plane.rollout.recent.trajectories_of(job, now_s)
         ]
         under_way = {row["trajectory"] for row in live}
         ended = [row for row in ended if row["trajectory"] not in under_way]
-        return live[:_TRAJECTORIES_SHOWN] + ended[:_TRAJECTORIES_SHOWN]
+        return live[:_MAX_TRAJECTORIES] + ended[:_MAX_TRAJECTORIES]
 
     async def conversation(self, viewer: Viewer, job: str, trajectory: str) -> dict[str, Any]:
-        """Every token of a trajectory, with its text and, where it was sampled, its log-prob."""
+        """The last tokens of a trajectory with their texts, and log-probs of sampled ones."""
         self._owner(viewer, job)
         ended = self._plane.rollout.recent.find(JobId(job), trajectory)
         turns_of = self._plane.controller.rollout.turns_of
         live = next((t for t in turns_of(JobId(job)) if t.spec.trajectory == trajectory), None)
         if ended is None and live is None:
-            gone = "is neither under way nor among the last that ended"
-            raise NotFoundError(f"trajectory: {trajectory[:200]!r} {gone}")
+            raise NotFoundError(f"trajectory: {trajectory[:200]!r} is neither live nor recent")
         turns = [] if ended is None else list(ended.turns)
         model = live.spec.base_model if live is not None else ended.base_model if ended else ""
         if live is not None:
             turns.append(EndedTurn(live.spec.prompt, live.tokens[:], live.logprobs[:]))
         tokens, logprobs = join_turns(turns)
-        texts = await self._texts(model, tokens[-_TOKENS_SHOWN:].tolist())
+        texts = await self._texts(model, tokens[-_MAX_TOKENS:].tolist())
         return {
             "trajectory": trajectory,
             "model": model,
             "version": live.version if live is not None else ended.version if ended else "",
             "turns": len(turns),
-            "left_out": max(len(tokens) - _TOKENS_SHOWN, 0),
-            "ids": tokens[-_TOKENS_SHOWN:].tolist(),
-            "logprobs": [_logprob(value) for value in logprobs[-_TOKENS_SHOWN:]],
+            "left_out": max(len(tokens) - _MAX_TOKENS, 0),
+            "ids": tokens[-_MAX_TOKENS:].tolist(),
+            "logprobs": [_logprob(value) for value in logprobs[-_MAX_TOKENS:]],
             "texts": texts,
         }
 
     async def _texts(self, model: str, tokens: list[int]) -> list[str] | None:
-        """Each token's text; None where the model has no tokenizer."""
+        """Each token's text; None if the model has no tokenizer."""
         try:
             codec = await self._codecs.load(self._plane.bases.get(model))
         except (RefusedError, NotFoundError):
@@ -225,7 +224,7 @@ class LiveSource:
     async def _checkpoints(
         self, owner: TenantId, job: JobId, folder: Path | None
     ) -> list[dict[str, Any]]:
-        """Of the models that the job has open, and of the one that its driver's folder names."""
+        """Checkpoints of the job's open models, and of the model in its driver's folder."""
         plane = self._plane
         models: set[ModelId] = {
             model.model
@@ -245,7 +244,7 @@ class LiveSource:
                 "bytes": checkpoint.size_bytes,
                 "created_s": checkpoint.created_s,
             }
-            for checkpoint in mine[:_CHECKPOINTS_SHOWN]
+            for checkpoint in mine[:_MAX_CHECKPOINTS]
         ]
 
     def logs(self, viewer: Viewer, job: str, place: int) -> dict[str, Any]:
@@ -260,12 +259,12 @@ class LiveSource:
     # ---- what-if ----
     def planner_fleet(self, viewer: Viewer) -> PlannedFleet:
         if not viewer.is_operator:
-            raise RefusedError(f"key: of {viewer.tenant}; planning is the operator's")
+            raise RefusedError(f"key: of {viewer.tenant}; only the operator may plan")
         plane = self._plane
         jobs = [self._planner_job(entry.job) for entry in plane.controller.jobs.entries()]
         known = tuple(job for job in jobs if job is not None)
         if not known:
-            raise RefusedError("no job has finished an iteration yet, so no length is known")
+            raise RefusedError("no job has finished an iteration yet: nothing to plan with")
         spot = _count(plane, InstanceKind.SPOT)
         rollout, train = plane.settings.coscheduled_nodes
         nodes = (max(len(rollout), 1) + spot, max(len(train), 1))
@@ -274,7 +273,7 @@ class LiveSource:
         return PlannedFleet(*nodes, spot, shared.host_memory_gb, shared.placement, known)
 
     def _planner_job(self, job: JobId) -> PlannedJob | None:
-        """Lengths of the co-scheduler's profile; without one, device seconds per iteration."""
+        """Phase times of the co-scheduler's profile, else device seconds per iteration."""
         entry = self._plane.controller.jobs.find(job)
         if entry is None or entry.stage.over:
             return None
@@ -308,33 +307,33 @@ def _logprob(value: float) -> float | None:
 
 
 def _decode_tokens(codec: TextCodec, tokens: list[int]) -> Iterator[str]:
-    """A token that ends inside a character shows nothing; the one that completes it shows it."""
+    """The text of each token; a character split over tokens appears at the last one."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
         yield decoder.decode(codec.bytes.lookup(token))
 
 
 def waiting_reason(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Who holds what a waiting job needs, or why it has no place."""
+    """Which jobs hold the nodes that a waiting job needs, or why it is not placed."""
     if row["stage"] in ("held", "refused", "failed"):
         return str(row["reason"])
     if row.get("waits_s") is None:
         return ""
-    # A job without a group is being profiled, on whichever nodes come free.
+    # A job without a group is being profiled, on any free nodes.
     holders = [
         f"{other['job'].partition('/')[2] or other['job']} ({other['phase']})"
         for other in rows
         if other.get("phase") and row.get("group") in (None, other.get("group"))
     ]
-    more = f" and {len(holders) - _HOLDERS_SHOWN} more" if len(holders) > _HOLDERS_SHOWN else ""
+    more = f" and {len(holders) - _MAX_HOLDERS} more" if len(holders) > _MAX_HOLDERS else ""
     hold = "hold" if len(holders) > 1 else "holds"
-    named = ", ".join(holders[:_HOLDERS_SHOWN])
+    named = ", ".join(holders[:_MAX_HOLDERS])
     whom = f" while {named}{more} {hold} the nodes" if holders else ""
     return f"waits {row['waits_s']:.1f} s for its turn{whom}"
 
 
 def _links(plane: ControlPlane) -> list[dict[str, Any]]:
-    """Weights on their way from a node's relay to another's."""
+    """Weight transfers between relays of two nodes."""
     routes = plane.controller.weights.routes
     return [
         {
@@ -345,7 +344,7 @@ def _links(plane: ControlPlane) -> list[dict[str, Any]]:
             "bytes": size,
             "slow": routes.crosses(source, node),
         }
-        for payload, source, node, size in routes.under_way()[:_LINKS_SHOWN]
+        for payload, source, node, size in routes.under_way()[:_MAX_LINKS]
     ]
 
 

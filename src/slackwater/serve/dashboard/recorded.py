@@ -1,8 +1,7 @@
-"""A recorded run as the dashboard's source: a trace that opens in Perfetto, or the folder that a
-run left.
+"""A recorded run as the dashboard's source: a Perfetto trace, or the folder of a run.
 
-Traces are written by `slackwater sim run --trace`, `plan --trace`, `demo` and every service when it
-stops. A folder is that of a demo, of a service, or of `slackwater train`.
+`slackwater sim run --trace`, `plan --trace`, `demo` and every stopping service write traces. A
+folder is that of a demo, of a service, or of `slackwater train`.
 """
 
 import secrets
@@ -52,7 +51,7 @@ class _Trace(msgspec.Struct):
 
 
 class RecordedSource:
-    """Everything is read once; nothing can be changed. `key` opens it, and is made anew."""
+    """Reads the run once; nothing can be changed. `key` is a new random login key."""
 
     mode: Literal["live", "recording"] = "recording"
 
@@ -61,7 +60,7 @@ class RecordedSource:
         self.timeline = LaneTimeline()
         self._name = run.name
         self._end_s = 0.0
-        trace, self._folders = _find(run)
+        trace, self._folders = _find_run(run)
         if trace is not None:
             self._read_trace(trace)
         self._jobs = self._job_rows()
@@ -85,7 +84,7 @@ class RecordedSource:
         try:
             events = msgspec.json.decode(path.read_bytes(), type=_Trace).events
         except (OSError, msgspec.MsgspecError) as error:
-            fix = f"is no trace of ours: {error}"
+            fix = f"is no trace that slackwater wrote: {error}"
             raise ConfigError.of("RUN", str(path), fix) from None
         pools = {e.pid: str(e.args["name"]) for e in events if e.name == "process_name"}
         named = [e for e in events if e.name == "thread_name"]
@@ -122,8 +121,8 @@ class RecordedSource:
         for lane in lanes:
             for place, number in enumerate(lane.jobs):
                 kind = lane.kinds[place]
-                twice = number in placed and not _is_node(lane) and kind != SYNC
-                if kind == FAULT or twice:
+                is_duplicate = number in placed and not _is_node(lane) and kind != SYNC
+                if kind == FAULT or is_duplicate:
                     continue
                 job = self.timeline.jobs[number]
                 start_s, end_s = lane.starts_s[place], lane.ends_s[place]
@@ -145,7 +144,7 @@ class RecordedSource:
                 row |= {"iteration": len(curves["step"]), "reward": rewards[-1]}
         return rows
 
-    # ---- what is shown ----
+    # ---- figures ----
     def snapshot(self, viewer: Viewer) -> dict[str, Any]:
         return self._figures
 
@@ -154,7 +153,7 @@ class RecordedSource:
             "now_s": round(self._end_s, 3),
             "lanes": len(self.timeline.lanes()),
             "title": self._name,
-            "jobs": [_public(row) for row in self._jobs.values()],
+            "jobs": [_without_private_fields(row) for row in self._jobs.values()],
             "problems": [],
             "pools": {},
             "nodes": [],
@@ -164,30 +163,30 @@ class RecordedSource:
         }
 
     def _busy(self) -> float:
-        """The share of all lanes' time in which they worked."""
+        """The busy share of all lanes' time."""
         lanes = self.timeline.lanes()
-        here_s = sum(self._rental_s(lane) for lane in lanes)
+        rented_s = sum(self._rental_s(lane) for lane in lanes)
         worked_s = sum(
             lane.ends_s[place] - lane.starts_s[place]
             for lane in lanes
             for place in range(len(lane.starts_s))
             if lane.kinds[place] != TAIL
         )
-        return round(worked_s / max(here_s, 1e-9), 4)
+        return round(worked_s / max(rented_s, 1e-9), 4)
 
     def _rental_s(self, lane: TimelineLane) -> float:
         return sum((self._end_s if end_s is None else end_s) - s for s, end_s in lane.rented_s)
 
     def _slack(self) -> list[dict[str, Any]]:
-        """Nodes that were shared, against the same phases on nodes of each job's own."""
+        """Device hours of the shared nodes, against separate nodes for each job."""
         nodes = [lane for lane in self.timeline.lanes() if _is_node(lane)]
         if not nodes:
             return []
         used_s = sum(self._rental_s(lane) for lane in nodes)
         alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
-        said = "phases as recorded, on nodes of each job's own, without switches"
+        detail = "phases as recorded, on separate nodes for each job, without switches"
         hours = (alone_s / 3600.0, used_s / 3600.0)
-        return [SlackRow("phases", "device h", hours[0], hours[1], detail=said).shown()]
+        return [SlackRow("phases", "device h", hours[0], hours[1], detail=detail).shown()]
 
     def _row(self, job: str) -> dict[str, Any]:
         if job not in self._jobs:
@@ -196,7 +195,7 @@ class RecordedSource:
 
     async def job(self, viewer: Viewer, job: str) -> dict[str, Any]:
         row = self._row(job)
-        facts = _public(row) | {"trajectories": [], "checkpoints": [], "curves": {}}
+        facts = _without_private_fields(row) | {"trajectories": [], "checkpoints": [], "curves": {}}
         if (folder := row.get("folder")) is not None:
             run = _run_folder(folder)
             facts["curves"] = read_curves(run / "metrics.jsonl")
@@ -213,11 +212,11 @@ class RecordedSource:
         folder = self._row(job).get("folder")
         if folder is None:
             return {"text": "", "place": 0, "over": True}
-        place, said = DriverFiles(folder).read_log(place, _LOG_BYTES)
-        return {"text": said.decode(errors="replace"), "place": place, "over": True}
+        place, output = DriverFiles(folder).read_log(place, _LOG_BYTES)
+        return {"text": output.decode(errors="replace"), "place": place, "over": True}
 
     def stop(self, viewer: Viewer, job: str) -> dict[str, Any]:
-        raise RefusedError("this is a recording: nothing runs that could be stopped or resumed")
+        raise RefusedError("this is a recording; its jobs cannot be stopped or resumed")
 
     resume = stop
 
@@ -232,7 +231,7 @@ class RecordedSource:
         return PlannedFleet(max(len(names) - train, 1), max(train, 1), jobs=known)
 
 
-def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
+def _find_run(run: Path) -> tuple[Path | None, dict[str, Path]]:
     """The trace of a run, if it has one, and its jobs' folders by name."""
     if run.is_file():
         return run, {}
@@ -240,7 +239,8 @@ def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
         fix = "must be a trace, or the folder of a demo, a service or a training run"
         raise ConfigError.of("RUN", str(run), fix)
     services = (run / "service", run)
-    traces = [*_newest(services), *(path for path in (run / "timeline.json",) if path.is_file())]
+    traces = [*_newest_timelines(services), run / "timeline.json"]
+    trace = next((path for path in traces if path.is_file()), None)
     folders = {
         folder.name: folder
         for place in (run / "jobs", run / "service" / "jobs")
@@ -248,14 +248,14 @@ def _find(run: Path) -> tuple[Path | None, dict[str, Path]]:
     }
     if (run / "metrics.jsonl").is_file():
         folders[run.name] = run
-    if not traces and not folders:
+    if trace is None and not folders:
         fix = "holds no timelines, no jobs and no metrics.jsonl"
         raise ConfigError.of("RUN", str(run), fix)
-    return (traces[0] if traces else None), folders
+    return trace, folders
 
 
-def _newest(services: tuple[Path, ...]) -> list[Path]:
-    """What each of these folders' services wrote when it stopped last."""
+def _newest_timelines(services: tuple[Path, ...]) -> list[Path]:
+    """The last timeline of each service folder."""
     return [
         path
         for service in services
@@ -264,12 +264,12 @@ def _newest(services: tuple[Path, ...]) -> list[Path]:
 
 
 def _is_node(lane: TimelineLane) -> bool:
-    """Whether the co-scheduler gave the lane out; else it is an engine's or a trainer's."""
+    """Whether the lane is a node of the co-scheduler, not an engine or a trainer."""
     return lane.pool.endswith("nodes")
 
 
 def _driver_folders(place: Path) -> list[Path]:
-    """Folders of drivers, wherever below: a job's name may have its tenant before it."""
+    """Folders of drivers, one or two levels down: a job's name may contain its tenant."""
     found = [path.parent for path in (*place.glob("*/run"), *place.glob("*/*/run"))]
     return sorted(found)
 
@@ -286,12 +286,12 @@ def _job_row(
     job: str, by_kind: dict[int, dict[str, list[float]]], first_s: float, last_s: float
 ) -> dict[str, Any]:
     def wall_s(kind: int) -> float:
-        """On the lane that did most of it: the others did the same at the same time."""
-        return max((sum(one) for one in by_kind.get(kind, {}).values()), default=0.0)
+        """Time on the busiest lane: the others did the same at the same time."""
+        return max((sum(each) for each in by_kind.get(kind, {}).values()), default=0.0)
 
     def typical(kind: int) -> tuple[float, int]:
         lanes = by_kind.get(kind, {})
-        every = [length for one in lanes.values() for length in one]
+        every = [length for each in lanes.values() for length in each]
         return (statistics.median(every) if every else 0.0), len(lanes)
 
     parts = {name: wall_s(kind) for kind, name in enumerate(KINDS) if name != "fault"}
@@ -299,8 +299,8 @@ def _job_row(
     rollout_s, rollout_lanes = typical(ROLLOUT)
     train_s, train_lanes = typical(TRAIN)
     trained = by_kind.get(TRAIN, {})
-    done = max((len(one) for one in trained.values()), default=0)
-    used_s = sum(sum(one) for lanes in by_kind.values() for one in lanes.values())
+    done = max((len(each) for each in trained.values()), default=0)
+    used_s = sum(sum(each) for lanes in by_kind.values() for each in lanes.values())
     breakdown = {name: round(s, 1) for name, s in parts.items() if s}
     return _empty_row(job) | {
         "iterations_done": done,
@@ -313,7 +313,7 @@ def _job_row(
     }
 
 
-def _public(row: dict[str, Any]) -> dict[str, Any]:
+def _without_private_fields(row: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in row.items() if name not in ("folder", "lengths", "alone_s")
     }

@@ -1,9 +1,9 @@
-"""The dashboard over HTTP: its pages, logins, figures once a second, and what a person may change.
+"""The dashboard over HTTP: pages, logins, figures once a second, and changes.
 
-A login trades a key for a cookie that no script can read and that no other site's request carries
-(`HttpOnly`, `SameSite=Strict`). What changes something is a POST from the same origin with the
-session's token. Pages load nothing from elsewhere and run no inline script, so a job's name is text
-whatever it holds.
+A login trades a key for a cookie that scripts cannot read and other sites' requests do not carry
+(`HttpOnly`, `SameSite=Strict`). Every change is a POST from the same origin with the session's
+token. Pages load nothing from other sites and run no inline script, so that a job's name can never
+run as code.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ TYPES = {
     "svg": "image/svg+xml",
 }
 _EVERY_S = 1.0
-_COST_SHARE = 0.01  # of a core that one audience's figures may take, however large the fleet
+_COST_SHARE = 0.01  # of a core that the figures of one audience may cost
 _OVERVIEW_EVERY_S = 5.0
 _LANES_AT_ONCE = 20
 
@@ -69,43 +69,44 @@ class ChangeBody(BaseModel):
 
 
 class FigureCache:
-    """Encoded figures for all viewers alike, made again once a second, or less often where that
-    would take more than a hundredth of a core.
+    """Caches encoded figures that viewers share, for `every_s` or longer.
+
+    Costly figures are kept longer, so that they take at most a hundredth of a core.
     """
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
-        self._kept: dict[Any, tuple[float, bytes]] = {}
+        self._entries: dict[Any, tuple[float, bytes]] = {}
 
     def get(self, key: Any, make: Callable[[], Any]) -> bytes:
-        kept = self.fresh(key)
+        kept = self.get_fresh(key)
         if kept is None:
             began_s = time.thread_time()
             kept = msgspec.json.encode(make())
             self.put(key, kept, time.thread_time() - began_s)
         return kept
 
-    def fresh(self, key: Any) -> bytes | None:
-        kept = self._kept.get(key)
+    def get_fresh(self, key: Any) -> bytes | None:
+        kept = self._entries.get(key)
         return None if kept is None or time.monotonic() >= kept[0] else kept[1]
 
     def put(self, key: Any, made: bytes, cost_s: float) -> None:
         until_s = time.monotonic() + max(self._every_s, cost_s / _COST_SHARE)
-        self._kept[key] = (until_s, made)
+        self._entries[key] = (until_s, made)
 
 
 class Dashboard:
-    """What the routes share: the source, logins, and figures made for all viewers of a kind."""
+    """State of the routes: the source, logins, and cached figures."""
 
     def __init__(self, source: DashboardSource) -> None:
         self.source = source
         self.sessions = BrowserSessions(time.monotonic)
         self.figures = FigureCache(0.9 * _EVERY_S)
         self.overviews = FigureCache(_OVERVIEW_EVERY_S)
-        self._overviewing = asyncio.Lock()
+        self._overview_lock = asyncio.Lock()
         self.planner = Planner()
 
-    # Async, so that they need no thread.
+    # Dependencies are async so that FastAPI does not run them in threads.
     async def session(self, request: Request) -> BrowserSession:
         _refuse_other_sites(request)
         found = self.sessions.find(_token(request))
@@ -117,7 +118,7 @@ class Dashboard:
         return (await self.session(request)).viewer
 
     async def changer(self, request: Request) -> Viewer:
-        """Who may change something: the token shows that our page asks, not another site's."""
+        """The viewer of a change; the CSRF token proves that our own page sent it."""
         session = await self.session(request)
         token = request.headers.get("x-csrf-token", "")
         if not secrets.compare_digest(token.encode(), session.csrf.encode()):
@@ -125,14 +126,14 @@ class Dashboard:
         return session.viewer
 
     def job_filter(self, viewer: Viewer) -> Callable[[str], bool] | None:
-        """Which jobs' spans are drawn; None: all."""
+        """The predicate of jobs that the viewer may see; None: all."""
         return None if viewer.is_operator else lambda job: self.source.sees(viewer, job)
 
     async def overview(self, viewer: Viewer) -> bytes:
-        """The whole run in a strip; a few lanes at a time, since a fleet's take long."""
+        """The whole run as a strip; yields to the event loop every few lanes."""
         key = _audience(viewer)
-        async with self._overviewing:
-            if (kept := self.overviews.fresh(key)) is not None:
+        async with self._overview_lock:
+            if (kept := self.overviews.get_fresh(key)) is not None:
                 return kept
             timeline, spent_s = self.source.timeline, 0.0
             made = timeline.overview(self.source.now_s(), self.job_filter(viewer))
@@ -148,7 +149,7 @@ class Dashboard:
             return kept
 
     async def stream(self, token: str, session: BrowserSession) -> AsyncIterator[bytes]:
-        """Figures once a second until the session ends, or the service."""
+        """Send figures once a second until the session or the service ends."""
         viewer, sent = session.viewer, b""
         while not self.source.is_closing() and self.sessions.find(token) is session:
             made = self.figures.get(_audience(viewer), lambda: self.source.snapshot(viewer))
@@ -159,7 +160,7 @@ class Dashboard:
 
 
 def dashboard_routes(source: DashboardSource) -> APIRouter:
-    """All of it below `/dashboard`; none of it is in the API's document, which clients read."""
+    """Routes below `/dashboard`, which the OpenAPI document leaves out."""
     router, dashboard = APIRouter(prefix="/dashboard", include_in_schema=False), Dashboard(source)
     for routes in (_add_pages, _add_logins, _add_figures, _add_changes):
         routes(router, dashboard)
@@ -311,7 +312,7 @@ def _session_facts(source: DashboardSource, session: BrowserSession) -> dict[str
 
 
 def _cookie_name(request: Request) -> str:
-    """Browsers send a host's cookies to all of its ports: two services must not share a name."""
+    """Contains the port: browsers send a host's cookies to all of its ports."""
     return f"slackwater_{request.url.port or 0}"
 
 
@@ -320,7 +321,7 @@ def _token(request: Request) -> str:
 
 
 def _audience(viewer: Viewer) -> TenantId | None:
-    """Viewers who see the same; None: operators."""
+    """The group of viewers who see the same figures; None: operators."""
     return None if viewer.is_operator else viewer.tenant
 
 

@@ -1,4 +1,4 @@
-"""Where the dashboard's figures come from: a running service, or a recorded run."""
+"""The source of the dashboard's figures: a running service or a recorded run."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -9,7 +9,7 @@ from slackwater.timeline.lanes import LaneTimeline
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A current job as `slackwater plan` reads it: what an iteration takes alone, and its SLO."""
+    """A current job as input of `slackwater plan`: its phase times alone, and its SLO."""
 
     job: str
     rollout_s: float
@@ -25,9 +25,7 @@ class PlannedJob:
 
 @dataclass(frozen=True, slots=True)
 class PlannedFleet:
-    """The nodes that current jobs share, and the policy that places them; `spot_nodes` are those of
-    `rollout_nodes` that may go.
-    """
+    """Nodes and jobs as input of `slackwater plan`; `rollout_nodes` includes `spot_nodes`."""
 
     rollout_nodes: int
     train_nodes: int
@@ -38,7 +36,7 @@ class PlannedFleet:
 
 
 class DashboardSource(Protocol):
-    """Everything takes the viewer, and shows or changes only what is the viewer's."""
+    """Every method shows or changes only what the viewer may see."""
 
     mode: Literal["live", "recording"]
     timeline: LaneTimeline

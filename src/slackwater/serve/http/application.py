@@ -1,4 +1,4 @@
-"""What the applications of the control plane and of its front ends have in common."""
+"""Base of the HTTP applications of the control plane and its front ends."""
 
 from importlib.metadata import version
 
@@ -9,7 +9,7 @@ from slackwater.serve.http.errors import ERROR_RESPONSES
 
 
 class App(FastAPI):
-    """Runs `front` (middleware) before FastAPI, because not every request reaches FastAPI."""
+    """Calls `front` (middleware) first, because not every request reaches FastAPI."""
 
     front: ASGIApp
 
@@ -26,5 +26,5 @@ class App(FastAPI):
         await self.front(scope, receive, send)
 
     async def behind(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The routes."""
+        """FastAPI's own routes."""
         await super().__call__(scope, receive, send)

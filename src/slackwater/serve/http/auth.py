@@ -1,4 +1,4 @@
-"""Keys to tenants: `X-API-Key` (Tinker), `Bearer` (OpenAI), or a URL's password (`Basic`)."""
+"""Authentication: `X-API-Key` (Tinker), `Bearer` (OpenAI), or a URL's password (`Basic`)."""
 
 import base64
 import contextlib
@@ -36,7 +36,7 @@ JOB_HEADER = "x-slackwater-job"  # names the job that a request or a new session
 
 
 def find_job(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
-    """The job that a request names: that of its key, if it has one of a job, else of its header."""
+    """The request's job: that of its key, if it is a job's key, else that of the header."""
     return find_job_key(tenants, headers) or headers.get(JOB_HEADER)
 
 
@@ -46,13 +46,13 @@ def find_job_key(tenants: Tenants, headers: Mapping[str, str]) -> str | None:
 
 
 async def read_tenant(request: Request) -> TenantId:
-    """The caller's tenant, or a refusal; async, so it needs no thread."""
+    """The caller's tenant; async, so that FastAPI does not run it in a thread."""
     plane: ControlPlane = request.app.state.plane
     tenant = find_tenant(plane.tenants, request.headers)
     if tenant is None:
         raise UnauthorizedError(
-            "key: none, or not known here; send X-API-Key or Authorization: Bearer with the key "
-            "that `slackwater up` printed"
+            "key: missing or unknown; send X-API-Key or Authorization: Bearer with the key that "
+            "`slackwater up` printed"
         )
     return tenant
 
@@ -61,7 +61,7 @@ Caller = Annotated[TenantId, Depends(read_tenant)]
 
 
 def require_operator(plane: "ControlPlane", tenant: TenantId, what: str) -> None:
-    """Refuse every tenant but the operator; `what` is the operator's."""
+    """Refuse every tenant but the operator; `what` names what only the operator may use."""
     if not plane.is_operator(tenant):
         operator = plane.settings.tenants[0]
-        raise RefusedError(f"key: of {tenant}; {what} are the operator's, who is {operator}")
+        raise RefusedError(f"key: of {tenant}; {what} need the operator's key, of {operator}")

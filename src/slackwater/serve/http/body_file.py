@@ -1,6 +1,4 @@
-"""A large body in a file, which its reader in another process finds by name: no process between
-has it in memory.
-"""
+"""Large bodies in files, so that processes pass on a name and not the bytes."""
 
 import contextlib
 import secrets
@@ -8,12 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-HEADER = b"x-slackwater-body-file"  # of requests that front ends pass on
+HEADER = b"x-slackwater-body-file"  # header of forwarded requests: the path of the body
 
 
 class BodyFile:
-    """A file of the folder from the first write until `close`. No two ever have the same name, so
-    that who comes too late finds none, instead of another's.
+    """A file from the first write until `close`.
+
+    Names are never reused, so that a late reader finds no file instead of another body.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -22,7 +21,7 @@ class BodyFile:
 
     @property
     def path(self) -> Path | None:
-        """Where the body is; None where nothing was written."""
+        """The file's path; None if nothing was written."""
         return None if self._file is None else self._path
 
     def write(self, pieces: Iterable[bytes]) -> None:
@@ -36,5 +35,5 @@ class BodyFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-            with contextlib.suppress(FileNotFoundError):  # the service has ended
+            with contextlib.suppress(FileNotFoundError):  # the service removed its folder
                 self._path.unlink()

@@ -1,7 +1,6 @@
 """Parses and validates large JSON bodies in a helper process, off the event loop.
 
-Token ids come back as arrays, which cost nothing to receive; the number of all other values is
-bounded.
+Token ids come back as arrays, which unpickle fast; the number of all other values is limited.
 """
 
 import contextlib
@@ -18,24 +17,24 @@ from pydantic import BaseModel, ValidationError
 
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 MAX_VALUES = 20_000
-_LONG = 64
-_MOST_ERRORS = 3
+_MIN_ARRAY_LENGTH = 64
+_MAX_ERRORS = 3
 
 
-def broken_text(body: bytes) -> str | None:
-    """What a JSON text has that is no text, if anything.
+def find_text_error(body: bytes) -> str | None:
+    """Why the bytes of a JSON text are not valid UTF-8 text; None if they are.
 
-    Python's reader guesses UTF-16 and UTF-32 by their NUL bytes and lets lone surrogates pass. A
-    string with one can be written nowhere: not to the log, nor the channel, nor into an answer.
+    `json.loads` guesses UTF-16 and UTF-32 from NUL bytes, and accepts lone surrogates, which cannot
+    be encoded later: not for the log, the channel or an answer.
     """
     if b"\0" in body:
-        return "a NUL byte stands in it; send UTF-8"
+        return "contains a NUL byte; send UTF-8"
     try:
         body.decode()
     except UnicodeDecodeError as error:
         return f"byte {error.start} is not UTF-8 ({error.reason}); send UTF-8"
     half = _lone_surrogate(body)
-    return None if half is None else f"{half} is half a character; send whole ones"
+    return None if half is None else f"{half} is half of a surrogate pair; send both halves"
 
 
 def _lone_surrogate(body: bytes) -> str | None:
@@ -62,28 +61,28 @@ class ParsedBody:
 
 @dataclass(frozen=True, slots=True)
 class InvalidBody:
-    """Errors as pydantic reports them, and the few plain fields by which an operation is known."""
+    """Errors as pydantic reports them, and the plain fields that identify an operation."""
 
     errors: list[dict[str, Any]]
     named: dict[str, Any]
 
 
 def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
-    """A pickled `ParsedBody` or `InvalidBody` for a body that must be a `module:type`."""
+    """A pickled `ParsedBody` or `InvalidBody` of a body of type `module:type`."""
     module, _, kind = name.partition(":")
     return pickle.dumps(read(getattr(importlib.import_module(module), kind), body)), b""
 
 
 def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
-    """One body, by the rules by which small ones are read."""
-    if (broken := broken_text(body)) is not None:
+    """Parse one body by the same rules as small ones."""
+    if (broken := find_text_error(body)) is not None:
         return _invalid("value_error", broken)
     try:
         plain = json.loads(body)
     except json.JSONDecodeError as error:
         return _invalid("json_invalid", "JSON decode error", error.pos)
     except (RecursionError, ValueError) as error:
-        return _invalid("json_invalid", f"is no JSON that can be read: {error}")
+        return _invalid("json_invalid", f"cannot be parsed as JSON: {error}")
     fields = plain if isinstance(plain, dict) else {}
     named = {key: fields[key] for key in ("model_id", "seq_id") if _is_plain(fields.get(key))}
     if (values := _count(plain)) > MAX_VALUES:
@@ -94,7 +93,7 @@ def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         return InvalidBody(
-            [{**each, "loc": ("body", *each["loc"])} for each in found[:_MOST_ERRORS]], named
+            [{**each, "loc": ("body", *each["loc"])} for each in found[:_MAX_ERRORS]], named
         )
     _pack_fields(checked)
     return ParsedBody(checked)
@@ -109,7 +108,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Count values up to the limit; numbers in number lists are free, strings in lists 1/8."""
+    """Count values up to the limit; numbers in lists of numbers are free, strings in lists 1/8."""
     found, left = 0, [iter((value,))]
     while left and found <= MAX_VALUES:
         for each in left[-1]:
@@ -117,16 +116,16 @@ def _count(value: Any) -> int:
             if _are_all(each, str):
                 found += len(each) // 8
                 continue
-            inside = _inside(each)
-            if inside is not None:
-                left.append(inside)
+            children = _children(each)
+            if children is not None:
+                left.append(children)
                 break
         else:
             left.pop()
     return found
 
 
-def _inside(value: Any) -> Iterator[Any] | None:
+def _children(value: Any) -> Iterator[Any] | None:
     if isinstance(value, dict):
         return iter(value.values())
     if isinstance(value, list) and not _are_all(value, int):
@@ -139,7 +138,7 @@ def _are_all(value: Any, kind: type) -> bool:
 
 
 def _pack_fields(body: BaseModel) -> None:
-    """Long lists of whole numbers as arrays, at any depth of models and lists."""
+    """Replace long lists of integers by arrays, at any depth of models and lists."""
     for name in type(body).model_fields:
         body.__dict__[name] = _pack_value(getattr(body, name))
 
@@ -148,7 +147,7 @@ def _pack_value(value: Any) -> Any:
     if isinstance(value, BaseModel):
         _pack_fields(value)
         return value
-    if _are_all(value, int) and len(value) > _LONG:
+    if _are_all(value, int) and len(value) > _MIN_ARRAY_LENGTH:
         with contextlib.suppress(OverflowError):
             return array("q", value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Compressed bodies: gzip and zstd are undone, within limits, before anything reads them."""
+"""Decompresses gzip and zstd request bodies within a size limit."""
 
 import zlib
 
@@ -31,7 +31,7 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     try:
         data = _gunzip(body, limit) if encoding == "gzip" else _unzstd(body, limit)
     except (zlib.error, zstandard.ZstdError, EOFError) as error:
-        why = f"body: {encoding} that cannot be decompressed: {error}"
+        why = f"body: cannot be decompressed as {encoding}: {error}"
         raise RefusedBodyError(422, why) from None
     if len(data) > limit:
         why = f"body: must be at most {limit} bytes when decompressed"
@@ -40,15 +40,15 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
 
 
 def _gunzip(body: bytes, limit: int) -> bytes:
-    """Members one after the other, as gzip allows; stops one byte beyond the limit."""
+    """Decompress all gzip members; stops one byte beyond the limit."""
     pieces: list[bytes] = []
-    room = limit + 1
-    while body and room > 0:
+    remaining = limit + 1
+    while body and remaining > 0:
         member = zlib.decompressobj(_GZIP)
-        pieces.append(member.decompress(body, room))
-        room -= len(pieces[-1])
-        if not member.eof and room > 0:
-            raise EOFError("it is cut off")
+        pieces.append(member.decompress(body, remaining))
+        remaining -= len(pieces[-1])
+        if not member.eof and remaining > 0:
+            raise EOFError("it is truncated")
         body = member.unused_data
     return b"".join(pieces)
 

@@ -1,7 +1,7 @@
-"""Maps errors to responses: one line with field, value and fix; bad input is never a 500.
+"""Maps exceptions to responses: one line with field, value and fix; bad input is never a 500.
 
-Permanent errors are never 409, which the Tinker SDK retries, and always carry a Content-Length,
-without which the SDK blames a proxy for a 400.
+Permanent errors never get 409, which the Tinker SDK retries. Every error has a Content-Length:
+without it the SDK blames a proxy for a 400.
 """
 
 import json
@@ -42,11 +42,11 @@ _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate
 
 
 class UnauthorizedError(SlackwaterError):
-    """No key, or one that is not known."""
+    """The key is missing or unknown."""
 
 
 class ForbiddenError(SlackwaterError):
-    """The caller is known, but this request is not the caller's own."""
+    """The caller is known, but may not send this request (a cross-site call)."""
 
 
 class FailedTurnError(UnavailableError):
@@ -54,11 +54,11 @@ class FailedTurnError(UnavailableError):
 
 
 class GoneError(SlackwaterError):
-    """It existed and is gone (HTTP 410)."""
+    """The resource existed and is gone (HTTP 410)."""
 
 
 class PlaneRefusedError(SlackwaterError):
-    """The control plane refused what a front end asked for, with this status."""
+    """The control plane refused a front end's request with this status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -80,7 +80,7 @@ def status_of(error: SlackwaterError) -> int:
 
 
 def error_body(path: str, status: int, message: str) -> dict[str, Any]:
-    """In the words of the API that was called."""
+    """The error in the format of the called API."""
     if path.startswith("/v1/"):
         kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         return {"error": {"message": message, "type": kind, "param": None, "code": None}}
@@ -89,13 +89,13 @@ def error_body(path: str, status: int, message: str) -> dict[str, Any]:
 
 def answer(request: Request, status: int, message: str) -> JSONResponse:
     if status == 422 and request.url.path.startswith("/v1/"):
-        status = 400  # what OpenAI's own service answers, and its clients expect
+        status = 400  # as OpenAI's own service, whose clients expect it
     headers = {"retry-after": "1"} if status == 429 else {}
     return JSONResponse(error_body(request.url.path, status, message), status, headers)
 
 
 def error_response(request: Request, error: Exception) -> Response:
-    """What a route's error is answered with; one that is not ours is logged."""
+    """The response to a route's exception; unexpected ones are logged."""
     if isinstance(error, SlackwaterError):
         return answer(request, status_of(error), str(error))
     logger.error("request failed path=%s", request.url.path, exc_info=error)
@@ -126,24 +126,26 @@ def validation_message(error: RequestValidationError) -> str:
 
 
 async def _ignore_body(request: Request, body: Any, reason: str) -> None:
-    """No operation's number is in it."""
+    """Default for applications without training operations."""
 
 
 def add_error_handlers(
     app: FastAPI, on_invalid_body: Callable[[Request, Any, str], Awaitable[None]] = _ignore_body
 ) -> None:
-    """`rejected` is called for invalid bodies: they may use up an operation's number."""
+    """Install the handlers; `on_invalid_body` sees bodies that fail validation, which may use up an
+    operation's number.
+    """
 
-    async def any_error(request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         return error_response(request, error)
 
-    async def validation_error(request: Request, error: Exception) -> Response:
+    async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         message = validation_message(error)
         await on_invalid_body(request, error.body, message)
         return answer(request, 422, message)
 
-    async def http_error(request: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
@@ -152,7 +154,7 @@ def add_error_handlers(
         response.headers.update(error.headers or {})
         return response
 
-    app.add_exception_handler(SlackwaterError, any_error)
-    app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, any_error)
+    app.add_exception_handler(SlackwaterError, on_error)
+    app.add_exception_handler(RequestValidationError, on_validation_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_error)

@@ -1,7 +1,7 @@
-"""Calls a route without FastAPI if its request is ordinary: a key, a small JSON body, valid fields.
+"""Calls a route directly if the request is ordinary: a known key, a small valid JSON body.
 
-FastAPI's routing and dependencies take longer than most routes do. Anything unusual (a large or
-invalid body, a caller without a key) takes the regular way: errors are written in one place.
+FastAPI's routing and dependencies take longer than most routes. Every other request (a large or
+invalid body, no key) goes through FastAPI, so that errors are produced in one place.
 """
 
 import inspect
@@ -26,16 +26,16 @@ _JSON = (b"content-type", b"application/json")
 
 @dataclass(frozen=True, slots=True)
 class _FastRoute:
-    """`last` is the endpoint's name for the last part of the path, if that is a parameter."""
+    """`last` is the name of the path's last part, if that is a parameter."""
 
     endpoint: Any
-    wants: frozenset[str]
+    parameters: frozenset[str]
     status: int
     body: type[BaseModel] | None
     last: str | None
 
     def arguments(self, scope: Scope, receive: Receive) -> dict[str, Any] | None:
-        """What the endpoint is called with; None if FastAPI must see the request."""
+        """The endpoint's arguments; None if FastAPI must handle the request."""
         found: dict[str, Any] = {}
         if self.body is not None:
             raw = scope[BODY].peek()
@@ -45,9 +45,9 @@ class _FastRoute:
                 found["body"] = self.body.model_validate(json.loads(raw))
             except (ValidationError, ValueError, RecursionError):
                 return None
-        if "tenant" in self.wants:
+        if "tenant" in self.parameters:
             found["tenant"] = scope[TENANT]
-        if "request" in self.wants:
+        if "request" in self.parameters:
             found["request"] = Request(scope, receive)
         if self.last is not None:
             found[self.last] = scope["path"].rpartition("/")[2]
@@ -55,14 +55,14 @@ class _FastRoute:
 
 
 class FastPathMiddleware:
-    """ASGI middleware inside of `BodyLimits`, which has read the body and found its tenant."""
+    """ASGI middleware behind `BodyLimits`, which has read the body and found the tenant."""
 
     def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app
         self._routes: dict[tuple[str, str], _FastRoute] = {}
         for route in routes:
-            if isinstance(route, APIRoute) and (fast := _fast(route)) is not None:
-                path = route.path if fast.last is None else _any_last(route.path)
+            if isinstance(route, APIRoute) and (fast := _to_fast_route(route)) is not None:
+                path = route.path if fast.last is None else _wildcard_path(route.path)
                 for method in route.methods or ():
                     self._routes.setdefault((method, path), fast)
 
@@ -85,30 +85,30 @@ class FastPathMiddleware:
         if scope.get(TENANT) is None:
             return None
         method, path = scope["method"], scope["path"]
-        last = path if path.endswith("/") else _any_last(path)
+        last = path if path.endswith("/") else _wildcard_path(path)
         return self._routes.get((method, path)) or self._routes.get((method, last))
 
 
-def _any_last(path: str) -> str:
+def _wildcard_path(path: str) -> str:
     return path.rpartition("/")[0] + "/{}"
 
 
-def _fast(route: APIRoute) -> _FastRoute | None:
-    """None for a route with more than a body, a caller and the path's last part, and for one that
-    checks anything else before it runs.
+def _to_fast_route(route: APIRoute) -> _FastRoute | None:
+    """None for a route with dependencies, or with parameters other than a body, a caller and the
+    last part of the path.
     """
     if route.dependencies:
         return None
-    wants = inspect.signature(route.endpoint).parameters
-    kind = wants["body"].annotation if "body" in wants else None
+    parameters = inspect.signature(route.endpoint).parameters
+    kind = parameters["body"].annotation if "body" in parameters else None
     parent, _, part = route.path.rpartition("/")
     last = part[1:-1] if part.startswith("{") else None
     known = {"body", "tenant", "request", last}
     is_plain = kind is None or (isinstance(kind, type) and issubclass(kind, BaseModel))
-    if "{" in parent or ":" in part or not known.issuperset(wants) or not is_plain:
+    if "{" in parent or ":" in part or not known.issuperset(parameters) or not is_plain:
         return None
-    if "tenant" not in wants or wants["tenant"].annotation != Caller:
+    if "tenant" not in parameters or parameters["tenant"].annotation != Caller:
         return None
     if kind is None and (last is None or "GET" in (route.methods or ())):
         return None
-    return _FastRoute(route.endpoint, frozenset(wants), route.status_code or 200, kind, last)
+    return _FastRoute(route.endpoint, frozenset(parameters), route.status_code or 200, kind, last)

@@ -1,7 +1,7 @@
-"""Host and Origin checks: a web page must not reach the service through its reader's browser.
+"""Host and Origin checks: a web page must not reach the service through a user's browser.
 
-A page can resolve its own name to this machine (DNS rebinding) and call the service from the
-reader's browser, past every firewall. The browser always names the called host (`Host`) and the
+A page can resolve its own name to this machine (DNS rebinding) and so call the service from the
+user's browser, behind the firewall. The browser always sends the called host (`Host`) and the
 calling page (`Origin`).
 """
 
@@ -15,24 +15,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from slackwater.serve.http.errors import send_refusal
 
 ANY = "*"
-_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
-_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class HostCheck:
     """ASGI middleware: 421 for a foreign Host, 403 for a change from a foreign Origin.
 
-    `bound` is the listening address, `allowed` further names, with or without a port. When bound to
-    every address, any literal IP is ours: a rebound page still calls by name.
+    `bound` is the listening address, `allowed` further names, with or without a port. If bound to
+    all addresses, any literal IP is accepted: a rebound page still calls by name.
     """
 
     def __init__(self, app: ASGIApp, *, bound: str, allowed: Iterable[str] = ()) -> None:
         self._app = app
         self._allowed = frozenset(name.lower().rstrip(".") for name in allowed)
         self._bound = bound.lower()
-        self._is_everywhere = self._bound in _EVERYWHERE
-        self._own = {"localhost", self._bound} - _EVERYWHERE
-        if self._is_everywhere:
+        self._is_bound_to_all = self._bound in _WILDCARDS
+        self._own = {"localhost", self._bound} - _WILDCARDS
+        if self._is_bound_to_all:
             self._own.add(socket.gethostname().lower())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,11 +47,11 @@ class HostCheck:
         if len(hosts) > 1:
             return 400, "host: sent more than once; send it once"
         host = hosts[0].decode("latin-1").strip().lower() if hosts else ""
-        # Browsers always name the host; what does not is a probe that speaks HTTP/1.0.
+        # Browsers always send Host; HTTP/1.0 health probes do not.
         if host and not self._is_own(host):
             fix = "is no name of this service; start it with --allowed-host NAME"
             return 421, f"host: {host[:200]!r} {fix}"
-        if scope["method"] in _READING:
+        if scope["method"] in _SAFE_METHODS:
             return None
         for name, value in scope["headers"]:
             if name == b"origin" and not self._is_same(value.decode("latin-1").lower(), host):
@@ -69,7 +69,7 @@ class HostCheck:
             address = ip_address(name)
         except ValueError:
             return False
-        return self._is_everywhere or address.is_loopback or address.is_unspecified
+        return self._is_bound_to_all or address.is_loopback or address.is_unspecified
 
     def _is_same(self, origin: str, host: str) -> bool:
         """Schemes may differ if a proxy terminates TLS."""

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from slackwater.runtime.plane import ControlPlane
 
 LARGE_JSON_BYTES = 16 << 10
-BODY = "slackwater.body"  # where a request's scope holds its body, which was read by then
+BODY = "slackwater.body"  # scope key of the body, which the middleware has read
 TENANT = "slackwater.tenant"
 
 
 class LargeBodyRoute(APIRoute):
-    """Hands FastAPI a validated body; `app.state.plane` lends helpers and threads."""
+    """Passes FastAPI a validated body; uses the helpers and threads of `app.state.plane`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         usual = super().get_route_handler()
@@ -32,7 +32,7 @@ class LargeBodyRoute(APIRoute):
         async def handle(request: Request) -> Response:
             body = request.scope.get(BODY)
             if body is not None:
-                # Else Starlette puts the pieces together again, which for a large body takes long.
+                # Else Starlette would join the pieces again, which is slow for large bodies.
                 request._body = body.take()
                 if kind is not None and len(request._body) > LARGE_JSON_BYTES:
                     request._json = await _read(request, kind, request._body)

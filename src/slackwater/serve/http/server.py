@@ -1,4 +1,4 @@
-"""Serving the application: uvicorn with a deadline on request heads, and a clean stop."""
+"""HTTP servers: uvicorn with a deadline on request heads, and a clean stop."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,8 @@ _OPTIONS: dict[str, Any] = {
 class HeadTimeoutProtocol(HttpToolsProtocol):
     """Closes a connection whose request head is late or too long.
 
-    A new connection's first bytes queue in `newcomers`: its tenant is unknown until they are read.
+    The first bytes of a new connection queue in `newcomers`, because its tenant is unknown until
+    they are parsed.
     """
 
     _head_bytes = 0
@@ -115,11 +116,11 @@ async def _refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """The listening socket, before anything else is started; port 0 takes a free one."""
+    """Bind the listening socket before anything else is started; port 0 picks a free one."""
     # Below the ephemeral range: a client of a dead port above it can be connected to itself.
     candidates = [port] * 20 if port else random.sample(range(10_000, 20_000), 100)
     for number, candidate in enumerate(candidates):
-        if port and number:  # front ends of one that was killed are about to let it go
+        if port and number:  # front ends of a killed service release the port soon
             time.sleep(_BIND_AGAIN_S)
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,9 +136,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class PrivateServer(uvicorn.Server):
-    """Reached by front ends alone, whom it believes for whom they ask.
+    """Serves only front ends, and trusts their forwarded client addresses.
 
-    Signals are ours: the control plane must stop after the last answer.
+    It does not handle signals: the control plane must stop after the last answer.
     """
 
     def __init__(self, app: FastAPI, path: Path) -> None:
@@ -151,7 +152,7 @@ class PrivateServer(uvicorn.Server):
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """Without uvicorn's ten looks a second, each of which wakes the control plane."""
+        """Wait without uvicorn's ten polls a second, which would wake the control plane."""
         await self.on_tick(0)
         await self._stopping.wait()
 
@@ -161,7 +162,7 @@ class PrivateServer(uvicorn.Server):
 
 
 class HttpServer(uvicorn.Server):
-    """Signals are ours, and so is the door."""
+    """Accepts connections through `ThrottledAcceptor` and leaves signals to the process."""
 
     def __init__(self, app: FastAPI, *, several_tenants: bool) -> None:
         super().__init__(uvicorn.Config(app, http=HeadTimeoutProtocol, **_OPTIONS))
@@ -182,7 +183,7 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def stop_accepting(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more connections."""
         while self._acceptors:
             self._acceptors.pop().close()
 
@@ -197,7 +198,7 @@ class HttpServer(uvicorn.Server):
 
 
 async def until_signalled(plane: "ControlPlane") -> int | None:
-    """Wait for SIGINT or SIGTERM (returns it), or until something died that must not (None)."""
+    """Wait for SIGINT or SIGTERM (returns it), or for a fatal failure (returns None)."""
     loop = asyncio.get_running_loop()
     signalled: asyncio.Future[int] = loop.create_future()
 

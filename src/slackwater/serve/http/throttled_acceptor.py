@@ -1,7 +1,7 @@
 """Accepts a few connections per round of the event loop when there are several tenants.
 
 A plain asyncio server accepts all pending connections and reads the first request of each: with a
-thousand of them everybody else waits for a tenth of a second.
+thousand of them every other client waits for a tenth of a second.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE, AT_ONCE_ALONE = 8, 1024  # of several tenants; of one
-_RETRY_S = 1.0  # until it is tried again when no more files may be open
+AT_ONCE, AT_ONCE_ALONE = 8, 1024  # with several tenants; with one
+_RETRY_S = 1.0  # pause if the process has no free file descriptor
 
 
 class ThrottledAcceptor:
-    """Accepts until `close`; the rest queues in the kernel's backlog."""
+    """Accepts connections until `close`; others wait in the kernel's backlog."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ThrottledAcceptor:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files may be open
+            except OSError as error:  # no free file descriptor
                 logger.warning("connections wait: %s", error)
                 self._loop.remove_reader(self._listening.fileno())
                 self._retry = self._loop.call_later(_RETRY_S, self._open)
@@ -63,12 +63,12 @@ class ThrottledAcceptor:
         connection.setblocking(False)
         try:
             await self._loop.connect_accepted_socket(self._new_protocol, connection)
-        except OSError:  # it has left already
+        except OSError:  # the client has left already
             connection.close()
 
 
 class LoopThrottle:
-    """Runs callbacks in order; use from the event loop's thread only."""
+    """Runs callbacks in order, a few per round of the loop; use from its thread only."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once

@@ -1,4 +1,4 @@
-"""A request's body, read before its route is chosen."""
+"""Reads a request's body before its route is chosen."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from slackwater.model.ids import TenantId
 from slackwater.serve.http.body_file import HEADER
 from slackwater.serve.http.large_bodies import BODY, TENANT
 
-_JOINED_ELSEWHERE_BYTES = 1 << 20  # from here on `join` lets other threads go on
+_JOINED_ELSEWHERE_BYTES = 1 << 20  # from this size on, join in a thread
 
 
 class WholeBodies:
-    """ASGI middleware of an application behind front ends, which have limited what they pass on."""
+    """ASGI middleware behind front ends, which have limited the bodies that they forward."""
 
     def __init__(self, app: ASGIApp, tenant_of: Callable[[Headers], TenantId | None]) -> None:
         self._app = app
@@ -38,7 +38,7 @@ class WholeBodies:
 
 
 async def join_pieces(pieces: Sequence[bytes]) -> bytes:
-    """The pieces as one."""
+    """Concatenate the pieces, off the event loop if they are large."""
     if len(pieces) == 1:
         return pieces[0]
     if sum(map(len, pieces)) < _JOINED_ELSEWHERE_BYTES:
@@ -47,16 +47,16 @@ async def join_pieces(pieces: Sequence[bytes]) -> bytes:
 
 
 class ReadBody:
-    """Gives the body that was read, then whatever else comes: the client's leaving."""
+    """Replays a body that was read, then passes on further messages (the disconnect)."""
 
     def __init__(self, body: bytes, receive: Receive, file: Path | None = None) -> None:
-        """`file` is where a large body is instead (`BodyFile`)."""
+        """`file` has a large body instead (`BodyFile`)."""
         self.file = file
         self._body: bytes | None = body
         self._receive = receive
 
     def peek(self) -> bytes:
-        """The body, which stays to be taken."""
+        """The body, without removing it."""
         return self._body or b""
 
     def take(self) -> bytes:

@@ -22,7 +22,7 @@ StopString = Annotated[str, Field(max_length=1024)]
 
 
 class RequestBody(BaseModel):
-    """Fields may be named `model_...`."""
+    """Base of all bodies; fields may be named `model_...`."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -31,12 +31,12 @@ class ClientConfigBody(RequestBody):
     sdk_version: str
 
 
-OLDEST_SDK = (0, 6, 0)  # before it load_weights does not say whether the optimizer is meant
+OLDEST_SDK = (0, 6, 0)  # in older ones load_weights does not tell whether to load the optimizer
 _TOO_OLD = f"is too old: use tinker {'.'.join(map(str, OLDEST_SDK))} or newer"
 
 
-def _new_enough(version: str) -> str:
-    """Reject old SDKs; a string that is not a version comes from no SDK and passes."""
+def _check_sdk_version(version: str) -> str:
+    """Reject old SDKs; other clients may send any string."""
     found = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if found and tuple(map(int, found.groups())) < OLDEST_SDK:
         raise ValueError(f"{version!r} {_TOO_OLD}")
@@ -46,7 +46,7 @@ def _new_enough(version: str) -> str:
 class CreateSessionBody(RequestBody):
     tags: list[str] = []
     user_metadata: dict[str, Any] | None = None
-    sdk_version: Annotated[str, AfterValidator(_new_enough)]
+    sdk_version: Annotated[str, AfterValidator(_check_sdk_version)]
     project_id: str | None = None
     display_name: str | None = None
     type: Literal["create_session"] = "create_session"
@@ -75,7 +75,7 @@ class LoraBody(RequestBody):
 
 
 class OptimizerBody(BaseModel):
-    """Families other than AdamW are refused by name, so any field may come."""
+    """Accepts any field: families other than AdamW are refused by name later."""
 
     model_config = ConfigDict(extra="allow")
     type: str = "adamw"
@@ -93,7 +93,7 @@ class CreateModelBody(RequestBody):
     @model_validator(mode="before")
     @classmethod
     def _has_session(cls, given: Any) -> Any:
-        """The first SDKs have no sessions, so this is the first chance to reject them."""
+        """Reject the first SDKs, which have no sessions, with a clear message."""
         if isinstance(given, dict) and "session_id" not in given:
             raise ValueError(f"session_id must be given; an SDK that sends none {_TOO_OLD}")
         return given
@@ -113,7 +113,7 @@ class AdamBody(RequestBody):
     grad_clip_norm: Finite = 0.0
 
     def adam(self) -> Adam:
-        """As it is logged and carried out; clients write a negative norm for no clipping."""
+        """The optimizer's parameters; clients send a negative norm for no clipping."""
         values = self.model_dump()
         return Adam(**{**values, "grad_clip_norm": max(self.grad_clip_norm, 0.0)})
 
@@ -303,18 +303,18 @@ class SearchBody(RequestBody):
     cursor: SearchCursorBody | None = None
 
     def matches(self, session: dict[str, Any]) -> bool:
-        """Whether a session (as `Sessions` describes it) is one that is looked for."""
+        """Whether a session (as `Sessions` describes it) matches this search."""
         return (
-            self._names(session)
+            self._matches_name(session)
             and (
                 self.project_ids is None or (session["project_id"] or "default") in self.project_ids
             )
             and self.user_metadata.items() <= (session["user_metadata"] or {}).items()
             and self._has_status(session["status"])
-            and self._comes_after(session)
+            and self._is_after_cursor(session)
         )
 
-    def _names(self, session: dict[str, Any]) -> bool:
+    def _matches_name(self, session: dict[str, Any]) -> bool:
         if self.session_id is None and self.display_name is None:
             return True
         words = (self.display_name or "").lower().split()
@@ -331,8 +331,8 @@ class SearchBody(RequestBody):
             for query in self.statuses
         )
 
-    def _comes_after(self, session: dict[str, Any]) -> bool:
-        """Newest first; equal moments by id."""
+    def _is_after_cursor(self, session: dict[str, Any]) -> bool:
+        """Sessions are sorted by creation, newest first, then by id."""
         if self.cursor is None:
             return True
         last_s = self.cursor.last_created_at.timestamp()

@@ -1,4 +1,4 @@
-"""JSON training batches of older SDKs, read into protobuf so that `proto.py` checks both."""
+"""JSON training batches of older SDKs, converted to protobuf so that `proto.py` checks both."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Which operation it is; `/forward` calls its input by another name."""
+    """The operation's identity; `/forward` has another name for its input."""
 
     model_id: str
     seq_id: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -66,20 +66,20 @@ def parse_head(body: bytes, *, forward_only: bool) -> tuple[Any, bytes]:
         raise ConfigError.of(
             "body", f"{len(body)} bytes of JSON", f"cannot be read: {error}"
         ) from None
-    given = head.forward_input if forward_only else head.forward_backward_input
+    data = head.forward_input if forward_only else head.forward_backward_input
     message = pb.ForwardBackwardRequest(
         model_id=head.model_id, seq_id=head.seq_id, forward_only=forward_only
     )
-    return message, bytes(given)
+    return message, bytes(data)
 
 
-def fill_data(message: Any, given: bytes) -> None:
+def fill_data(message: Any, data: bytes) -> None:
     """Add the data, the loss and its configuration."""
-    if not given:
+    if not data:
         name = "forward_input" if message.forward_only else "forward_backward_input"
         raise ConfigError.of(name, None, "must be given")
     try:
-        found = _inputs.decode(given)
+        found = _inputs.decode(data)
         message.loss_fn = found.loss_fn
         for name, value in (found.loss_fn_config or {}).items():
             if isinstance(value, str):
@@ -88,7 +88,7 @@ def fill_data(message: Any, given: bytes) -> None:
         for datum in found.data:
             _fill_datum(message.data.add(), datum)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError.of("data", f"{len(given)} bytes of JSON", str(error)) from None
+        raise ConfigError.of("data", f"{len(data)} bytes of JSON", str(error)) from None
 
 
 def _fill_datum(message: Any, datum: _Datum) -> None:

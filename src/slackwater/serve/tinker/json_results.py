@@ -12,9 +12,9 @@ from slackwater.wire.batches import PassResult
 
 
 def wants_json(accept: str | None) -> bool:
-    """Whether a caller names JSON and does not take protobuf."""
-    said = (accept or "").lower()
-    return "application/json" in said and MEDIA_TYPE not in said
+    """Whether the client accepts JSON and not protobuf."""
+    accepted = (accept or "").lower()
+    return "application/json" in accepted and MEDIA_TYPE not in accepted
 
 
 def pass_result(result: PassResult) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def sample_result(result: SampleResult) -> dict[str, Any]:
 
 
 def _finite(values: Iterable[float]) -> list[float]:
-    """JSON has no infinity; a token that cannot be has the log-prob that padding has."""
+    """Replace infinities, which JSON lacks, by the log-prob of padding."""
     return [value if math.isfinite(value) else NO_LOGPROB for value in values]
 
 

@@ -17,7 +17,7 @@ MAX_JSON_PASS_BYTES = 16 << 20  # SDKs that send JSON split batches at about 5 M
 
 @dataclass(frozen=True, slots=True)
 class PassHead:
-    """Which operation it is. A batch that is wrong uses up its number: `error` says why."""
+    """The operation's identity; an invalid batch has an `error`, and uses up its number."""
 
     model_id: str
     seq_id: int
@@ -27,27 +27,27 @@ class PassHead:
 
 def read_pass(body: bytes, form: str) -> tuple[PassHead, bytes]:
     """Parse a batch in one of three formats; raises if the operation is unknown."""
-    given = b""
+    data = b""
     if form == PROTOBUF:
         message = tinker_proto.parse_pass_request(body)
     else:
-        message, given = json_pass.parse_head(body, forward_only=form == JSON_FORWARD)
+        message, data = json_pass.parse_head(body, forward_only=form == JSON_FORWARD)
     head = (message.model_id, message.seq_id, message.forward_only)
     try:
         if form != PROTOBUF:
-            json_pass.fill_data(message, given)
+            json_pass.fill_data(message, data)
         return PassHead(*head), encode_batch(tinker_proto.pass_batch(message))
     except SlackwaterError as error:
         return PassHead(*head, error), b""
 
 
 def question(form: str, body: Path) -> tuple[bytes, bytes]:
-    """For a helper, which writes the batch to another file (`batch_of`)."""
+    """The request to a helper, which writes the batch to another file (`batch_of`)."""
     return f"pass {form}".encode(), bytes(body)
 
 
 def batch_of(body: Path) -> Path:
-    """The batch's own file."""
+    """The file that the helper writes the batch to."""
     return body.with_name(f"{body.name}.batch")
 
 
@@ -59,7 +59,7 @@ def answer(form: str, name: bytes) -> tuple[bytes, bytes]:
         batch_of(body).write_bytes(batch)
     except SlackwaterError as error:
         return pickle.dumps(error), b""
-    except OSError as error:  # the disk is full, or who sent it has left
-        why = f"body: the batch cannot be read and kept ({error.strerror}); try again"
+    except OSError as error:  # the disk is full, or the client left and its body was removed
+        why = f"body: the batch cannot be read or stored ({error.strerror}); try again"
         return pickle.dumps(UnavailableError(why)), b""
     return pickle.dumps(head), b""

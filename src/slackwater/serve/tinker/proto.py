@@ -1,4 +1,4 @@
-"""Protobuf bodies of the Tinker API, from and to the service's own types."""
+"""Converts protobuf bodies of the Tinker API to and from the service's types."""
 
 import importlib.util
 import math
@@ -52,10 +52,10 @@ def parse_pass_request(body: bytes) -> Any:
 
 
 def pass_batch(message: Any) -> PassBatch:
-    """What the trainer gets; values are checked there, forms here.
+    """The batch for the trainer, which checks the values; this checks the structure.
 
-    Names are sorted: every process has another order of a map, and a retry that reaches another one
-    must be the same bytes.
+    Names are sorted because the order of a protobuf map differs between processes: a retry that
+    another process handles must produce the same bytes.
     """
     config = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
@@ -75,7 +75,7 @@ def pass_batch(message: Any) -> PassBatch:
 
 
 def _refuse_too_large(message: Any) -> None:
-    """Bound the dense size of all sparse tensors: a few bytes may ask for any number of values."""
+    """Limit the dense size of all sparse tensors: a few bytes can declare any shape."""
     total = 0
     for place, datum in enumerate(message.data):
         for name, tensor in datum.loss_fn_inputs.items():
@@ -83,7 +83,7 @@ def _refuse_too_large(message: Any) -> None:
                 total += math.prod(max(side, 0) for side in tensor.shape)
             if total > _MAX_DENSE_VALUES:
                 field = f"data[{place}]: {name}: shape"
-                fix = f"makes more than {_MAX_DENSE_VALUES} values of this request's sparse tensors"
+                fix = f"gives this request's sparse tensors more than {_MAX_DENSE_VALUES} values"
                 raise ConfigError.of(field, tuple(tensor.shape), fix)
 
 
@@ -107,7 +107,7 @@ def _example(place: int, datum: Any) -> Example:
 
 
 def _add_default_weights(example: Example) -> Example:
-    """Targets without weights count once each, as other services of this API have it."""
+    """Add weights of 1 to targets without weights, as other services of this API do."""
     targets = example.inputs.get("target_tokens")
     if targets is None or "weights" in example.inputs:
         return example
@@ -140,7 +140,7 @@ def _values(field: str, data: bytes, dtype: str) -> NDArray[Any]:
 
 
 def _dense(field: str, csr: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Cells that are not listed are 0: their weight is, so their token does not matter."""
+    """Cells that are not listed become 0; so do their weights, so the token is irrelevant."""
     values = _values(field, csr.values, dtype)
     rows = _values(field, csr.crow_indices, "<i8")
     columns = _values(field, csr.col_indices, "<i8")
@@ -160,7 +160,7 @@ def _dense(field: str, csr: Any, dtype: str, shape: tuple[int, ...]) -> NDArray[
 
 
 def encode_pass_result(result: PassResult) -> bytes:
-    """A `ForwardBackwardOutput`: examples in rectangular records, in the order of the request."""
+    """A `ForwardBackwardOutput`: runs of examples with equal trailing shape, in request order."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics=result.metrics)
     run: list[Array] = []
     for array in result.logprobs:
@@ -216,7 +216,7 @@ def _fill_dense(message: Any, values: NDArray[Any], dtype: int) -> None:
 
 
 def _fill_targets(message: Any, targets: TargetScores) -> None:
-    """In the layout of the request: dense, or the same cells of a sparse matrix."""
+    """Write scores in the layout of the request: dense, or the same sparse cells."""
     values = np.array([value for row in targets.rows for value in row], "<f4")
     message.dtype = pb.DTYPE_FLOAT32
     message.shape.extend((len(targets.rows), targets.width))

@@ -1,6 +1,6 @@
 """Tinker API: audit log, storage, timelines and exports.
 
-All of it comes from the durable store, so it covers writes, not reads.
+All data come from the durable store, so they cover writes, not reads.
 """
 
 import asyncio
@@ -64,15 +64,15 @@ class _Offer:
 @dataclass(slots=True)
 class _PreparedFiles:
     folder: Path
-    making: "asyncio.Task[Files]"
+    task: "asyncio.Task[Files]"
     ends_s: float = 0.0
 
 
 class Downloads:
     """Expiring links, which a restart revokes; `scratch` holds files made for downloads.
 
-    What is asked for again is the same link and the same files, so that nobody fills memory or disk
-    by asking. A `Key` begins with the tenant and says what the content is of.
+    A repeated request gets the same link and the same files, so that repeating it cannot fill
+    memory or disk. A `Key` identifies the content and starts with the tenant.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -83,19 +83,19 @@ class Downloads:
         shutil.rmtree(scratch, ignore_errors=True)
 
     async def prepare(self, of: Key, make: Callable[[Path], Coroutine[Any, Any, Files]]) -> Files:
-        """What `make` puts into a folder, once for as long as it is asked for."""
+        """The files that `make` writes, made once for as long as they are requested."""
         now_s = time.time()
-        for key in [key for key, held in self._prepared.items() if held.ends_s <= now_s]:
+        for key in [key for key, entry in self._prepared.items() if entry.ends_s <= now_s]:
             self._remove(key)
-        held = self._prepared.get(of)
-        if held is None:
+        entry = self._prepared.get(of)
+        if entry is None:
             folder = self._scratch / secrets.token_hex(12)
-            held = self._prepared[of] = _PreparedFiles(folder, asyncio.create_task(make(folder)))
-        held.ends_s = now_s + 2 * LINK_LIVES_S
+            entry = self._prepared[of] = _PreparedFiles(folder, asyncio.create_task(make(folder)))
+        entry.ends_s = now_s + 2 * LINK_LIVES_S
         try:
-            return await asyncio.shield(held.making)  # others may wait for it
+            return await asyncio.shield(entry.task)  # other requests may wait for it
         except Exception:
-            if self._prepared.get(of) is held:
+            if self._prepared.get(of) is entry:
                 self._remove(of)
             raise
 
@@ -103,7 +103,7 @@ class Downloads:
         shutil.rmtree(self._prepared.pop(of).folder, ignore_errors=True)
 
     def offer(self, request: Request, of: Key, content: Content, name: str) -> tuple[str, float]:
-        """A link to `content` for the caller, and its expiry."""
+        """A link to `content`, and when it expires."""
         now_s = time.time()
         token = self._tokens.get((of, name))
         if token is None:
@@ -117,12 +117,10 @@ class Downloads:
         return self._offers[token].ends_s <= now_s
 
     def take(self, token: str, name: str) -> Content:
-        """The content of a link, whose file name must match."""
+        """The content of a link; the file name must match."""
         found = self._offers.get(token)
         if found is None or found.name != name or found.ends_s <= time.time():
-            raise NotFoundError(
-                "download: there is none under this link, or it has ended; ask for a new one"
-            )
+            raise NotFoundError("download: the link is unknown or has expired; request a new one")
         return found.content
 
 
@@ -136,14 +134,14 @@ def download_routes(downloads: Downloads) -> APIRouter:
             return FileResponse(content, filename=name)
         if not isinstance(content, bytes):
             content = await content()
-        shown = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
-        return Response(content, media_type="application/json", headers=shown)
+        headers = {"content-disposition": f"attachment; filename*=utf-8''{quote(name)}"}
+        return Response(content, media_type="application/json", headers=headers)
 
     return router
 
 
 def _audit(connection: Connection, tenant: TenantId, event_type: EventType) -> list[dict[str, Any]]:
-    """What the tenant made and still has, oldest first."""
+    """Creation events of what the tenant still has, oldest first."""
     kinds: list[tuple[str, sa.Table, str]] = [("checkpoint_created", checkpoints, "path")]
     if event_type == "all":
         kinds += [
@@ -179,7 +177,7 @@ def _slice(row: Row[Any], lane: str, name: str, now_s: float) -> dict[str, Any]:
 
 
 def _timeline(connection: Connection, session: str) -> bytes:
-    """A session's operations and samples, from asking to answer, as a trace that Perfetto opens."""
+    """A Perfetto trace of a session's operations and samples, from request to result."""
     now_s = time.time()
     ops = sa.select(operations).join(models, models.c.model == operations.c.model)
     drawn = sa.select(samples).join(
@@ -212,17 +210,16 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     @router.get("/billing/usage/events")
     async def usage(tenant: Caller) -> dict[str, Any]:
         raise RefusedError(
-            "billing: this service sends no bills and keeps no usage events; see /metrics for "
-            "token counts"
+            "billing: this service records no usage events; see /metrics for token counts"
         )
 
     @router.get("/billing/usage/checkpoints/current")
     async def storage(tenant: Caller, project_id: str | None = None) -> dict[str, Any]:
-        """Bytes by project; what several names share is counted under each."""
-        held = await face.checkpoints(tenant)
+        """Bytes by project; files with several names count under each."""
+        entry = await face.checkpoints(tenant)
         projects = {s["session_id"]: s["project_id"] for s in await plane.sessions.describe(tenant)}
         totals: dict[str | None, tuple[int, int]] = {}
-        for item in held:
+        for item in entry:
             project = projects.get(item.model.split(":")[0])
             count, size = totals.get(project, (0, 0))
             totals[project] = (count + 1, size + item.size_bytes)
@@ -264,7 +261,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     async def archive(
         request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> Response:
-        """One tar of the same files, as older SDKs ask for them: this redirects to its link."""
+        """Redirect to one tar of the same files, as older SDKs request them."""
         path = f"tinker://{run_id}/{kind}/{name}"
         of, files = await _export_files(plane, downloads, tenant, path)
         whole, work = (*of, "tar"), plane.fair_work.run
@@ -281,13 +278,13 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
 async def _export_files(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
 ) -> tuple[Key, Files]:
-    """What a checkpoint's export is of, and its files, encrypted if it has recipients."""
-    held = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
-    base, kept = plane.bases.get(held.base_model), (held.user_metadata or {}).get(RECIPIENTS)
+    """The key and the files of a checkpoint's export, encrypted if it has recipients."""
+    entry = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
+    base, kept = plane.bases.get(entry.base_model), (entry.user_metadata or {}).get(RECIPIENTS)
 
     def export(folder: Path) -> Files:
-        files = weight_files(held, base, plane.shelf, folder)
+        files = weight_files(entry, base, plane.shelf, folder)
         return files if kept is None else encrypt_files(files, kept, folder)
 
-    of = (tenant, path, held.held_as, kept)
+    of = (tenant, path, entry.held_as, kept)
     return of, await downloads.prepare(of, partial(plane.fair_work.run, tenant, export))

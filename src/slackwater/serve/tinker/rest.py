@@ -47,7 +47,7 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 class RestFace:
-    """What the routes of this file share."""
+    """Checkpoint and run operations shared by the routes."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -72,7 +72,7 @@ class RestFace:
         await self.plane.housekeeping.remove_files(checkpoint)
 
     async def copy(self, tenant: TenantId, body: bodies.CopyWeightsBody) -> str:
-        """Another name for the same files, which stay while any name is left."""
+        """Add a name for the same files, which live as long as any name."""
         if body.session_id is not None:
             session = self.plane.sessions.get(tenant, body.session_id)
             if body.model_seq_id is None:
@@ -204,7 +204,7 @@ def checkpoint_change_routes(face: RestFace) -> APIRouter:
 
     @router.post("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
     async def publish(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
-        """Let every tenant of this service read it."""
+        """Let every tenant of this service read the checkpoint."""
         await face.update(await face.find_owned(tenant, run_id, kind, name), public=True)
         return Response(status_code=204)
 

@@ -1,4 +1,4 @@
-"""Tinker API, in front ends: samples, and how requests ended."""
+"""Tinker API routes of front ends: samples, and results of requests."""
 
 import json
 from functools import partial
@@ -37,7 +37,7 @@ _LARGE_RESULT_BYTES = 64 << 10
 
 
 def target_tokens(given: TensorBody, rows: int, base: BaseModel) -> TargetTokens:
-    """Tokens by position; whatever does not fit the prompt is refused."""
+    """Target tokens by position; refuses shapes and tokens that do not fit the prompt."""
     shape = given.shape or []
     if given.dtype != "int64" or len(shape) != 2 or shape[0] != rows or rows == 0:
         fix = f"must be an int64 tensor of shape [{rows}, K] for this prompt"
@@ -73,16 +73,15 @@ def _sparse(
 
 
 async def sample(gateway: Gateway, tenant: TenantId, body: bodies.SampleBody) -> RequestId:
-    """Have it sampled; its name, once it is durable."""
+    """Submit a sample; returns its id once it is durable."""
     if body.sampling_session_id is None or body.seq_id is None:
         raise ConfigError.of(
             "sampling_session_id", body.sampling_session_id, "must be given, with seq_id"
         )
     if body.record_stability_info:
         raise RefusedError(
-            "record_stability_info: is not supported here, since the loss stable_reinforce "
-            "that reads it "
-            "has no published definition; leave it out"
+            "record_stability_info: is not supported, because the loss stable_reinforce that reads "
+            "it has no published definition; leave it out"
         )
     session = await gateway.session(tenant, body.sampling_session_id)
     base = gateway.bases.get(session.base_model)
@@ -148,7 +147,7 @@ def stops_of(
 
 
 def render(outcome: RequestOutcome, *, as_json: bool = False) -> Response:
-    """An outcome as retrieve_future answers it; old SDKs read samples and passes as JSON."""
+    """The response of retrieve_future; older SDKs get samples and passes as JSON."""
     if outcome.error is not None:
         category = "user" if outcome.owner is FaultOwner.USER else "server"
         return JSONResponse({"error": outcome.error, "category": category})
@@ -156,10 +155,10 @@ def render(outcome: RequestOutcome, *, as_json: bool = False) -> Response:
         raise GoneError("request_id: its result was acknowledged or has expired")
     match outcome.kind:
         case "sample":
-            drawn = decode_sample_result(outcome.result)
+            sampled = decode_sample_result(outcome.result)
             if as_json:
-                return JSONResponse(json_results.sample_result(drawn))
-            data = tinker_proto.encode_sample_result(drawn)
+                return JSONResponse(json_results.sample_result(sampled))
+            data = tinker_proto.encode_sample_result(sampled)
             return Response(data, media_type=tinker_proto.MEDIA_TYPE)
         case OpKind.FORWARD | OpKind.FORWARD_BACKWARD:
             passed = decode_result(outcome.result)
@@ -186,7 +185,7 @@ def sample_routes(gateway: Gateway) -> APIRouter:
     async def retrieve(
         body: bodies.RetrieveFutureBody, tenant: Caller, request: Request
     ) -> Response:
-        """Hold until the result is there; after a while answer that it is not (408)."""
+        """Wait for a result; 408 if it is not there after the hold time."""
         wanted = RequestId(body.request_id)
         outcome = await gateway.outcome(tenant, wanted, gateway.setup.hold_s)
         if not isinstance(outcome, Pending):

@@ -21,7 +21,7 @@ from slackwater.serve.tinker import bodies
 
 
 class SamplingFace:
-    """What the routes of this file share."""
+    """Opens sampling sessions."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -29,7 +29,7 @@ class SamplingFace:
     async def open_session(
         self, tenant: TenantId, body: bodies.CreateSamplingSessionBody
     ) -> SamplingSession:
-        """A snapshot to sample from; the same number again gives the same one."""
+        """Open a session on a weight snapshot; repeating a number returns the same session."""
         session = self.plane.sessions.get(tenant, body.session_id)
         if not self.plane.sessions.is_live(session.session):
             raise GoneError(f"session_id: {session.session!r} has ended")
@@ -63,14 +63,14 @@ class SamplingFace:
         """Base model, weight version and lineage."""
         if body.model_path is not None:
             path = body.model_path
-            held = await self.plane.store.call(
+            checkpoint = await self.plane.store.call(
                 lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
             )
-            if held.kind != shelf.SAMPLER:
+            if checkpoint.kind != shelf.SAMPLER:
                 raise ConfigError.of(
                     "model_path", path, "must be saved with save_weights_for_sampler"
                 )
-            return held.base_model, held.held_as, held.lineage
+            return checkpoint.base_model, checkpoint.held_as, checkpoint.lineage
         if body.base_model is None:
             raise ConfigError.of("base_model", None, "must be given, or model_path")
         base = self.plane.bases.get(body.base_model)
@@ -125,7 +125,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
             session.sampling_session, body.prev_cursor, hold_s
         )
         if not finished:
-            plane.fail_unserved(session)  # the next call finds them
+            plane.fail_unserved(session)  # the next call returns them as failed
         completions = [
             {"state": "failed", "request_id": done.request}
             if done.size_bytes is None
@@ -140,9 +140,9 @@ def future_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/cancel_future", status_code=204)
     async def cancel(body: bodies.CancelFutureBody, tenant: Caller) -> Response:
-        """Give a sample up; one that has ended stays as it is, and so does a training operation."""
+        """Cancel a sample; ended samples and training operations are not affected."""
         request = RequestId(body.request_id)
-        await plane.outcomes.find(tenant, request, 0.0)  # a 404, unless it is the tenant's
+        await plane.outcomes.find(tenant, request, 0.0)  # 404 if it is another tenant's
         plane.sampling.cancel(tenant, request)
         return Response(status_code=204)
 

@@ -29,7 +29,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/client/config")
     async def client_config(body: bodies.ClientConfigBody, tenant: Caller) -> dict[str, Any]:
-        """Feature flags of the SDK; others keep their defaults."""
+        """Feature flags of the SDK; unlisted flags keep their defaults."""
         return {
             "proto_write_fwdbwd": True,
             "fwd_via_fwdbwd": True,
@@ -78,7 +78,7 @@ def service_routes(plane: ControlPlane) -> APIRouter:
 
     @router.post("/telemetry")
     async def telemetry(request: Request, tenant: Caller) -> dict[str, str]:
-        """Taken and dropped: this service watches itself."""
+        """Accept the SDK's telemetry and discard it."""
         return {"status": "accepted"}
 
     return router

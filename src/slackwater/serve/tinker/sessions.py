@@ -1,4 +1,4 @@
-"""Tinker API: sessions, opened, kept alive, ended, listed and searched."""
+"""Tinker API: open, keep alive, end, list and search sessions."""
 
 from typing import Any
 
@@ -79,8 +79,8 @@ def session_list_routes(face: RestFace) -> APIRouter:
         session_id: str, tenant: Caller, access_scope: Scope = "owned"
     ) -> dict[str, Any]:
         found = plane.sessions.get(tenant, session_id).session
-        said = await plane.sessions.describe(tenant)
-        own = next(item for item in said if item["session_id"] == found)
+        descriptions = await plane.sessions.describe(tenant)
+        own = next(item for item in descriptions if item["session_id"] == found)
         runs = [r["training_run_id"] for r in await face.runs(tenant)]
         samplers = [s for s in plane.sampling.sessions() if s.session == found]
         return {
@@ -100,12 +100,12 @@ def session_list_routes(face: RestFace) -> APIRouter:
     async def search(body: bodies.SearchBody, tenant: Caller) -> dict[str, Any]:
         if body.owner.type != "own":
             raise RefusedError("owner: only your own sessions can be searched here")
-        held = await face.checkpoints(tenant)
+        checkpoints = await face.checkpoints(tenant)
         found = [s for s in await plane.sessions.describe(tenant) if body.matches(s)]
         page = found[: body.limit]
         last = page[-1] if len(found) > len(page) else None
         return {
-            "sessions": [_summary(item, tenant, held) for item in page],
+            "sessions": [_summary(item, tenant, checkpoints) for item in page],
             "next_cursor": None
             if last is None
             else {
@@ -117,8 +117,10 @@ def session_list_routes(face: RestFace) -> APIRouter:
     return router
 
 
-def _summary(session: dict[str, Any], tenant: TenantId, held: list[Checkpoint]) -> dict[str, Any]:
-    own = [item for item in held if item.model.startswith(f"{session['session_id']}:")]
+def _summary(
+    session: dict[str, Any], tenant: TenantId, checkpoints: list[Checkpoint]
+) -> dict[str, Any]:
+    own = [item for item in checkpoints if item.model.startswith(f"{session['session_id']}:")]
     return {
         "session_id": session["session_id"],
         "created_at": moment(session["created_s"]),

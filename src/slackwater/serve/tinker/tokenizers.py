@@ -1,4 +1,4 @@
-"""Tokenizers over HTTP, as a Hugging Face hub serves them, for clients on other machines.
+"""Serves tokenizers over HTTP like a Hugging Face hub, for clients on other machines.
 
 The SDK's `get_tokenizer()` calls `AutoTokenizer.from_pretrained(NAME)`. With
 `HF_ENDPOINT=<service>/hub` and `HF_TOKEN=<key>` it finds this service's base models by name.
@@ -17,7 +17,7 @@ from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import Caller
 
-FILES = (
+FILES = (  # of a model directory, beside the weights
     "added_tokens.json",
     "chat_template.jinja",
     "config.json",
@@ -73,7 +73,7 @@ def tokenizer_routes(plane: ControlPlane) -> APIRouter:
 
 
 def _model_info(base: BaseModel) -> dict[str, Any]:
-    files = [{"rfilename": path.name} for path in _files(base)]
+    files = [{"rfilename": path.name} for path in tokenizer_files(base)]
     commit = _commit(base)
     return {"id": base.name, "modelId": base.name, "sha": commit, "siblings": files, "tags": []}
 
@@ -83,13 +83,13 @@ def _missing_entry(name: str) -> JSONResponse:
     return JSONResponse({"error": error}, 404, {"x-error-code": "EntryNotFound"})
 
 
-def _files(base: BaseModel) -> list[Path]:
+def tokenizer_files(base: BaseModel) -> list[Path]:
     return [base.directory / name for name in FILES if (base.directory / name).is_file()]
 
 
 def _commit(base: BaseModel) -> str:
     """Changes when a file does, as a hub's commit would."""
-    return _digest(_files(base))
+    return _digest(tokenizer_files(base))
 
 
 def _digest(paths: list[Path]) -> str:

@@ -50,20 +50,20 @@ _PROTO_BODY = {"requestBody": {"required": True, "content": _PROTO_CONTENT | _JS
 
 
 class TrainingFace:
-    """What the routes of this file share."""
+    """Submits training operations for the routes."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
 
     def model(self, tenant: TenantId, name: str) -> TrainedModel:
-        """A model of the tenant's; using it is a sign of life."""
+        """A model of the tenant; the access counts as a heartbeat of its session."""
         model = self.plane.training.model(tenant, ModelId(name))
         self.plane.sessions.record_heartbeat(model.session, loop_time())
         return model
 
     @contextlib.asynccontextmanager
     async def _rejecting(self, model: TrainedModel, seq: int, kind: OpKind) -> AsyncIterator[None]:
-        """A submission that is refused inside uses up its number."""
+        """Use up the operation's number if the block refuses the submission."""
         try:
             yield
         except SlackwaterError as error:
@@ -73,7 +73,7 @@ class TrainingFace:
     async def find_operation(
         self, request: Request, body: Any
     ) -> tuple[TrainedModel, int, OpKind] | None:
-        """Which operation a body that failed validation would have been."""
+        """The operation that an invalid body identifies, if any."""
         kind = _KIND_BY_PATH.get(request.url.path)
         if kind is None or not isinstance(body, dict):
             return None
@@ -92,7 +92,7 @@ class TrainingFace:
         if file is None:
             head, batch = await fair.run(tenant, read_pass, await request.body(), form)
         else:
-            head, batch = await fair.run(tenant, self._read_elsewhere, file, form)
+            head, batch = await fair.run(tenant, self._read_in_helper, file, form)
         model = self.model(tenant, head.model_id)
         kind = OpKind.FORWARD if head.forward_only else OpKind.FORWARD_BACKWARD
         if head.seq_id < 1:
@@ -103,8 +103,8 @@ class TrainingFace:
         payload = batch if isinstance(batch, bytes) else await asyncio.to_thread(batch.read)
         return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
 
-    def _read_elsewhere(self, body: Path, form: str) -> tuple[PassHead, BinaryIO]:
-        """The batch is not read before it is known that it is wanted."""
+    def _read_in_helper(self, body: Path, form: str) -> tuple[PassHead, BinaryIO]:
+        """Read a large batch in a helper; its file is opened but not read here yet."""
         try:
             answer, _ = self.plane.helpers.ask(question(form, body))
             head: PassHead | SlackwaterError = pickle.loads(answer)
@@ -127,10 +127,10 @@ class TrainingFace:
         )
 
     async def _refuse_taken(self, tenant: TenantId, path: str, seq: int) -> None:
-        held = await self.plane.store.call(
+        taken = await self.plane.store.call(
             lambda c: shelf.list_checkpoints(c, tenant, time.time(), shelf.parse_path(path)[0])
         )
-        for checkpoint in held:
+        for checkpoint in taken:
             if checkpoint.path == path and not checkpoint.held_as.endswith(f"@{seq}"):
                 raise RefusedError(f"path: {path} exists; give another name, or overwrite=true")
 
@@ -163,7 +163,7 @@ class TrainingFace:
     async def submit_external(
         self, tenant: TenantId, body: bodies.SaveExternalBody
     ) -> tuple[TrainedModel, str]:
-        """Export weights as safetensors: published like a sampler's, under their own name."""
+        """Export weights as safetensors, published like a sampler's under their own name."""
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
             kept = None
@@ -181,15 +181,15 @@ class TrainingFace:
             raise ConfigError.of("model_id", body.model_id, "must be given, with seq_id")
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.LOAD):
-            held = await self.plane.store.call(
+            checkpoint = await self.plane.store.call(
                 lambda c: shelf.find_checkpoint(c, tenant, body.path, time.time())
             )
-            if held.kind != shelf.STATE:
+            if checkpoint.kind != shelf.STATE:
                 raise ConfigError.of("path", body.path, "must be saved with save_state (weights)")
-            if (held.base_model, held.lora) != (model.base_model, model.lora):
-                saved = f"{held.base_model} rank {held.lora.rank}"
-                raise ConfigError.of("path", body.path, f"is of another shape: {saved}")
-        payload = encode(LoadPayload(body.path, held.held_as, body.optimizer))
+            if (checkpoint.base_model, checkpoint.lora) != (model.base_model, model.lora):
+                saved = f"{checkpoint.base_model} rank {checkpoint.lora.rank}"
+                raise ConfigError.of("path", body.path, f"has another shape: {saved}")
+        payload = encode(LoadPayload(body.path, checkpoint.held_as, body.optimizer))
         return model, await self.plane.training.submit(model, body.seq_id, OpKind.LOAD, payload)
 
     async def create(
@@ -248,7 +248,7 @@ def training_routes(face: TrainingFace) -> APIRouter:
 
     @router.post("/forward", openapi_extra=_JSON_BODY)
     async def forward(request: Request, tenant: Caller) -> dict[str, str]:
-        """A pass without gradients, as older SDKs ask for it."""
+        """A pass without gradients, as older SDKs request it."""
         return _future(await face.submit_pass(tenant, request, JSON_FORWARD))
 
     @router.post("/optim_step")

@@ -1,7 +1,6 @@
-"""Exports: an adapter that peft loads, or a whole model.
+"""Files of an export: an adapter that peft loads, or a whole model.
 
-With age recipients, as the Tinker cookbook uses them, every file is encrypted and has the suffix
-`.age`.
+With age recipients, as in the Tinker cookbook, every file is encrypted and gets the suffix `.age`.
 """
 
 import io
@@ -18,45 +17,29 @@ from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import Checkpoint
 from slackwater.runtime.store.versions import VersionShelf
+from slackwater.serve.tinker.tokenizers import tokenizer_files
 
 RECIPIENTS = "age_encryption_recipients"  # in an export's user_metadata, joined by spaces
 _SUFFIX = ".age"
-# What stands beside the weights in a model directory, for text.
-_TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
 
 
 def weight_files(
-    held: Checkpoint, base: BaseModel, versions: VersionShelf, folder: Path
+    checkpoint: Checkpoint, base: BaseModel, versions: VersionShelf, folder: Path
 ) -> dict[str, Path | bytes]:
-    """Every file of a checkpoint's export by name; small ones are made on the spot, and what
-    several ranks wrote is joined in the folder.
-    """
-    if held.kind not in shelf.HELD_AS_VERSIONS:
+    """The files of a checkpoint's export by name; files of several ranks are joined in `folder`."""
+    if checkpoint.kind not in shelf.HELD_AS_VERSIONS:
         raise ConfigError.of(
-            "path", held.path, "must be saved with save_weights_external or _for_sampler"
+            "path", checkpoint.path, "must be saved with save_weights_external or _for_sampler"
         )
-    parts = versions.paths(held.held_as)
+    parts = versions.paths(checkpoint.held_as)
     file = parts[0]
     if len(parts) > 1:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "joined.safetensors"
-        versions.join(held.held_as, file)
-    lora = versions.meta(held.held_as).get("lora")
+        versions.join(checkpoint.held_as, file)
+    lora = versions.meta(checkpoint.held_as).get("lora")
     if lora is None:
-        beside = {name: base.directory / name for name in _TEXT_FILES}
-        there = {name: path for name, path in beside.items() if path.is_file()}
-        return {"model.safetensors": file, **there}
+        return {"model.safetensors": file, **{path.name: path for path in tokenizer_files(base)}}
     config = adapter_config(
         lora["rank"],
         lora["alpha"],
@@ -74,7 +57,7 @@ def weight_files(
 def write_archive(
     files: dict[str, Path | bytes], name: str, folder: Path
 ) -> dict[str, Path | bytes]:
-    """All files in one tar, as older SDKs download them; `checkpoint_complete` ends it."""
+    """Write all files to one tar for older SDKs; `checkpoint_complete` is its last entry."""
     folder.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / name, "w") as archive:
         for each, content in {**files, "checkpoint_complete": b""}.items():
@@ -88,7 +71,7 @@ def write_archive(
 
 
 def check_recipients(recipients: Sequence[str]) -> str:
-    """Recipients as they are kept with the export; a key that is none is refused."""
+    """Recipients as stored with the export; refuses invalid keys."""
     for recipient in recipients:
         try:
             pyrage.x25519.Recipient.from_str(recipient)
@@ -98,17 +81,17 @@ def check_recipients(recipients: Sequence[str]) -> str:
 
 
 def encrypt_files(
-    files: dict[str, Path | bytes], kept: str, folder: Path
+    files: dict[str, Path | bytes], recipients_text: str, folder: Path
 ) -> dict[str, Path | bytes]:
-    """The same files for the recipients alone; large ones are written to `folder`."""
-    recipients = [pyrage.x25519.Recipient.from_str(name) for name in kept.split()]
+    """Encrypt the files for the recipients; large ones are written to `folder`."""
+    recipients = [pyrage.x25519.Recipient.from_str(name) for name in recipients_text.split()]
     folder.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Path | bytes] = {}
+    encrypted: dict[str, Path | bytes] = {}
     for name, content in files.items():
         if isinstance(content, bytes):
-            made[name + _SUFFIX] = pyrage.encrypt(content, recipients)
+            encrypted[name + _SUFFIX] = pyrage.encrypt(content, recipients)
         else:
             target = folder / (name + _SUFFIX)
             pyrage.encrypt_file(str(content), str(target), recipients)
-            made[target.name] = target
-    return made
+            encrypted[target.name] = target
+    return encrypted
