@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.weights.delta.compiled import compiled
+from slackwater.weights.delta.compiled import compile_loop
 from slackwater.weights.delta.encode import write_positions
 from slackwater.weights.delta.frame import BITMAP_BYTES, BLOCK, IndexEncoding
 
@@ -31,7 +31,7 @@ def coded(
     return kinds.tobytes(), sizes[:sized].tobytes(), positions[:positioned].tobytes()
 
 
-@compiled
+@compile_loop
 def _coded(
     places: Any,
     starts: Any,

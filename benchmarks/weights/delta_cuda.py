@@ -22,7 +22,7 @@ from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.weights.delta.apply import frame_values
 from slackwater.weights.delta.checksum import CHUNK_BYTES, CHUNK_WORDS, KEYS, mix
 from slackwater.weights.delta.encode import value_planes
-from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, refused
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, delta_error
 from slackwater.weights.delta.places import block_places
 
 _SOURCE = "delta_cuda.cu"
@@ -84,7 +84,9 @@ def _compiled(options: list[str]) -> bytes:
 def _done(answer: tuple[Any, ...]) -> Any:
     """The result of a call, or its error raised."""
     if int(answer[0]):
-        raise UnavailableError(f"the GPU's driver refused a call of the delta codec: {answer[0]}")
+        raise UnavailableError(
+            f"the GPU's driver delta_error a call of the delta codec: {answer[0]}"
+        )
     return answer[1] if len(answer) > 1 else None
 
 
@@ -192,10 +194,10 @@ def apply(part: Tensor, frame: DeltaFrame, known_checksum: int | None = None) ->
     """Apply a frame to a part on the device in place; its new checksum. Errors change nothing."""
     item = _checked(part)
     if (part.numel(), item) != (frame.elements, frame.item_bytes):
-        raise refused(f"it is of {frame.elements} elements, the part has {part.numel()}")
+        raise delta_error(f"it is of {frame.elements} elements, the part has {part.numel()}")
     held = checksum(part) if known_checksum is None else known_checksum
     if held != frame.base_checksum:
-        raise refused("it stands on another version than this part's")
+        raise delta_error("it stands on another version than this part's")
     places, starts = block_places(frame)
     _fill_dense(places, starts, frame.elements)
     on_device = torch.from_numpy(places.view(np.int16)).to(part.device)
@@ -205,7 +207,7 @@ def apply(part: Tensor, frame: DeltaFrame, known_checksum: int | None = None) ->
     write(part, on_device, device_starts, values, frame.form)
     if checksum(part) != frame.checksum:
         write(part, on_device, device_starts, values, ValueEncoding.ELEMENT)
-        raise refused("its values do not make the version that it names")
+        raise delta_error("its values do not make the version that it names")
     return frame.checksum
 
 

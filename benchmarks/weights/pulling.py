@@ -31,7 +31,7 @@ from slackwater.nets.loading import load_net, net_tensors
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.host_copy import host_version
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.worker.puller import VersionPuller
 from slackwater.worker.weight_lane import WeightLane, lora_meta
 
@@ -57,7 +57,7 @@ def decode_while_pulling(pulls: int, seed: int) -> dict[str, object]:
     )
     with ExitStack() as stack:
         relay = _relay(stack)
-        stocker = RelayStocker(relay, _SECRET.encode())
+        stocker = RelayPublisher(relay, _SECRET.encode())
         lane = WeightLane(
             DirectoryWeightStore(Path(stack.enter_context(tempfile.TemporaryDirectory()))),
             relay,
@@ -91,7 +91,7 @@ def _relay(stack: ExitStack) -> tuple[str, int]:
 
 def _measured(
     engine: Engine,
-    stocker: RelayStocker,
+    stocker: RelayPublisher,
     relay: RelayClient,
     puller: VersionPuller,
     tensors: dict[str, torch.Tensor],

@@ -156,7 +156,7 @@ class _Receiver:
         return told | {"digest": _digest(found)}
 
     def forget_payload(self, version: str) -> dict[str, Any]:
-        self._agent.shelf.drop(Payload(version))
+        self._agent.store.drop(Payload(version))
         return {}
 
 

@@ -110,7 +110,7 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
     return {
         f"{part}.{name}": tensor.clone()
         for part, vector in parts.items()
-        for name, tensor in flat.named(vector).items()
+        for name, tensor in flat.views_by_name(vector).items()
     }
 
 

@@ -16,7 +16,7 @@ from harness.rank_engine import generate_on_ranks
 from harness.rank_training import ADAM, batch, train
 from slackwater.model.errors import ConfigError
 from slackwater.model.session import LoraShape
-from slackwater.nets.ranks import RankPlan, Ranks, leave_at_once
+from slackwater.nets.ranks import RankPlan, Ranks, exit_at_once
 from slackwater.weights.plan.layout import Layout
 from slackwater.wire import messages
 from slackwater.wire.batches import Array, Example, PassBatch, encode_batch
@@ -144,5 +144,5 @@ def run_piped_worker(plan: RankPlan, folder: str, pipe: Pipe | None) -> None:
         files = SharedFiles(Path(folder))
         TrainerWorker(connection, files, "cpu", ranks=ranks).run()  # type: ignore[arg-type]
     except (EOFError, OSError):  # the one at the other end of the pipe has gone, or a rank
-        leave_at_once()
+        exit_at_once()
     os._exit(0)

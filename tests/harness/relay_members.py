@@ -12,9 +12,9 @@ from harness.relay_tracker import JoinedMember, RelayTracker
 from slackwater.model.errors import NotFoundError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
-from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay import protocol
 from slackwater.weights.relay.client import Address
-from slackwater.weights.relay.fetch import Memory, Seen
+from slackwater.weights.relay.fetch import Memory, OnBytes
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import AGAIN_S, STREAMS, RelayReader
@@ -77,7 +77,7 @@ class RelayMember(RelayReader):
             relay, secret, node=node, max_bytes=max_bytes, streams=streams, timeout_s=timeout_s
         )
         self.member, self._tracker = member, tracker
-        self._server = RelayServer(self.shelf, secret, host=host, node=node)
+        self._server = RelayServer(self.store, secret, host=host, node=node)
         self._joined = JoinedMember(member, *self._server.address, node, site)
         self.received_bytes: dict[str, int] = {}  # by source; "" is the relay itself
 
@@ -87,33 +87,33 @@ class RelayMember(RelayReader):
         self._tracker.leave(self._joined)
         super().close()
 
-    def versions(self) -> list[say.VersionListing]:
+    def versions(self) -> list[protocol.VersionListing]:
         """The relay's visible versions."""
         return self.ask(lambda client: client.versions())
 
-    def bring(
+    def fetch_payload(
         self,
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
-        seen: Seen | None = None,
+        on_bytes: OnBytes | None = None,
     ) -> None:
         """From the sources that the tracker names; a failing one is replaced, what came stays."""
-        self.shelf.note(manifest)
-        self.shelf.expect(payload, True)
+        self.store.register(manifest)
+        self.store.expect(payload, True)
         try:
-            self._bring(payload, manifest, deadline_s, memory, seen)
+            self._fetch_from_sources(payload, manifest, deadline_s, memory, on_bytes)
         finally:
-            self.shelf.expect(payload, False)
+            self.store.expect(payload, False)
 
-    def _bring(
+    def _fetch_from_sources(
         self,
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None,
-        seen: Seen | None,
+        on_bytes: OnBytes | None,
     ) -> None:
         lost, trouble = "", "all who have it are busy"
         while time.monotonic() <= deadline_s and not self._closed:
@@ -123,7 +123,7 @@ class RelayMember(RelayReader):
                 continue
             fetch = self.new_fetch((source.host, source.port) if source.member else self.relay)
             try:
-                fetch.run(payload, manifest, memory, seen)
+                fetch.run(payload, manifest, memory, on_bytes)
             except (NotFoundError, UnavailableError) as error:
                 trouble, lost = str(error), source.member
                 if not lost and isinstance(error, NotFoundError):
@@ -149,14 +149,14 @@ class ChoosingReceiver(Receiver):
 
     def held(self) -> tuple[str, ...]:
         """The versions in host memory."""
-        return tuple(self._held)
+        return tuple(self._kept_versions)
 
     def pull(self, version: str, within_s: float = 600.0) -> HostVersion:
         """The version, exactly as published; waits until it is visible. Errors change nothing."""
-        if version in self._held:
-            return self._held[version][0]
+        if version in self._kept_versions:
+            return self._kept_versions[version][0]
         deadline_s = time.monotonic() + within_s
-        manifest = self._visible(version, deadline_s)
+        manifest = self._wait_for_manifest(version, deadline_s)
         refusals: set[Payload] = set()
         while True:
             way = self._chosen(version, refusals, deadline_s)
@@ -164,7 +164,7 @@ class ChoosingReceiver(Receiver):
             payloads = [Payload(way.start)] if way.fetch_start else []
             payloads += [Payload(delta.version, delta.base) for delta in way.deltas]
             try:
-                found = self._follow(payloads, manifest, deadline_s)
+                found = self._pull_route(payloads, manifest, deadline_s)
             except DamagedDeltaError as error:
                 refusals.add(error.payload)
                 continue
@@ -172,7 +172,7 @@ class ChoosingReceiver(Receiver):
             return found
 
     def _chosen(self, version: str, refusals: set[Payload], deadline_s: float) -> PullRoute:
-        lines = self._insisting(self._member.versions, deadline_s)
+        lines = self._retry(self._member.versions, deadline_s)
         usable = [
             (line.version, base, size)
             for line in lines
@@ -181,15 +181,15 @@ class ChoosingReceiver(Receiver):
         ]
         wholes = {name: size for name, base, size in usable if not base}
         deltas = [Delta(base, name, size) for name, base, size in usable if base]
-        way = PullRoutePolicy().choose(version, self._held, wholes, deltas)
+        way = PullRoutePolicy().choose(version, self._kept_versions, wholes, deltas)
         if way is None:
             raise NotFoundError(f"version: nothing that the relay has leads to {version!r}")
         return way
 
     def _keep_newest(self, found: HostVersion, manifest: Manifest) -> None:
-        self._held[found.version] = (found, manifest)
-        while len(self._held) > self._keep:
-            self._held.popitem(last=False)
-        for payload in [c for c in self._payloads if c.version not in self._held]:
-            self._reader.shelf.drop(payload)
+        self._kept_versions[found.version] = (found, manifest)
+        while len(self._kept_versions) > self._keep:
+            self._kept_versions.popitem(last=False)
+        for payload in [c for c in self._payloads if c.version not in self._kept_versions]:
+            self._reader.store.drop(payload)
             self._payloads.remove(payload)

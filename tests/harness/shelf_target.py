@@ -1,4 +1,4 @@
-"""Publishes onto a shelf of this process, without a relay."""
+"""Publishes onto a store of this process, without a relay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class ShelfTarget:
-    """Buckets go on a shelf in this process, where they lie if it is not shared; waits up to
+    """Buckets go on a store in this process, where they lie if it is not shared; waits up to
     `wait_s` for room.
     """
 
-    shelf: BucketStore
+    store: BucketStore
     wait_s: float = 30.0
 
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
         own = tuple(views)
-        slot = self.shelf.begin(key, size, tag, self.wait_s, own, owner=self)
+        slot = self.store.begin_write(key, size, tag, self.wait_s, own, owner=self)
         if slot is None:
             return
         if slot.views is not own:
@@ -28,7 +28,7 @@ class ShelfTarget:
                     piece[:] = view[: len(piece)]
                     view = view[len(piece) :]
                     at += len(piece)
-        self.shelf.advance(slot, size)
+        self.store.advance(slot, size)
 
     def seal(self, manifest: Manifest) -> None:
-        self.shelf.seal(manifest)
+        self.store.seal(manifest)

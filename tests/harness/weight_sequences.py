@@ -60,15 +60,15 @@ class _Sequence:
         self.joined = 0
         self.address = ("127.0.0.1", 0)
         self.tracker = RelayTracker("trainer", "train")
-        self.shelf, self.server = self._relay()
+        self.store, self.server = self._relay()
 
     def _relay(self) -> tuple[BucketStore, RelayServer]:
-        shelf = BucketStore(_MAX_BYTES)
+        store = BucketStore(_MAX_BYTES)
         host, port = self.address
         self.tracker.clear()
-        server = RelayServer(shelf, _SECRET, host=host, port=port, node="trainer")
+        server = RelayServer(store, _SECRET, host=host, port=port, node="trainer")
         self.address = server.address
-        return shelf, server
+        return store, server
 
     def version(self) -> HostVersion:
         name, old = f"v{len(self.truth)}", self.newest
@@ -162,7 +162,7 @@ class _Sequence:
     def restart_relay(self) -> None:
         """The relay loses all that it had; the sender sends its newest version again."""
         self.server.close()
-        self.shelf, self.server = self._relay()
+        self.store, self.server = self._relay()
         if self.newest is not None:
             with RelayClient(self.address, _SECRET, _WITHIN_S) as client:
                 publish(client, self.newest, None, _BUCKET)
@@ -176,7 +176,7 @@ class _Sequence:
             self.join()
             for _ in range(events):
                 actions[int(self.rng.choice(len(actions), p=chances))]()
-                used = [self.shelf, *(agent.shelf for agent, _ in self.receivers.values())]
+                used = [self.store, *(agent.store for agent, _ in self.receivers.values())]
                 self.outcome.above_bound += any(each.used_bytes > _MAX_BYTES for each in used)
             for thread in self.threads:
                 thread.join()

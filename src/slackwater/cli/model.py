@@ -141,10 +141,10 @@ def untie(
 def list_models(models: Models = None, as_json: AsJson = False) -> None:
     """List local models, and which fit this machine's memory."""
     from slackwater.cli.model_fit import fit_lines, fit_table, machine_memory
-    from slackwater.zoo.sources import models_directory, stored_models
+    from slackwater.zoo.sources import find_models, models_directory
 
     memory = machine_memory()
-    table = fit_table(stored_models(models_directory(models)), memory)
+    table = fit_table(find_models(models_directory(models)), memory)
     if as_json:
         print(json.dumps({"device": memory.device, "memory_bytes": memory.size, "models": table}))
     else:

@@ -1,1 +1,1 @@
-"""Constrained output: grammars compiled, checked, and followed token by token."""
+"""Constrained output: compiles and checks grammars, and follows them token by token."""

@@ -1,6 +1,7 @@
-"""Follows a grammar: the tokens that may come next, per generation.
+"""Guides: which tokens a grammar allows next in a generation.
 
-A guide depends only on the tokens so far, so a moved turn continues elsewhere unchanged.
+A guide depends only on the tokens so far, so a turn that moves to another engine continues
+unchanged.
 """
 
 import json
@@ -15,16 +16,15 @@ from numpy.typing import NDArray
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Grammar
 
-# No free whitespace: a model that has nothing to say would write blanks until its tokens are used
-# up.
+# No free whitespace: a model could otherwise write blanks until its tokens are used up.
 _JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_DRAFTS_WITH_ONE_MEANING = ("2019-09", "2020-12")  # of a $ref beside a $id
+_UNAMBIGUOUS_DRAFTS = ("2019-09", "2020-12")  # they define what a $ref beside a $id means
 _MAX_SOURCE_CHARACTERS = 1 << 20
 LIMITS = LLParserLimits(verbose_errors=False)
 
 
-def compiled(grammar: Grammar) -> str:
-    """The text that a matcher is made of; what cannot be read at all is refused here."""
+def compile_grammar(grammar: Grammar) -> str:
+    """The matcher's source text of a grammar; refuses one that cannot be parsed."""
     if len(grammar.source) > _MAX_SOURCE_CHARACTERS:
         fix = f"characters are too many; at most {_MAX_SOURCE_CHARACTERS}"
         raise ConfigError.of(grammar.kind, len(grammar.source), fix)
@@ -49,13 +49,13 @@ def _text(grammar: Grammar) -> str:
 
 
 def check(grammar: Grammar) -> None:
-    """Refuse a grammar that cannot be followed, and name what in it cannot."""
-    error = LLMatcher.validate_grammar(compiled(grammar), limits=LIMITS)
+    """Refuse a grammar that is not supported; the error names the feature."""
+    error = LLMatcher.validate_grammar(compile_grammar(grammar), limits=LIMITS)
     if error:
-        raise refused(grammar, error)
+        raise grammar_error(grammar, error)
 
 
-def refused(grammar: Grammar, error: str) -> ConfigError:
+def grammar_error(grammar: Grammar, error: str) -> ConfigError:
     line = next((line.strip() for line in error.splitlines() if line.strip()), "no reason given")
     return ConfigError(f"{grammar.kind}: is not supported: {line[:300]}")
 
@@ -65,7 +65,7 @@ def _schema(schema: Any) -> str:
         schema = {}
     if not isinstance(schema, dict):
         raise ConfigError.of("json_schema", schema, "must be an object")
-    if not any(draft in str(schema.get("$schema")) for draft in _DRAFTS_WITH_ONE_MEANING):
+    if not any(draft in str(schema.get("$schema")) for draft in _UNAMBIGUOUS_DRAFTS):
         _refuse_moved_references(schema)
     try:
         return LLMatcher.grammar_from_json_schema(
@@ -108,7 +108,7 @@ def _json(grammar: Grammar) -> Any:
 
 
 class GrammarGuides:
-    """Makes guides for one model's vocabulary; the tokenizer is read when the first is wanted."""
+    """Makes guides for one model's vocabulary; the tokenizer is loaded for the first one."""
 
     def __init__(self, tokenizer: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._file = tokenizer
@@ -119,18 +119,22 @@ class GrammarGuides:
     def guide(
         self, grammar: Grammar, generated: Sequence[int], ends: Collection[int]
     ) -> "GrammarGuide":
-        """A guide positioned after `generated`; tokens of `ends` are allowed where it may end."""
-        matcher = LLMatcher(self._words(), compiled(grammar), log_level=0, limits=LIMITS)
+        """A guide positioned after `generated`; tokens of `ends` are allowed where the text may
+        end.
+        """
+        matcher = LLMatcher(
+            self._load_tokenizer(), compile_grammar(grammar), log_level=0, limits=LIMITS
+        )
         if matcher.is_error():
-            raise refused(grammar, matcher.get_error())
-        made = GrammarGuide(matcher, grammar, ends)
+            raise grammar_error(grammar, matcher.get_error())
+        guide = GrammarGuide(matcher, grammar, ends)
         for token in generated:
-            made.advance(token)
-        if made.failed is not None:
-            raise ConfigError(made.failed)
-        return made
+            guide.advance(token)
+        if guide.failed is not None:
+            raise ConfigError(guide.failed)
+        return guide
 
-    def _words(self) -> LLTokenizer:
+    def _load_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
             try:
                 self._tokenizer = LLTokenizer(
@@ -143,7 +147,7 @@ class GrammarGuides:
 
 
 class GrammarGuide:
-    """One generation's place in its grammar. A grammar that grows beyond all limits fails it."""
+    """One generation's position in its grammar. It fails if the parser exceeds its limits."""
 
     def __init__(self, matcher: LLMatcher, grammar: Grammar, ends: Collection[int]) -> None:
         self._matcher = matcher
@@ -167,7 +171,7 @@ class GrammarGuide:
                 bits[token >> 5] |= np.uint32(1 << (token & 31)).view(np.int32)
 
     def advance(self, token: int) -> None:
-        """The token was drawn. `stopped` says that nothing can follow it."""
+        """Advance past a sampled token; sets `stopped` if nothing can follow it."""
         if self.stopped or self.failed is not None:
             return
         if token in self._ends:
@@ -179,4 +183,4 @@ class GrammarGuide:
         self.stopped = self._matcher.is_stopped()
 
     def _fail(self, error: str) -> None:
-        self.failed = str(refused(self._grammar, error))
+        self.failed = str(grammar_error(self._grammar, error))

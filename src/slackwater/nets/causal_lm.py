@@ -27,10 +27,10 @@ def inverse_frequencies(config: NetConfig) -> Tensor:
         return frequencies
     if scaling.kind == "linear":
         return frequencies / scaling.factor
-    return _by_wavelength(frequencies, scaling)
+    return _scale_by_wavelength(frequencies, scaling)
 
 
-def _by_wavelength(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+def _scale_by_wavelength(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     original = scaling.original_max_positions
     longest_kept = original / scaling.high_freq_factor
     shortest_stretched = original / scaling.low_freq_factor
@@ -65,17 +65,17 @@ class RotaryTable:
         self._cos = angles.cos().to(device=device, dtype=dtype)
         self._sin = angles.sin().to(device=device, dtype=dtype)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows for `positions`, within what was reserved."""
+    def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of `positions`, which must be reserved."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Everything that was reserved, cosines and sines."""
+        """The whole table: cosines and sines."""
         return self._cos, self._sin
 
 
 class Attention(Protocol):
-    """Sees one layer's queries, keys and values of all rows, and may keep keys and values."""
+    """The attention of one layer over all rows; it may cache keys and values."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """`q [N, heads, d]`, `k`, `v [N, kv_heads, d]` to `[N, heads, d]`."""
@@ -83,7 +83,7 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What the layers of one pass share: rotation, attention, arithmetic, and the ranks."""
+    """What the layers of one pass share: rotation, attention, operators, adapter and ranks."""
 
     rotation: Rotation
     attention: Attention
@@ -95,30 +95,30 @@ class Pass:
         return self.linears(x, ((layer, name),))[0]
 
     def enter(self, x: Tensor) -> Tensor:
-        """Before the products that the ranks share by rows."""
+        """The input of column-parallel products: its gradients are summed over the ranks."""
         return x if self.parallel is None else self.parallel.enter(x)
 
     def leave(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
-        """The product that the ranks share by columns; its bias counts once."""
+        """A row-parallel product, summed over the ranks; the bias is added once."""
         if self.parallel is None:
             return self.linear(x, layer, name)
         named = ((layer.weight, None, name),)
-        out = self.parallel.sum(adapted_linears(x, named, self.adapter, self.ops)[0])
+        out = self.parallel.sum(apply_linears(x, named, self.adapter, self.ops)[0])
         return out if layer.bias is None else out + layer.bias
 
     def linears(self, x: Tensor, layers: Sequence[tuple[nn.Linear, str]]) -> tuple[Tensor, ...]:
-        """Layers of one input, side by side, each with its adapter's update."""
+        """Several layers of one input, each with its adapter's update."""
         named = [(layer.weight, layer.bias, name) for layer, name in layers]
-        return adapted_linears(x, named, self.adapter, self.ops)
+        return apply_linears(x, named, self.adapter, self.ops)
 
 
-def adapted_linears(
+def apply_linears(
     x: Tensor,
     layers: Sequence[tuple[Tensor, Tensor | None, str]],
     adapter: LoraAdapter | None,
     ops: NetOps,
 ) -> tuple[Tensor, ...]:
-    """`weight, bias, name` of each layer to its output for x, with the adapter's update."""
+    """The outputs for x of layers given as `weight, bias, name`, with the adapter's updates."""
     pairs = [
         (None if adapter is None else adapter.pair(name)) or (None, None) for *_, name in layers
     ]
@@ -130,7 +130,7 @@ def adapted_linears(
 
 
 class RmsNorm(nn.Module):
-    """Only the weight; the arithmetic is `NetOps`'."""
+    """Only holds the weight; `NetOps` computes."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class RmsNorm(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values, the attention passed in, and the way back."""
+    """Query, key, value and output projections around the attention of the pass."""
 
     def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Gate and up, multiplied, then down."""
+    """The gated MLP: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class Mlp(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each after a norm; the residual travels beside."""
+    """Attention and MLP, each after a norm; the residual is passed along separately."""
 
     def __init__(self, config: NetConfig, layer: int, ranks: int) -> None:
         super().__init__()
@@ -209,8 +209,8 @@ class Decoder(nn.Module):
 
     def __init__(self, config: NetConfig, vocab_size: int, ranks: int) -> None:
         super().__init__()
-        # Its own initialisation would import torch's compiler on the meta device: 2 s at every
-        # worker's start.
+        # nn.Embedding's own initialisation imports torch's compiler on the meta device, which
+        # costs 2 s at every worker's start.
         unset = torch.empty(vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(vocab_size, config.hidden_size, _weight=unset)
         self.layers = nn.ModuleList(Layer(config, i, ranks) for i in range(config.num_layers))
@@ -218,7 +218,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """Tokens in, hidden states and logits out; rows are tokens of any number of sequences.
+    """The model: tokens to hidden states and logits. Rows are tokens of any number of sequences.
 
     With `parallel` it is one rank's part: `config` is the whole model's, the parameters are slices.
     """
@@ -239,7 +239,7 @@ class CausalLM(nn.Module):
 
     @property
     def rank_config(self) -> NetConfig:
-        """The shape of what is computed here: the whole model's, or one rank's part of it."""
+        """The shape that this process computes: the whole model's, or its rank's part."""
         return self.config if self.parallel is None else self.parallel.config_of(self.config)
 
     @property
@@ -271,7 +271,7 @@ class CausalLM(nn.Module):
         the backward pass, and computes the rest again.
         """
         ops = ops or self.plain_ops
-        rotation = Rotation(*self.rotary.at(positions))
+        rotation = Rotation(*self.rotary.lookup(positions))
         run = Pass(rotation, attention, ops, adapter, self.parallel)
         x, residual = self._embed(tokens), None
         for layer in self.model.layers:
@@ -286,14 +286,14 @@ class CausalLM(nn.Module):
     def logits(
         self, hidden: Tensor, *, adapter: LoraAdapter | None = None, ops: NetOps | None = None
     ) -> Tensor:
-        """Scores over the vocabulary, or over this rank's part of it, for each row."""
+        """Logits over the vocabulary, or over this rank's part of it, for each row."""
         if self.parallel is not None:
             hidden = self.parallel.enter(hidden)
         head = (self.unembedding, None, "lm_head")
-        return adapted_linears(hidden, (head,), adapter, ops or self.plain_ops)[0]
+        return apply_linears(hidden, (head,), adapter, ops or self.plain_ops)[0]
 
     def gather_logits(self, scores: Tensor) -> Tensor:
-        """Every rank's part of the vocabulary side by side, on rank 0; the others keep theirs."""
+        """The logits of all ranks, concatenated, on rank 0; the other ranks keep their own."""
         if self.parallel is None:
             return scores
         whole = self.parallel.gather_columns(scores, self.config.vocab_size)

@@ -44,13 +44,12 @@ def whole_tensors(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter of a model by its name, whole, one at a time: as stored, or random from
-    `seed`.
+    """Every whole parameter of a model by its name, one at a time: as stored, or random by `seed`.
 
     A tensor that is missing, extra or of another shape than in `shapes` is refused.
     """
     if not isinstance(source, NetConfig):
-        yield from _checked(source, shapes)
+        yield from _check_tensors(source, shapes)
         return
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, shape in shapes.items():
@@ -85,9 +84,9 @@ def save_net(net: CausalLM, directory: Path) -> None:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """A safetensors file, as transformers reads it, that whoever may read new files can read."""
+    """Write a safetensors file for transformers, with the umask's permissions."""
     path.touch()
-    mode = path.stat().st_mode  # as the umask has it; safetensors makes a file of mode 0600
+    mode = path.stat().st_mode  # safetensors itself creates files of mode 0600
     save_file(dict(tensors), path, metadata={"format": "pt"})
     path.chmod(mode)
 
@@ -98,14 +97,14 @@ def empty_net(
     device: torch.device,
     parallel: TensorParallel | None = None,
 ) -> CausalLM:
-    """A model, or a rank's part of one, with memory for its weights, and nothing in it yet."""
+    """A model, or a rank's part of one, with uninitialized weights."""
     net = _unset(config, dtype, device, parallel)
     net.rotary.reserve(config.max_positions, device, dtype)
     return net
 
 
 def empty_like(net: CausalLM) -> CausalLM:
-    """Another of the same shape on the same device; the two share the table of rotary positions."""
+    """Another net of the same shape on the same device; the two share the rotary table."""
     other = _unset(net.config, net.dtype, net.device, net.parallel)
     other.rotary = net.rotary
     return other
@@ -124,8 +123,8 @@ def _unset(
 
 
 def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
-    """Give every parameter memory. `to_empty` does the same, but imports torch's compiler for it: 1
-    s and more.
+    """Allocate every parameter. `to_empty` does the same, but imports torch's compiler, which takes
+    over a second.
     """
     assert not list(net.buffers()), "buffers would stay on the meta device"
     for module in net.modules():
@@ -134,11 +133,11 @@ def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> Non
             module.register_parameter(name, nn.Parameter(memory))
 
 
-def _checked(
+def _check_tensors(
     directory: Path, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Tensor]]:
     missing = set(shapes)
-    for name, tensor in _stored(directory):
+    for name, tensor in _read_tensors(directory):
         if name == "lm_head.weight" and name not in shapes:
             continue
         if name.endswith("rotary_emb.inv_freq"):
@@ -154,7 +153,7 @@ def _checked(
         raise ConfigError.of(f"weights in {directory}", sorted(missing)[:3], "are missing")
 
 
-def _stored(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     for file in weight_files(directory):
         if not file.is_file():
             raise ConfigError.of("model file", str(file), "is missing; safetensors are needed")

@@ -23,7 +23,7 @@ _PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """Which layers are adapted and how; the update is `alpha / rank * B @ A`."""
+    """Which layers are adapted, with which rank and scale; the update is `alpha / rank * B @ A`."""
 
     rank: int
     alpha: float = 32.0
@@ -63,7 +63,7 @@ class LoraSpec:
         return shapes
 
     def tensor_shapes(self, config: NetConfig) -> dict[str, tuple[int, ...]]:
-        """Both factors of every adapted layer, by peft's names."""
+        """The shapes of both factors of every adapted layer, by peft's names."""
         return {
             name: shape
             for layer, (rows, columns) in self.shapes(config).items()
@@ -89,7 +89,7 @@ def _factors(layer: str) -> tuple[str, str]:
 
 
 def _shards(spec: LoraSpec, config: NetConfig, parallel: TensorParallel | None) -> RankShards:
-    """What a rank holds of an adapter: of a layer that is cut, the slices that it computes."""
+    """A rank's slices of an adapter."""
     shapes = spec.tensor_shapes(config)
     if parallel is None:
         return RankShards.whole(shapes)
@@ -97,7 +97,7 @@ def _shards(spec: LoraSpec, config: NetConfig, parallel: TensorParallel | None) 
 
 
 class LoraAdapter:
-    """The two factors of every adapted layer; `version` is what an engine calls it."""
+    """The two factors of every adapted layer; `version` is its name in an engine."""
 
     version = ""
 
@@ -130,20 +130,20 @@ class LoraAdapter:
         device: torch.device | str = "cpu",
         parallel: TensorParallel | None = None,
     ) -> "LoraAdapter":
-        """An adapter without effect (A random from the seed, B zero), or a rank's slices."""
+        """An adapter without effect (A random by the seed, B zero), or a rank's slices of it."""
         generator = torch.Generator().manual_seed(spec.seed)
         shards, tensors = _shards(spec, config, parallel), {}
         boxes = {piece.tensor: piece.box for piece in shards.pieces}
         for layer, (_, columns) in spec.shapes(config).items():
             bound, (first, second) = 1 / math.sqrt(columns), _factors(layer)
             drawn = torch.empty(spec.rank, columns).uniform_(-bound, bound, generator=generator)
-            own = drawn[boxes[first].within(Box.whole(drawn.shape))].contiguous()
+            own = drawn[boxes[first].index_in(Box.whole(drawn.shape))].contiguous()
             tensors[first] = own.to(device=device, dtype=dtype)
             tensors[second] = torch.zeros(shards.shapes[second], dtype=dtype, device=device)
         return cls(spec, config, tensors, parallel)
 
     def parameters(self) -> Iterator[Tensor]:
-        """In a fixed order: that of the layers, A before B."""
+        """Every factor, in the order of the layers, A before B."""
         return iter(self.tensors.values())
 
     def require_grad(self) -> "LoraAdapter":
@@ -153,5 +153,5 @@ class LoraAdapter:
         return self
 
     def pair(self, layer: str) -> tuple[Tensor, Tensor] | None:
-        """`(A, B)` of a layer, or None where it is not adapted."""
+        """`(A, B)` of a layer, or None if it is not adapted."""
         return self._pairs.get(layer)

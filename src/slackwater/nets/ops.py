@@ -1,6 +1,6 @@
-"""The arithmetic of a layer apart from attention: plain, differentiable, on any device.
+"""A layer's operators except attention: plain PyTorch, differentiable, on any device.
 
-Training replaces it by fused forms with the same meaning.
+Training replaces them by fused operators that compute the same.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """The size of a head, and the weights of its norms where the family has them (Qwen3)."""
+    """The size of a head, and the weights of its norms if the family has them (Qwen3)."""
 
     head_dim: int
     q: Tensor | None
@@ -31,7 +31,7 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedWeight:
-    """A linear layer, with the two factors of its low-rank update where it has one."""
+    """A linear layer, with the two factors of its low-rank update if it has one."""
 
     weight: Tensor
     bias: Tensor | None
@@ -68,18 +68,18 @@ class NetOps:
     def rotate(
         self, parts: tuple[Tensor, ...], rotation: Rotation, norms: HeadNorms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed where asked, then turned."""
+        """Flat `q, k, v` to heads `[N, heads, d]`; q and k normed if configured, and rotated."""
         q, k, v = (part.view(part.shape[0], -1, norms.head_dim) for part in parts)
         if norms.q is not None and norms.k is not None:
             q = functional.rms_norm(q, (norms.head_dim,), norms.q, norms.eps)
             k = functional.rms_norm(k, (norms.head_dim,), norms.k, norms.eps)
-        return _turned(q, rotation), _turned(k, rotation), v
+        return _rotate(q, rotation), _rotate(k, rotation), v
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return functional.silu(gate) * up
 
 
-def _turned(heads: Tensor, rotation: Rotation) -> Tensor:
+def _rotate(heads: Tensor, rotation: Rotation) -> Tensor:
     first, second = heads.chunk(2, dim=-1)
     cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,8 +1,8 @@
 """The ranks of a deployment: one process each, joined by PyTorch's process groups.
 
-An agent starts every rank with the same layout and rendezvous. Every collective has a deadline; a
-rank that fails, or waits beyond it, ends its process, which closes its connections and so ends the
-others: a deployment fails as a unit.
+An agent starts every rank with the same layout and rendezvous. Every collective has a deadline. A
+rank that fails, or waits beyond the deadline, ends its process; its closed connections end the
+other ranks. A deployment fails as a unit.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ DEADLINE_VARIABLE = "SLACKWATER_RANK_DEADLINE_S"
 BACKEND_VARIABLE = "SLACKWATER_RANK_BACKEND"
 EXIT_RANK_LOST = 4
 _DEADLINE_S = 120.0
-_MEETING_GRACE_S = 2.0  # beyond the deadline, which says more when it holds
+_STARTUP_GRACE_S = 2.0  # PyTorch's own deadline gives a better error, if it works
 _BACKENDS = ("nccl", "gloo")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "")
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """What an agent tells a rank through its environment.
+    """A rank's settings, which the agent passes through environment variables.
 
     `backend` carries the collectives on a GPU: `nccl`, or `gloo` for ranks that share one.
     """
@@ -81,12 +81,12 @@ class RankPlan:
 
 
 class Ranks:
-    """This rank's groups: `tp` shares its layers, `dp` shares its data and its optimizer."""
+    """This rank's groups: `tp` splits the layers, `dp` splits the data and the optimizer."""
 
     def __init__(self, plan: RankPlan, mesh: DeviceMesh) -> None:
         self.rank, self.layout, self.deadline_s = plan.rank, plan.layout, plan.deadline_s
         self.mesh = mesh
-        place = plan.layout.place(plan.rank)
+        place = plan.layout.position(plan.rank)
         self.dp_rank = place.dp
         self.dp_group: Any = mesh.get_group("dp")
         self.tp: TensorParallel | None = None
@@ -95,14 +95,14 @@ class Ranks:
 
     @classmethod
     def join(cls, plan: RankPlan, device: str = "cpu") -> "Ranks":
-        """Wait for the other ranks, and make sure that they run the same code."""
+        """Wait for the other ranks, and check that they run the same code."""
         address = urlsplit(plan.rendezvous)
         if (address.hostname or "") in _LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # reachable from this machine only
         kind = torch.device(device).type
         gloo_alone = kind == "cpu" or plan.backend == "gloo"
         try:
-            with _meeting(plan):
+            with _startup_deadline(plan):
                 dist.init_process_group(
                     "gloo" if gloo_alone else "cpu:gloo,cuda:nccl",
                     init_method=plan.rendezvous,
@@ -115,18 +115,18 @@ class Ranks:
                 f"rank {plan.rank}: the other ranks of {plan.layout} did not come to"
                 f" {plan.rendezvous} within {plan.deadline_s:g} s: {error}"
             ) from None
-        _check_versions(plan)  # before ranks of different layouts wait for each other
-        with _meeting(plan):
+        _check_versions(plan)  # first: ranks of different layouts would wait for each other below
+        with _startup_deadline(plan):
             mesh = _create_mesh(plan, kind)
         return cls(plan, mesh)
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the deployment's interface."""
+        """Whether this is rank 0, the deployment's interface."""
         return self.rank == 0
 
     def broadcast(self, data: bytes | None) -> bytes:
-        """What rank 0 says, on every rank; the others give None."""
+        """Rank 0's data, on every rank; the others pass None."""
         size = torch.tensor([len(data or b"")])
         dist.broadcast(size, 0)
         held = bytearray(data) if data else bytearray(int(size))
@@ -136,39 +136,39 @@ class Ranks:
         return bytes(held)
 
     def exchange(self, data: bytes) -> list[bytes]:
-        """What every rank says, on every rank."""
+        """Every rank's data, on every rank."""
         return _exchange(data, self.layout.ranks)
 
-    def largest(self, number: int) -> int:
+    def max_over_ranks(self, number: int) -> int:
         found = torch.tensor([number])
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
     def wait_for_all(self) -> None:
-        """Until every rank is here; if one says that it failed instead, this one ends."""
-        if self.largest(0):
-            leave_at_once()
+        """Wait until every rank is here; if one reports a failure instead, end this process."""
+        if self.max_over_ranks(0):
+            exit_at_once()
 
     def sum_over_data(self, tensor: Tensor) -> Tensor:
-        """Add up, in place, what the data ranks have."""
+        """Sum over the data ranks, in place."""
         dist.all_reduce(tensor, group=self.dp_group)
         return tensor
 
     def sum_over_model(self, tensor: Tensor) -> Tensor:
-        """Add up, in place, what the ranks that share the layers have."""
+        """Sum over the tensor-parallel ranks, in place."""
         if self.tp is not None:
             dist.all_reduce(tensor, group=self.tp.group)
         return tensor
 
 
 @contextlib.contextmanager
-def _meeting(plan: RankPlan) -> Iterator[None]:
-    """Ends this rank, and says where it was, if PyTorch's own deadline does not hold.
+def _startup_deadline(plan: RankPlan) -> Iterator[None]:
+    """End this process with a traceback if PyTorch exceeds its own deadline.
 
-    PyTorch waits for the lock of a rendezvous file without one, and without letting go of Python's
-    lock: a rank that is frozen with the file locked would hold the others for ever.
+    PyTorch waits for the lock of a rendezvous file without a deadline and with the GIL held: a rank
+    that is frozen with the file locked would block the others for ever.
     """
-    faulthandler.dump_traceback_later(plan.deadline_s + _MEETING_GRACE_S, exit=True)
+    faulthandler.dump_traceback_later(plan.deadline_s + _STARTUP_GRACE_S, exit=True)
     try:
         yield
     finally:
@@ -176,8 +176,8 @@ def _meeting(plan: RankPlan) -> Iterator[None]:
 
 
 def _create_mesh(plan: RankPlan, kind: str) -> DeviceMesh:
-    """The groups of both dimensions. `init_device_mesh` would give them half an hour as deadline,
-    for which ranks waited inside a layer for one that was frozen.
+    """The groups of both dimensions. `init_device_mesh` would give them a deadline of half an hour,
+    for which ranks would wait inside a layer for a frozen one.
     """
     ranks = torch.arange(plan.layout.ranks).view(plan.layout.dp, plan.layout.tp)
     timeout = timedelta(seconds=plan.deadline_s)
@@ -198,7 +198,7 @@ def _exchange(data: bytes, ranks: int) -> list[bytes]:
 
 
 def _check_versions(plan: RankPlan) -> None:
-    own = {"slackwater": _installed_version(), "torch": str(torch.__version__)}
+    own = {"slackwater": _package_version(), "torch": str(torch.__version__)}
     own["layout"] = str(plan.layout)
     for rank, said in enumerate(_exchange(json.dumps(own).encode(), plan.layout.ranks)):
         if (other := json.loads(said)) != own:
@@ -207,24 +207,24 @@ def _check_versions(plan: RankPlan) -> None:
             )
 
 
-def leave_at_once() -> NoReturn:
+def exit_at_once() -> NoReturn:
     """End this rank without waiting for anything: its closed connections end the others."""
     os._exit(EXIT_RANK_LOST)
 
 
 @contextlib.contextmanager
 def fail_together() -> Iterator[None]:
-    """Whatever breaks inside ends this rank at once, as all that a process group raises does."""
+    """End this process on a RuntimeError inside, which is what a failed collective raises."""
     try:
         yield
     except SlackwaterError:
         raise
     except RuntimeError as error:
         logger.error("leaving: a rank was lost: %s", error)
-        leave_at_once()
+        exit_at_once()
 
 
-def _installed_version() -> str:
+def _package_version() -> str:
     try:
         return version("slackwater")
     except PackageNotFoundError:  # run from a checkout

@@ -1,8 +1,8 @@
-"""Tensor parallelism: what a rank computes of every layer, and where the ranks add up.
+"""Tensor parallelism: a rank's part of every layer, and the sums over ranks.
 
-Query, key, value, gate and up are cut by rows, output and down by columns, the embeddings by
-vocabulary. Parameters stay plain tensors, because our kernels take nothing else; `weights/plan`
-says which slice of the model a rank holds.
+The weights of query, key, value, gate and up are split by rows, those of output and down by
+columns, the embeddings by vocabulary. Parameters stay plain tensors, because our kernels accept
+nothing else; `weights/plan` defines which slice of the model a rank holds.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from slackwater.nets.config import NetConfig
 
 
 class _Enter(torch.autograd.Function):
-    """The same on every rank; each rank's gradient is a part of the whole one."""
+    """Identity; the gradient is the sum of every rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -33,7 +33,7 @@ class _Enter(torch.autograd.Function):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of every rank's part; its gradient is the same on every rank."""
+    """The sum of every rank's part; the gradient passes through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -51,7 +51,7 @@ _sum: Any = _Sum.apply
 
 
 class TensorParallel:
-    """This rank among those that hold the slices of one model."""
+    """This rank's place among the ranks that split the layers of one model."""
 
     def __init__(self, rank: int, size: int, group: Any) -> None:
         self.rank, self.size, self.group = rank, size, group
@@ -66,7 +66,7 @@ class TensorParallel:
                 raise ConfigError.of("layout tp", self.size, f"must divide {count} {field}")
 
     def config_of(self, config: NetConfig) -> NetConfig:
-        """The shape of what this rank computes."""
+        """The shape of this rank's part."""
         first, stop = self.vocabulary(config.vocab_size)
         return replace(
             config,
@@ -77,26 +77,26 @@ class TensorParallel:
         )
 
     def vocabulary(self, size: int) -> tuple[int, int]:
-        """This rank's tokens, from and to: the last rank may have fewer."""
+        """This rank's tokens `[first, stop)`; the last rank may have fewer."""
         each = -(-size // self.size)
         return min(self.rank * each, size), min((self.rank + 1) * each, size)
 
     def enter(self, x: Tensor) -> Tensor:
-        """Before a product that is cut by rows."""
+        """The input of a product whose weight is split by rows."""
         entered: Tensor = _enter(x, self.group)
         return entered
 
     def sum(self, x: Tensor) -> Tensor:
-        """After a product that is cut by columns."""
+        """The output of a product whose weight is split by columns."""
         total: Tensor = _sum(x, self.group)
         return total
 
-    def add_up(self, x: Tensor) -> None:
-        """The sum of every rank's part, in place; no gradient."""
+    def all_reduce(self, x: Tensor) -> None:
+        """Sum every rank's part in place; no gradient."""
         dist.all_reduce(x, group=self.group)
 
     def gather_columns(self, x: Tensor, width: int) -> Tensor | None:
-        """Rank 0 gets every rank's columns side by side, `width` in all; the others nothing."""
+        """Concatenate every rank's columns, `width` in all, on rank 0; None on the others."""
         if not len(x):
             return x.new_empty(0, width)
         each = -(-width // self.size)
@@ -105,14 +105,14 @@ class TensorParallel:
         dist.gather(padded, parts, group=self.group, group_dst=0)
         return None if parts is None else torch.cat(parts, dim=1)[:, :width]
 
-    def largest(self, x: Tensor) -> Tensor:
-        """The largest of every rank's numbers; no gradient."""
+    def max_over_ranks(self, x: Tensor) -> Tensor:
+        """The elementwise maximum over the ranks; no gradient."""
         found = x.detach().clone()
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return found
 
     def embed(self, tokens: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-        """Rows of an embedding that is cut by vocabulary."""
+        """Rows of an embedding that is split by vocabulary."""
         first, stop = self.vocabulary(vocab_size)
         here = (tokens >= first) & (tokens < stop)
         rows = functional.embedding(torch.where(here, tokens - first, 0), weight)

@@ -1,6 +1,6 @@
-"""Which image holds which key: a tensor that several deployments or ranks have is stored once.
+"""Which image holds which key: a tensor of several deployments or ranks is stored once.
 
-Frozen parts have images of their own, so that no deployment depends on another for its base.
+Frozen parts have separate images, so that no deployment depends on another for its base.
 """
 
 import itertools
@@ -14,10 +14,10 @@ from slackwater.policy.state.layout import ImageLayout, check_same, laid_out, me
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One deployment: all its parts as they lie on the device, and those that its own image stores.
+    """One deployment: the layout of all its parts on the device, and of those in its own image.
 
-    `shared` are the images that have the rest of its parts. One of them is new where the
-    deployment brings frozen parts that no image has: `brought` are those, in the image `brings`.
+    `shared` are the images with the rest of its parts. If the deployment has frozen parts that no
+    image has yet, one of them is new: the image `brings` with the parts `brought`.
     """
 
     on_device: ImageLayout
@@ -29,7 +29,7 @@ class CatalogueEntry:
 
 @dataclass(slots=True)
 class Catalogue:
-    """Entries by deployment, and for every stored key the image that has it."""
+    """Entries by deployment, and the image of every stored key."""
 
     entries: dict[str, CatalogueEntry] = field(default_factory=dict)
     _images: dict[str, ImageLayout] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Catalogue:
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def entry_for(self, deployment: str, parts: Sequence[StoredPart]) -> CatalogueEntry:
-        """What the deployment's entry would be; scratch lies last, so that the rest is one run."""
+        """The entry that a deployment would get; scratch comes last: the rest is then one run."""
         order = {PartRole.KEPT: 0, PartRole.FROZEN: 1, PartRole.SCRATCH: 2}
         on_device = laid_out(sorted(parts, key=lambda part: order[part.role]))
         own: list[StoredPart] = []
@@ -68,12 +68,12 @@ class Catalogue:
             self._owners.setdefault(part.key, image)
 
     def image_bytes(self, image: str) -> int:
-        """How long an image is; 0 for one that is not known."""
+        """The size of an image; 0 if it is unknown."""
         layout = self._images.get(image)
         return 0 if layout is None else layout.bytes
 
     def check_unused(self, deployment: str) -> None:
-        """Refuse to forget an image that others read."""
+        """Refuse to forget an image that other deployments share."""
         users = [name for name, entry in self.entries.items() if deployment in entry.shared]
         if users:
             raise RefusedError(
@@ -82,7 +82,7 @@ class Catalogue:
             )
 
     def remove(self, image: str) -> None:
-        """A deployment with its image, or frozen parts that nobody has any more."""
+        """Remove a deployment with its image, or an image of frozen parts without users."""
         self.entries.pop(image, None)
         layout = self._images.pop(image, None)
         for part in layout.parts if layout else ():
@@ -105,7 +105,7 @@ class Catalogue:
         ]
 
     def stretches(self, deployment: str) -> tuple[ImageRange, ...]:
-        """Where the device image's bytes are on the host, in few long runs."""
+        """The ranges of host images for the bytes on the device, merged into few long runs."""
         layout = self.entries[deployment].on_device
         places: dict[tuple[str, bool, str], dict[int, tuple[int, int]]] = {}
         stored = self.places(deployment)

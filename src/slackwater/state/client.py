@@ -1,4 +1,4 @@
-"""The state manager as a worker sees it over a socket: the same calls and errors."""
+"""A worker's client of its node's state manager: the same calls and errors, over a socket."""
 
 import contextlib
 import itertools
@@ -16,15 +16,15 @@ from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.state.frames import Frames, socket_address
 from slackwater.state.image import HostImage, ImageArrivalProgress
 from slackwater.state.port import DeviceHolder, HolderMove, MoveOutcome
-from slackwater.wire import state as says
+from slackwater.wire import state as messages
 
 SOCKET_VARIABLE = "SLACKWATER_STATE_SOCKET"
-_DECODER = msgspec.msgpack.Decoder(says.ToHolder)
+_DECODER = msgspec.msgpack.Decoder(messages.ToHolder)
 _ANSWER_S = 60.0
 
 
 class StateClient:
-    """Orders of the manager go to the holder that is attached."""
+    """Passes the manager's orders to the attached holder."""
 
     def __init__(self, path: str, name: str, secret: str, device: str = "") -> None:
         self.name = name
@@ -35,67 +35,69 @@ class StateClient:
             connection.close()
             raise UnavailableError(f"state manager: {path} does not answer: {error}") from error
         self._frames = Frames(connection)
-        self._frames.send(says.HolderHello(name, secret, device))
+        self._frames.send(messages.HolderHello(name, secret, device))
         self._holder: DeviceHolder | None = None
-        self._asks: dict[int, Future[says.StateAnswer]] = {}
+        self._asks: dict[int, Future[messages.StateAnswer]] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._gone = False
+        self._closed = False
         self._images: dict[str, HostImage] = {}
         self._arrivals: dict[int, ImageArrivalProgress] = {}
         threading.Thread(target=self._listen, daemon=True, name="state-client").start()
 
     def attach(self, holder: DeviceHolder) -> None:
-        """Whose device memory the manager's orders are about."""
+        """Set the holder of this worker's device memory."""
         self._holder = holder
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registration:
-        said = self._ask(lambda ask: says.RegisterState(ask, deployment, list(parts), warm))
+        said = self._ask(lambda ask: messages.RegisterState(ask, deployment, list(parts), warm))
         assert said.registration is not None
         return said.registration
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
-        self._ask(lambda ask: says.EnsureState(ask, deployment, tier, lease, timeout_s), timeout_s)
+        self._ask(
+            lambda ask: messages.EnsureState(ask, deployment, tier, lease, timeout_s), timeout_s
+        )
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
-        self._ask(lambda ask: says.EvictState(ask, deployment, tier, timeout_s), timeout_s)
+        self._ask(lambda ask: messages.EvictState(ask, deployment, tier, timeout_s), timeout_s)
 
     def release(self, deployment: str) -> None:
-        self._ask(lambda ask: says.NoteState(ask, deployment, "release"))
+        self._ask(lambda ask: messages.NoteState(ask, deployment, "release"))
 
     def forget(self, deployment: str) -> None:
-        self._ask(lambda ask: says.NoteState(ask, deployment, "forget"))
+        self._ask(lambda ask: messages.NoteState(ask, deployment, "forget"))
 
     def forget_when_unused(self, deployment: str) -> None:
-        self._ask(lambda ask: says.NoteState(ask, deployment, "forget_when_unused"))
+        self._ask(lambda ask: messages.NoteState(ask, deployment, "forget_when_unused"))
 
     def forget_abandoned(self, prefix: str) -> None:
-        self._ask(lambda ask: says.NoteState(ask, prefix, "forget_abandoned"))
+        self._ask(lambda ask: messages.NoteState(ask, prefix, "forget_abandoned"))
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
-        return self._ask(lambda ask: says.SurvivorAsked(ask, prefix, after, at_most)).survivor
+        return self._ask(lambda ask: messages.SurvivorAsked(ask, prefix, after, at_most)).survivor
 
     def close(self) -> None:
         self._frames.close()
 
     def _ask(
-        self, make: Callable[[int], says.FromHolder], timeout_s: float = 0.0
-    ) -> says.StateAnswer:
+        self, make: Callable[[int], messages.FromHolder], timeout_s: float = 0.0
+    ) -> messages.StateAnswer:
         ask = next(self._numbers)
-        waiting: Future[says.StateAnswer] = Future()
+        waiting: Future[messages.StateAnswer] = Future()
         with self._lock:
-            if self._gone:
-                raise UnavailableError("state manager: has gone")
+            if self._closed:
+                raise UnavailableError("state manager: the connection has ended")
             self._asks[ask] = waiting
         self._frames.send(make(ask))
         try:
             said = waiting.result(timeout_s + _ANSWER_S)
         except TimeoutError:
-            raise UnavailableError("state manager: does not answer") from None
+            raise UnavailableError("state manager: no answer in time") from None
         if said.error is not None:
             found = getattr(errors, said.kind, UnavailableError)
             kind = found if issubclass(found, SlackwaterError) else UnavailableError
@@ -106,29 +108,29 @@ class StateClient:
         while (got := self._frames.receive(_DECODER)) is not None:
             message, descriptors = got
             match message:
-                case says.StateAnswer(ask):
+                case messages.StateAnswer(ask):
                     with self._lock:
                         waiting = self._asks.pop(ask, None)
                     if waiting is not None:
                         waiting.set_result(message)
-                case says.StateMoveOrder():
+                case messages.StateMoveOrder():
                     self._order(message, descriptors)
-                case says.ImageArrived(number, reached, why):
-                    self._arrived(number, reached, why)
-                case says.FreeDevice(deployment):
+                case messages.ImageArrived(number, reached, why):
+                    self._update_arrival(number, reached, why)
+                case messages.FreeDevice(deployment):
                     if self._holder is not None:
                         self._holder.free(deployment)
-                case says.DropImage(image):
+                case messages.DropImage(image):
                     self._drop(image)
         with self._lock:
-            self._gone = True
+            self._closed = True
             left, self._asks = list(self._asks.values()), {}
         for arrival in list(self._arrivals.values()):
             arrival.fail("state manager: has gone")
         for waiting in left:
             waiting.set_exception(UnavailableError("state manager: has gone"))
 
-    def _order(self, order: says.StateMoveOrder, descriptors: list[int]) -> None:
+    def _order(self, order: messages.StateMoveOrder, descriptors: list[int]) -> None:
         coming = iter(descriptors)
         for name, size, fresh in order.images:
             if fresh:
@@ -140,14 +142,14 @@ class StateClient:
         if arrival is not None:
             self._arrivals[number] = arrival
 
-        def ended(how: MoveOutcome) -> None:
+        def on_end(how: MoveOutcome) -> None:
             self._arrivals.pop(number, None)
             about = None if how.about is None else dict(how.about)
             with contextlib.suppress(UnavailableError):  # it has gone, and with it whoever waited
-                self._frames.send(says.StateMoveEnded(number, about, how.failed))
+                self._frames.send(messages.StateMoveEnded(number, about, how.failed))
 
         if self._holder is None:
-            ended(MoveOutcome(failed=f"{self.name} holds no device memory"))
+            on_end(MoveOutcome(failed=f"{self.name} holds no device memory"))
             return
         move = HolderMove(
             order.deployment,
@@ -158,9 +160,9 @@ class StateClient:
             arrival,
             order.fills,
         )
-        self._holder.begin(move, ended)
+        self._holder.begin(move, on_end)
 
-    def _arrived(self, number: int, reached: int, why: str | None) -> None:
+    def _update_arrival(self, number: int, reached: int, why: str | None) -> None:
         arrival = self._arrivals.get(number)
         if arrival is not None and why is None:
             arrival.reach(reached)

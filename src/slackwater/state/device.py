@@ -1,8 +1,8 @@
 """A worker's part of the device tier: binds owners to device memory and moves their bytes.
 
-Loads and saves have a thread (and on CUDA a stream) each, so that one state leaves while another
-comes, beside the running operation. Blocks are reused, so that a switch waits for no allocator; the
-controller keeps the budget.
+Loads and saves have a thread (and on CUDA a stream) each, so that one state is saved while another
+is loaded, in parallel with the running operation. Blocks are reused, so that a switch waits for no
+allocator; the controller enforces the budget.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _WASTE = 1.25
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """So many bytes of a region, and where they are in an image."""
+    """A run of bytes, its offset on the device and its offset in an image."""
 
     image: HostImage
     on_device: int
@@ -42,13 +42,13 @@ class ByteRun:
 
 
 class Copies(Protocol):
-    """When a call returns, the bytes are there and safe to use."""
+    """Copies between device memory and images. When a call returns, the copy is complete."""
 
     def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         """Zero the blanks, then fill the runs."""
 
     def fence(self) -> object:
-        """What has been computed so far; `save` waits for it and for nothing later."""
+        """A mark of the work queued so far; `save` waits for that work and no later work."""
 
     def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None: ...
 
@@ -65,7 +65,7 @@ def host_bytes(image: HostImage) -> Tensor:
 
 
 class CpuCopies:
-    """Memory to memory."""
+    """Copies within host memory."""
 
     def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
         for blank in blanks:
@@ -87,7 +87,7 @@ class CpuCopies:
 
 
 class CudaCopies:
-    """Images are pinned at first use; loads and saves have a stream each beside the compute."""
+    """Pins images at first use; loads and saves have separate streams from the computation."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -133,64 +133,65 @@ class CudaCopies:
         self._out.synchronize()
 
     def forget(self, image: HostImage) -> None:
-        """Unpin, before the image's memory goes."""
+        """Unpin an image before its memory is freed."""
         whole = self._pinned.pop(id(image), None)
         if whole is not None:
             torch.cuda.cudart().cudaHostUnregister(whole.data_ptr())
 
 
 class HostBlockPool:
-    """Keeps live and resting blocks within the budget as far as the live ones allow."""
+    """Allocates blocks and keeps idle ones for reuse, within the budget if live ones allow it."""
 
     def __init__(self, budget: int, device: str = "cpu") -> None:
         self._budget = budget
         self._device = device
-        self._resting: list[Tensor] = []
+        self._idle: list[Tensor] = []
         self._live = 0
 
     def take(self, size: int) -> Tensor:
-        """A block of at least that many bytes; its content is whatever was there."""
+        """A block of at least that many bytes, with undefined content."""
         room = aligned(max(size, 1), _ROUND)
-        fitting = [b for b in self._resting if room <= b.nbytes <= max(_WASTE * room, room)]
+        fitting = [b for b in self._idle if room <= b.nbytes <= max(_WASTE * room, room)]
         if fitting:
             block = min(fitting, key=lambda b: b.nbytes)
-            self._resting = [b for b in self._resting if b is not block]
+            self._idle = [b for b in self._idle if b is not block]
         else:
-            while self._resting and self._live + self.resting_bytes + room > self._budget:
-                self._resting.pop(0)
+            while self._idle and self._live + self.idle_bytes + room > self._budget:
+                self._idle.pop(0)
             block = torch.empty(room, dtype=torch.uint8, device=self._device)
         self._live += block.nbytes
         return block
 
     def give(self, block: Tensor) -> None:
-        """Nobody uses the block any more."""
+        """Return a block that is not used any more."""
         self._live -= block.nbytes
-        self._resting.append(block)
-        while self._resting and self._live + self.resting_bytes > self._budget:
-            self._resting.pop(0)
+        self._idle.append(block)
+        while self._idle and self._live + self.idle_bytes > self._budget:
+            self._idle.pop(0)
 
     @property
-    def resting_bytes(self) -> int:
-        return sum(block.nbytes for block in self._resting)
+    def idle_bytes(self) -> int:
+        return sum(block.nbytes for block in self._idle)
 
 
 class DeploymentOwner(Protocol):
-    """Whoever computes on a deployment's tensors."""
+    """Computes on a deployment's tensors, such as a trainer."""
 
     def bind(self, tensors: Mapping[StateKey, Tensor], about: About) -> None:
-        """The tensors are on the device (flat, each of its key's elements).
+        """The tensors are on the device: flat, each with its key's elements.
 
-        `about` is what `unbind` returned last. Without it they are zeros, except frozen ones that
-        another brought; the owner fills them, and frozen parts are final when this returns.
+        `about` is what `unbind` returned last. If it is empty, the tensors are zeros, except frozen
+        ones that another deployment filled. The owner fills the others; frozen parts are final when
+        this returns.
         """
 
     def unbind(self) -> About:
-        """Release the tensors; returns what belongs to the state and is no tensor."""
+        """Release the tensors; returns the rest of the state, such as counters."""
 
 
 @dataclass(slots=True)
 class _Tenant:
-    body: DeploymentOwner
+    owner: DeploymentOwner
     layout: ImageLayout
     stretches: tuple[ImageRange, ...]
     block: Tensor | None = None
@@ -199,8 +200,8 @@ class _Tenant:
 
 
 class DeviceTier:
-    """One holder of the manager, which is in this process or reached by a client. Operations run
-    inside `use`; the manager does the rest.
+    """One holder of a manager, which is in this process or behind a client. Operations run inside
+    `use`; the manager decides everything else.
     """
 
     def __init__(
@@ -226,14 +227,14 @@ class DeviceTier:
         self,
         deployment: str,
         parts: Sequence[StoredPart],
-        body: DeploymentOwner,
+        owner: DeploymentOwner,
         *,
         warm: bool = True,
     ) -> bool:
-        """Have a deployment managed. True: it has no content and is loaded as zeros."""
+        """Register a deployment. True: it has no content yet, and is loaded as zeros."""
         layout = Catalogue().entry_for(deployment, parts).on_device
         with self._lock:
-            self._tenants[deployment] = tenant = _Tenant(body, layout, ())
+            self._tenants[deployment] = tenant = _Tenant(owner, layout, ())
         try:
             registered = self._port.register(deployment, self.name, parts, warm=warm)
         except BaseException:
@@ -245,7 +246,7 @@ class DeviceTier:
 
     @contextlib.contextmanager
     def use(self, deployment: str, timeout_s: float = 600.0) -> Iterator[None]:
-        """The deployment is on the device, bound, and stays so inside."""
+        """Load and bind the deployment, and keep it on the device inside the context."""
         self._port.ensure(deployment, Tier.DEVICE, lease=True, timeout_s=timeout_s)
         try:
             yield
@@ -262,20 +263,20 @@ class DeviceTier:
             self._tenants.pop(deployment, None)
 
     def close(self) -> None:
-        """End the threads; moves that were begun end first."""
+        """End the threads after their queued moves."""
         for orders in self._orders.values():
             orders.put(None)
         for thread in self._threads:
             thread.join()
 
-    def begin(self, move: HolderMove, ended: Callable[[MoveOutcome], None]) -> None:
-        self._orders[move.to is Tier.DEVICE].put((move, ended))
+    def begin(self, move: HolderMove, on_end: Callable[[MoveOutcome], None]) -> None:
+        self._orders[move.to is Tier.DEVICE].put((move, on_end))
 
     def free(self, deployment: str) -> None:
         with self._lock:
             tenant = self._tenants.pop(deployment, None)
         if tenant is not None and tenant.block is not None:
-            tenant.body.unbind()
+            tenant.owner.unbind()
             self._blocks.give(tenant.block)
 
     def drop_image(self, image: str) -> None:
@@ -288,7 +289,7 @@ class DeviceTier:
 
     def _run(self, up: bool) -> None:
         while (order := self._orders[up].get()) is not None:
-            move, ended = order
+            move, on_end = order
             try:
                 about = self._load(move) if up else self._save(move)
             except Exception as error:  # noqa: BLE001  (a move fails, not the worker: the state stays where it is)
@@ -297,9 +298,9 @@ class DeviceTier:
                     if isinstance(error, SlackwaterError)
                     else f"{type(error).__name__}: {error}"
                 )
-                ended(MoveOutcome(failed=said))
+                on_end(MoveOutcome(failed=said))
             else:
-                ended(MoveOutcome(about))
+                on_end(MoveOutcome(about))
 
     def _load(self, move: HolderMove) -> About | None:
         tenant = self._tenants[move.deployment]
@@ -321,9 +322,9 @@ class DeviceTier:
                 move.arrival.wait(run.on_host + run.bytes)
                 self._copies.load(block, [run])
             tenant.block = block
-            tenant.body.bind(_tensors(block, tenant.layout), move.about)
+            tenant.owner.bind(_tensors(block, tenant.layout), move.about)
             frozen = [s for s in tenant.stretches if s.image in move.fills]
-            if frozen:  # the only copy that is ever made of them
+            if frozen:  # they never change: this is their only save
                 self._copies.save(block, _runs(frozen, move.images), self._copies.fence())
         except BaseException:
             tenant.block = None
@@ -335,7 +336,7 @@ class DeviceTier:
     def _save(self, move: HolderMove) -> About:
         tenant = self._tenants[move.deployment]
         assert tenant.block is not None
-        about = tenant.body.unbind()
+        about = tenant.owner.unbind()
         empty = about.get("empty_kinds", ())
         runs = [s for s in tenant.stretches if s.writes and s.kind not in empty]
         self._copies.save(tenant.block, _runs(runs, move.images), tenant.fence)
@@ -350,7 +351,7 @@ def _runs(stretches: Sequence[ImageRange], images: Mapping[str, HostImage]) -> l
 
 
 def _pieces(runs: Sequence[ByteRun]) -> Iterator[ByteRun]:
-    """The runs in the order in which the disk delivers them, cut at its pieces."""
+    """The runs in the order in which the disk delivers them, cut at the disk's pieces."""
     for run in sorted(runs, key=lambda r: r.on_host):
         at, end = run.on_host, run.on_host + run.bytes
         while at < end:
@@ -360,7 +361,7 @@ def _pieces(runs: Sequence[ByteRun]) -> Iterator[ByteRun]:
 
 
 def _gaps(block: Tensor, runs: Sequence[ImageRange], size: int) -> list[Tensor]:
-    """What is not loaded from anywhere comes as zeros."""
+    """The parts of the block that no run fills: they are zeroed."""
     gaps, at = list[Tensor](), 0
     for stretch in sorted(runs, key=lambda s: s.on_device):
         gaps.append(block[at : stretch.on_device])

@@ -1,7 +1,7 @@
 """The disk tier: one checksummed file per image, by direct I/O if possible, written atomically.
 
-A file is a page with the sizes, pages with the sums (both JSON), then the image's pages. Sums are
-per piece, so that reading, checking and copying on to the device overlap.
+A file is a page with the sizes, pages with the checksums (both JSON), then the image's pages.
+Checksums are per piece, so that reading, checking and copying to the device overlap.
 """
 
 import errno
@@ -23,7 +23,7 @@ from slackwater.policy.state.layout import aligned
 from slackwater.state.image import PAGE, Bytes
 
 PIECE = 16 << 20
-LANES = 4  # the disk is kept busy while sums are made
+LANES = 4  # threads: they keep the disk busy while checksums are computed
 _LONGEST_HEADER = 64 << 20
 _LARGEST_SUM = (1 << 64) - 1
 _KIND = "slackwater state image 2"
@@ -31,10 +31,10 @@ _KIND = "slackwater state image 2"
 
 @dataclass(slots=True)
 class DiskTier:
-    """Images under one folder; `direct` is what the last file was read or written with.
+    """Images under one folder; `direct` tells whether the last file used direct I/O.
 
-    A file that is dropped is gone by name at once; giving its blocks back takes the filesystem a
-    fifth of a second for a GB, for which nobody waits but the next one that is written.
+    A dropped file disappears by name at once. Freeing its blocks takes the filesystem a fifth of a
+    second per GB, in a thread; only the next write waits for it.
     """
 
     folder: Path
@@ -45,16 +45,16 @@ class DiskTier:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob("*.partial"):  # of a manager that was killed
-            left.unlink(missing_ok=True)
+        for path in self.folder.glob("*.partial"):  # left by a manager that was killed
+            path.unlink(missing_ok=True)
 
     def path(self, name: str) -> Path:
         return self.folder / f"{quote(name, safe='')}.state"
 
     def write(self, name: str, pages: Bytes, about: dict[str, Any]) -> None:
-        """Make the image's file. A full disk is refused, and leaves what was there before."""
-        self.settle()  # what was dropped before it makes room for it
-        path, partial = self.path(name), self._aside(name)
+        """Write the image's file. If the disk is full, raises and keeps the previous file."""
+        self.settle()  # dropped files must free their blocks first
+        path, partial = self.path(name), self._unique_partial(name)
         try:
             self._write(partial, pages, about)
             partial.replace(path)
@@ -74,12 +74,12 @@ class DiskTier:
         self,
         name: str,
         pages: Bytes,
-        began: Callable[[dict[str, Any]], None] | None = None,
-        reached: Callable[[int], None] | None = None,
+        on_begin: Callable[[dict[str, Any]], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> dict[str, Any]:
         """Fill the pages from the image's file and return its `about`; refuse damaged bytes.
 
-        `began` gets `about` before the first byte, `reached` how many bytes are there and right.
+        `on_begin` gets `about` before the first byte, `on_progress` the number of verified bytes.
         """
         path = self.path(name)
         try:
@@ -94,8 +94,8 @@ class DiskTier:
             if len(head["sums"]) != len(pieces):
                 raise _unusable(path, f"it has {len(head['sums'])} sums, not {len(pieces)}")
             start, about = int(head["begins"]), dict[str, Any](head["about"])
-            if began is not None:
-                began(about)
+            if on_begin is not None:
+                on_begin(about)
             with ThreadPoolExecutor(LANES, "state-disk") as pool:
                 sums = pool.map(
                     lambda piece: _read_piece(descriptor, start + piece[0], piece[1], path), pieces
@@ -103,30 +103,30 @@ class DiskTier:
                 for (place, piece), made, said in zip(pieces, sums, head["sums"], strict=True):
                     if made != said:
                         raise _unusable(path, "its bytes are not as written")
-                    if reached is not None:
-                        reached(place + len(piece))
+                    if on_progress is not None:
+                        on_progress(place + len(piece))
             return about
         finally:
             os.close(descriptor)
 
     def drop(self, name: str) -> None:
-        aside = self._aside(name)
+        partial = self._unique_partial(name)
         try:
-            self.path(name).rename(aside)
+            self.path(name).rename(partial)
         except FileNotFoundError:
             return
-        self._unlinking.submit(aside.unlink, missing_ok=True)
+        self._unlinking.submit(partial.unlink, missing_ok=True)
 
     def settle(self) -> None:
-        """Until every file that was dropped is gone."""
+        """Wait until every dropped file is deleted."""
         self._unlinking.submit(int).result()
 
     def close(self) -> None:
-        """Once the last file that was dropped is gone."""
+        """Wait for the last deletion, and end the thread."""
         self._unlinking.shutdown()
 
-    def _aside(self, name: str) -> Path:
-        """A name that is nobody's, for what is not whole yet or not wanted any more."""
+    def _unique_partial(self, name: str) -> Path:
+        """An unused path for an incomplete or a dropped file."""
         path = self.path(name)
         return path.with_name(f"{path.stem}.{uuid.uuid4().hex}.partial")
 
@@ -144,9 +144,9 @@ class DiskTier:
                     )
                 )
             said = json.dumps({"sums": sums, "about": about}).encode()
-            _write_piece(descriptor, PAGE, _padded(said, begins - PAGE))
+            _write_piece(descriptor, PAGE, _pad(said, begins - PAGE))
             head = {"kind": _KIND, "bytes": len(pages), "begins": begins}
-            _write_piece(descriptor, 0, _padded(json.dumps(head).encode(), PAGE))
+            _write_piece(descriptor, 0, _pad(json.dumps(head).encode(), PAGE))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -193,8 +193,8 @@ def _read_piece(descriptor: int, place: int, piece: Bytes, path: Path) -> int:
     return _sum(piece)
 
 
-def _padded(text: bytes, size: int) -> Bytes:
-    """In page-aligned memory, as direct I/O asks."""
+def _pad(text: bytes, size: int) -> Bytes:
+    """The text in page-aligned memory, as direct I/O requires, padded with spaces."""
     if len(text) > size:
         raise ValueError("the header is longer than its block")
     block = mmap.mmap(-1, size)
@@ -204,7 +204,7 @@ def _padded(text: bytes, size: int) -> Bytes:
 
 
 def _header(descriptor: int, path: Path) -> dict[str, Any]:
-    """What the first pages say: the sizes, then the sums and what the writer said."""
+    """The header in the first pages: sizes, then checksums and the writer's `about`."""
     try:
         head: dict[str, Any] = _json_at(descriptor, 0, PAGE)
         if head["kind"] != _KIND:
@@ -219,7 +219,7 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
 def _json_at(descriptor: int, place: int, size: int) -> dict[str, Any]:
     if not 0 < size <= _LONGEST_HEADER:
         raise ValueError("no length of a header")
-    block = _padded(b"", size)
+    block = _pad(b"", size)
     os.preadv(descriptor, [block.data], place)
     found = json.loads(block.tobytes())
     if not isinstance(found, dict):

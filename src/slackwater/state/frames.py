@@ -1,4 +1,4 @@
-"""Messages with file descriptors over a Unix socket: length, descriptors, then the message."""
+"""Messages with file descriptors over a Unix socket: a length with the descriptors, the message."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ M = TypeVar("M")
 
 
 def socket_address(path: str) -> str:
-    """`@NAME` is in Linux's abstract namespace, gone with its process; all else is a file."""
+    """`@NAME` is in Linux's abstract namespace, and ends with its process; others are files."""
     return f"\0{path[1:]}" if path.startswith("@") else path
 
 

@@ -1,7 +1,7 @@
 """A deployment's image in host memory: a memfd, alive as long as the node's manager holds it.
 
-Its descriptor is passed to the worker, which maps the same pages. Pages are made once, at the first
-mapping, and used again for every switch: touching fresh ones costs ten times the copy.
+Its descriptor is passed to the worker, which maps the same pages. Pages are populated once, at the
+first mapping, and reused for every switch: touching fresh ones costs ten times the copy.
 """
 
 import mmap
@@ -18,11 +18,11 @@ from slackwater.policy.state.layout import aligned
 PAGE = 4096
 Bytes = NDArray[np.uint8]
 
-_SILENT_S = 120.0  # a disk that gives nothing for so long has failed
+_SILENT_S = 120.0  # a disk that delivers nothing for so long has failed
 
 
 class ImageArrivalProgress:
-    """The first `reached` bytes are there and valid. `failed` says why the rest never comes."""
+    """How many bytes of an image are valid; `failed` is the reason why no more will arrive."""
 
     def __init__(self) -> None:
         self.reached = 0
@@ -37,16 +37,16 @@ class ImageArrivalProgress:
         self._tell(self.reached, why)
 
     def listen(self, listener: Callable[[int, str | None], None]) -> None:
-        """Be told what is so now, and then every change."""
+        """Call the listener with the current state now, and at every change."""
         with self._changed:
             self._listeners.append(listener)
             listener(self.reached, self.failed)
 
     def wait(self, wanted: int) -> None:
-        """Return when so many bytes are there; UnavailableError if they will not come."""
+        """Wait until so many bytes are valid; UnavailableError if they will not arrive."""
         with self._changed:
             while self.reached < wanted:
-                # Being woken is no progress: a listener that joins is told where things stand.
+                # A wake-up is not always progress: only a wait without any wake-up is a failure.
                 if self.failed is None and not self._changed.wait(_SILENT_S):
                     raise UnavailableError("state: nothing arrives from the disk")
                 if self.failed is not None:
@@ -61,12 +61,12 @@ class ImageArrivalProgress:
 
 
 def pages_for(size: int) -> int:
-    """Bytes of the whole pages that hold so many."""
+    """The size rounded up to whole pages."""
     return max(aligned(size, PAGE), PAGE)
 
 
 class HostImage:
-    """So many bytes of shared memory, begun and sized in whole pages."""
+    """Shared memory of `bytes` bytes, in whole pages."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.descriptor = descriptor
@@ -78,7 +78,7 @@ class HostImage:
 
     @classmethod
     def create(cls, name: str, size: int) -> "HostImage":
-        """A new image of zeros; refused where the machine has not the memory."""
+        """A new image of zeros; refused if the machine lacks the memory."""
         descriptor = os.memfd_create(f"slackwater-state-{name}"[:200], os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, pages_for(size))
@@ -92,16 +92,16 @@ class HostImage:
 
     @property
     def data(self) -> Bytes:
-        """The image without the rest of its last page."""
+        """The image without the padding of its last page."""
         return self.pages[: self.bytes]
 
     def close(self) -> None:
-        """Free the memory, if nobody else maps it. Views of it must be unused."""
+        """Free the memory, if no other process maps it. Views of it must be unused."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
             del self.pages
             try:
                 self._map.close()
-            except BufferError:  # a view lives somewhere: the pages go with it
+            except BufferError:  # a view still exists: the mapping ends with it
                 del self._map

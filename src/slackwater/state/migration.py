@@ -1,8 +1,8 @@
-"""Moves a deployment's state, checked, into another node's host memory (PlexRL 4.5.3).
+"""Moves a deployment's state, with checksums, into another node's host memory (PlexRL 4.5.3).
 
-Both sides prove a secret that the control plane made for this move; the sender lists the parts, the
-receiver those it lacks (perhaps not the frozen base), and only these travel. Encrypted where the
-receiver has a certificate, whose SHA-256 the sender must know.
+Both sides prove a secret that the control plane created for this move. The sender lists the parts,
+the receiver those that it lacks (perhaps not the frozen base), and only these are sent. The
+connection is encrypted if the receiver has a certificate, whose SHA-256 the sender must know.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct("<Q")
 _SUM = struct.Struct("<I")
 _PIECE = 4 << 20
 _LONGEST_HEAD = 64 << 20
-_SILENT_S = 30.0
+_SILENCE_S = 30.0
 _PURPOSE = b"states 1"
 
 
@@ -42,21 +42,21 @@ def migrate(
     arrives_as: str | None = None,
     pin: str | None = None,
 ) -> int:
-    """Send the state to the node at the address; returns how many bytes had to travel.
+    """Send the state to the node at the address; the number of bytes sent.
 
-    It is still here afterwards: whoever uses it forgets it, once it is in use over there.
+    The state stays here: the caller forgets it once it is in use on the other node.
     """
-    manager.evict(deployment, Tier.HOST, timeout_s=_SILENT_S)
-    manager.ensure(deployment, Tier.HOST, timeout_s=_SILENT_S)
+    manager.evict(deployment, Tier.HOST, timeout_s=_SILENCE_S)
+    manager.ensure(deployment, Tier.HOST, timeout_s=_SILENCE_S)
     if manager.is_blank(deployment):
         raise RefusedError(f"state of {deployment}: has no content yet")
     name = arrives_as or deployment
     with manager.reading_parts(deployment) as parts:
         about = dict(manager.about(deployment))
-        facts = [_renamed(part, deployment, name) for part in parts.on_device]
-        head = {"deployment": name, "parts": facts, "about": about}
+        renamed = [_rename(part, deployment, name) for part in parts.on_device]
+        head = {"deployment": name, "parts": renamed, "about": about}
         try:
-            with _dialled(address, pin) as connection:
+            with _dial(address, pin) as connection:
                 prove_as_client(connection, secret.encode(), _PURPOSE)
                 _send(connection, head)
                 wanted = _answer(connection)["wanted"]
@@ -74,9 +74,9 @@ def migrate(
 
 
 class MigrationServer:
-    """Takes states from nodes that know a secret; `warm` as in `StateManager.register`.
+    """Receives states from nodes that know a secret; `warm` as in `StateManager.register`.
 
-    A secret is for the state of one model (by secret), or one secret is for all.
+    `secret` is one secret for all states, or maps each secret to the model that it is for.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class MigrationServer:
             threading.Thread(target=self._take, args=(connection,), daemon=True).start()
 
     def _take(self, plain: socket.socket) -> None:
-        plain.settimeout(_SILENT_S)
+        plain.settimeout(_SILENCE_S)
         try:
-            with self._encrypted(plain) as connection:
-                model = self._proved(connection)
+            with self._encrypt(plain) as connection:
+                model = self._authenticate(connection)
                 try:
-                    self._taken(connection, model)
+                    self._receive_state(connection, model)
                     said: dict[str, Any] = {}
                 except SlackwaterError as refused:
                     said = {"error": str(refused)}
@@ -121,8 +121,8 @@ class MigrationServer:
         except (OSError, EOFError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
             logger.warning("a state did not arrive: %s", problem)
 
-    def _proved(self, connection: socket.socket) -> str | None:
-        """The model whose state the peer may bring; None: any."""
+    def _authenticate(self, connection: socket.socket) -> str | None:
+        """The model whose state the peer may send; None: any."""
         expected = self._secret
         if isinstance(expected, str):
             prove_as_server(connection, expected.encode(), _PURPOSE)
@@ -130,10 +130,10 @@ class MigrationServer:
         else:
             keys = lambda: [key.encode() for key in list(expected)]  # noqa: E731
             model = expected.pop(prove_as_server(connection, keys, _PURPOSE).decode(), "")
-        connection.settimeout(_SILENT_S)
+        connection.settimeout(_SILENCE_S)
         return model
 
-    def _encrypted(self, plain: socket.socket) -> socket.socket:
+    def _encrypt(self, plain: socket.socket) -> socket.socket:
         if self._context is None:
             return plain
         try:
@@ -142,7 +142,7 @@ class MigrationServer:
             plain.close()
             raise
 
-    def _taken(self, connection: socket.socket, model: str | None) -> None:
+    def _receive_state(self, connection: socket.socket, model: str | None) -> None:
         head = _receive(connection)
         name, about = str(head["deployment"]), dict(head["about"])
         try:
@@ -150,16 +150,16 @@ class MigrationServer:
         except msgspec.ValidationError as error:
             raise ConfigError.of("state", name, f"has parts that cannot be read: {error}") from None
         if model is not None and not name.startswith(f"{model}@"):
-            raise RefusedError(f"{name}: is not what was announced, a state of {model}")
-        with self._manager.taking(name, parts, about, warm=self._warm) as places:
+            raise RefusedError(f"{name}: must be the announced state, of {model}")
+        with self._manager.receive(name, parts, about, warm=self._warm) as places:
             empty = about.get("empty_kinds", ())
             wanted = [n for n in sorted(places) if parts[n].key.kind not in empty]
             _send(connection, {"wanted": wanted})
             _receive_bytes(connection, [places[number] for number in wanted])
 
 
-def _dialled(address: tuple[str, int], pin: str | None) -> socket.socket:
-    plain = socket.create_connection(address, timeout=_SILENT_S)
+def _dial(address: tuple[str, int], pin: str | None) -> socket.socket:
+    plain = socket.create_connection(address, timeout=_SILENCE_S)
     if pin is None:
         return plain
     try:
@@ -169,7 +169,7 @@ def _dialled(address: tuple[str, int], pin: str | None) -> socket.socket:
         raise
 
 
-def _renamed(part: StoredPart, before: str, after: str) -> StoredPart:
+def _rename(part: StoredPart, before: str, after: str) -> StoredPart:
     key = part.key
     return replace(part, key=replace(key, model=after)) if key.model == before else part
 

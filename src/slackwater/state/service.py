@@ -1,4 +1,4 @@
-"""The state manager on a Unix socket: a connection that ends is a holder that has gone."""
+"""The state manager on a Unix socket. When a connection ends, its holder is removed."""
 
 import hmac
 import itertools
@@ -15,10 +15,10 @@ from slackwater.model.errors import SlackwaterError
 from slackwater.state.frames import Frames, close_all, socket_address
 from slackwater.state.manager import StateManager
 from slackwater.state.port import HolderMove, MoveOutcome
-from slackwater.wire import state as says
+from slackwater.wire import state as messages
 
 logger = logging.getLogger(__name__)
-_DECODER = msgspec.msgpack.Decoder(says.FromHolder)
+_DECODER = msgspec.msgpack.Decoder(messages.FromHolder)
 
 
 class RemoteHolder:
@@ -43,7 +43,7 @@ class RemoteHolder:
                 if fresh:
                     self._sent[name] = image.descriptor
                     descriptors.append(image.descriptor)
-            order = says.StateMoveOrder(
+            order = messages.StateMoveOrder(
                 number,
                 move.deployment,
                 move.to,
@@ -56,32 +56,32 @@ class RemoteHolder:
             self._tell(order, descriptors)
         if move.arrival is not None:
             move.arrival.listen(
-                lambda reached, why: self._tell(says.ImageArrived(number, reached, why))
+                lambda reached, why: self._tell(messages.ImageArrived(number, reached, why))
             )
 
     def free(self, deployment: str) -> None:
-        self._tell(says.FreeDevice(deployment))
+        self._tell(messages.FreeDevice(deployment))
 
     def drop_image(self, image: str) -> None:
         with self._lock:
             if self._sent.pop(image, None) is not None:
-                self._tell(says.DropImage(image))
+                self._tell(messages.DropImage(image))
 
-    def ended(self, message: says.StateMoveEnded) -> None:
+    def finish_move(self, message: messages.StateMoveEnded) -> None:
         with self._lock:
             ended = self._moves.pop(message.number, None)
         if ended is not None:
             ended(MoveOutcome(message.about, message.failed))
 
-    def _tell(self, message: says.ToHolder, descriptors: list[int] | None = None) -> None:
+    def _tell(self, message: messages.ToHolder, descriptors: list[int] | None = None) -> None:
         try:
             self._frames.send(message, descriptors)
         except SlackwaterError:
-            logger.info("a holder has gone")  # its connection's end is told to the manager
+            logger.info("a holder has gone")  # `StateServer` removes it when its connection ends
 
 
 class StateServer:
-    """Listens at a file or an abstract `@NAME`; accepts processes that know the secret."""
+    """Listens on a socket file or an abstract `@NAME`; accepts processes that know the secret."""
 
     def __init__(self, manager: StateManager, path: Path | str, secret: str) -> None:
         self.path = str(path)
@@ -120,7 +120,7 @@ class StateServer:
         name = ""
         try:
             first = frames.receive(_DECODER)
-            if first is None or not isinstance(first[0], says.HolderHello):
+            if first is None or not isinstance(first[0], messages.HolderHello):
                 return
             if not hmac.compare_digest(first[0].secret, self._secret):
                 logger.warning("a process without the secret was refused")
@@ -132,10 +132,10 @@ class StateServer:
             while (got := frames.receive(_DECODER)) is not None:
                 message, descriptors = got
                 close_all(descriptors)
-                if isinstance(message, says.StateMoveEnded):
-                    holder.ended(message)
-                elif not isinstance(message, says.HolderHello):
-                    # Waits take as long as they take, each on a thread of its own.
+                if isinstance(message, messages.StateMoveEnded):
+                    holder.finish_move(message)
+                elif not isinstance(message, messages.HolderHello):
+                    # A request may wait for long, so each has its own thread.
                     threading.Thread(
                         target=self._answer, args=(frames, name, message), daemon=True
                     ).start()
@@ -143,35 +143,37 @@ class StateServer:
             self._open.discard(frames)
             frames.close()
             if holder is not None:
-                self._manager.holder_gone(name)
+                self._manager.remove_holder(name)
 
-    def _answer(self, frames: Frames, holder: str, message: says.FromHolder) -> None:
+    def _answer(self, frames: Frames, holder: str, message: messages.FromHolder) -> None:
         ask: int = getattr(message, "ask", 0)
         try:
             answer = self._do(ask, holder, message)
         except SlackwaterError as error:
-            answer = says.StateAnswer(ask, str(error), type(error).__name__)
+            answer = messages.StateAnswer(ask, str(error), type(error).__name__)
         except Exception as error:
             logger.exception("state manager")
-            answer = says.StateAnswer(ask, f"{type(error).__name__}: {error}", "UnavailableError")
+            answer = messages.StateAnswer(
+                ask, f"{type(error).__name__}: {error}", "UnavailableError"
+            )
         try:
             frames.send(answer)
         except SlackwaterError:
             logger.info("holder %s has gone", holder)
 
-    def _do(self, ask: int, holder: str, message: says.FromHolder) -> says.StateAnswer:
+    def _do(self, ask: int, holder: str, message: messages.FromHolder) -> messages.StateAnswer:
         manager = self._manager
         match message:
-            case says.RegisterState(_, deployment, parts, warm):
+            case messages.RegisterState(_, deployment, parts, warm):
                 made = manager.register(deployment, holder, parts, warm=warm)
-                return says.StateAnswer(ask, registration=made)
-            case says.EnsureState(_, deployment, tier, lease, timeout_s):
+                return messages.StateAnswer(ask, registration=made)
+            case messages.EnsureState(_, deployment, tier, lease, timeout_s):
                 manager.ensure(deployment, tier, lease=lease, timeout_s=timeout_s)
-            case says.EvictState(_, deployment, tier, timeout_s):
+            case messages.EvictState(_, deployment, tier, timeout_s):
                 manager.evict(deployment, tier, timeout_s=timeout_s)
-            case says.SurvivorAsked(_, prefix, after, at_most):
-                return says.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
-            case says.NoteState(_, deployment, what):
+            case messages.SurvivorAsked(_, prefix, after, at_most):
+                return messages.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
+            case messages.NoteState(_, deployment, what):
                 notes = {
                     "release": manager.release,
                     "forget": manager.forget,
@@ -179,4 +181,4 @@ class StateServer:
                     "forget_abandoned": manager.forget_abandoned,
                 }
                 notes[what](deployment)
-        return says.StateAnswer(ask)
+        return messages.StateAnswer(ask)

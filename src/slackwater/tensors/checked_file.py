@@ -1,8 +1,8 @@
 """A safetensors file with a checksum per tensor, written whole or not at all.
 
-A reader sees the old file or the new one, never a part; a file whose bytes changed is refused.
-CRC-32 is summed in pieces, by any thread: the sum of two strings end to end is the first sum, as a
-polynomial, times x to the power of the second's bits, plus the second sum.
+A reader sees the old file or the new one, never a part; a damaged file is refused. CRC-32 is
+computed in pieces, by several threads: the checksum of two concatenated strings is the first
+checksum, as a polynomial, times x to the power of the second string's bits, plus the second one.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from slackwater.tensors.header import TensorHeader, metadata_of, read_header, unusable
 
-# What transformers and peft look for in a file that they load.
+# The label that transformers and peft require in a file.
 FOR_TRANSFORMERS = {"format": "pt"}
 _KINDS = {
     torch.float64: "F64",
@@ -43,14 +43,14 @@ _KINDS = {
 _DTYPES = {name: kind for kind, name in _KINDS.items()}
 _PIECE = 16 << 20
 _READERS = 16
-_WRITERS = 8  # of one file, whose lock they share: more of them only wait
-_OWN = threading.local()
+_WRITERS = 8  # writers of one file share its lock, so more of them would only wait
+_THREAD_STATE = threading.local()
 
 _POLYNOMIAL = 0xEDB88320  # bit 31 is the power 0
 
 
-def joined(first: int, second: int, second_bytes: int) -> int:
-    """The sum of two strings end to end, from their own sums."""
+def combine_crc32(first: int, second: int, second_bytes: int) -> int:
+    """The checksum of two concatenated strings, from their own checksums."""
     return _times(_power(8 * second_bytes), first) ^ second
 
 
@@ -65,7 +65,7 @@ def _times(one: int, other: int) -> int:
     return product
 
 
-@lru_cache(maxsize=64)  # most pieces are of one length
+@lru_cache(maxsize=64)  # most pieces have the same length
 def _power(exponent: int) -> int:
     """x to the power of `exponent`, by squaring."""
     result, base = 1 << 31, 1 << 30
@@ -79,7 +79,7 @@ def _power(exponent: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Bytes of one tensor, and their place among those of all."""
+    """Bytes of one tensor, and their offset in the file's data."""
 
     name: str
     place: int
@@ -95,12 +95,11 @@ def write_tensors(
     durable: bool = True,
     replace_held: bool = True,
 ) -> None:
-    """Make `path` a file with these tensors and the writer's `meta` (JSON values): the same bytes
-    for the same input.
+    """Write a file with these tensors and the writer's `meta` (JSON values), atomically: the same
+    bytes for the same input.
 
-    A file that is not `durable` is left to the kernel to write out: readers have it sooner, and if
-    the machine loses its power before, it is refused by its checksums. Without `replace_held` a
-    file that is there stays, and it is a FileExistsError.
+    Without `durable` the file is visible sooner, but a power failure may damage it, which its
+    checksums reveal. Without `replace_held` an existing file stays: FileExistsError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
@@ -111,7 +110,7 @@ def write_tensors(
         if replace_held:
             partial.replace(path)
         else:
-            os.link(partial, path)  # of two writers at once, one is the first
+            os.link(partial, path)  # unlike a rename, it fails if the file exists
     finally:
         partial.unlink(missing_ok=True)
     if durable:
@@ -119,14 +118,14 @@ def write_tensors(
 
 
 def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], TensorHeader]:
-    """All tensors with the header; refused if any byte is not as written."""
+    """All tensors with the header; refused if a checksum does not match."""
     header = read_header(path)
     try:
         if torch.device(device).type == "cuda":
-            tensors, sums = _onto_device(path, header, device)
+            tensors, sums = _load_to_device(path, header, device)
         else:
-            tensors = mapped_tensors(path, header)
-            sums = _summed(tensors, _sums_of, _READERS)
+            tensors = map_tensors(path, header)
+            sums = _checksum_pieces(tensors, _sums_of, _READERS)
     except OSError as error:
         raise unusable(path, str(error)) from error
     for name, found in sums.items():
@@ -135,11 +134,11 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Te
     return tensors, header
 
 
-def mapped_tensors(path: Path, header: TensorHeader) -> dict[str, Tensor]:
-    """The file's tensors as private mappings of it: nothing is read before it is used.
+def map_tensors(path: Path, header: TensorHeader) -> dict[str, Tensor]:
+    """The file's tensors as private mappings: bytes are read when they are first used.
 
-    Not by `safetensors`, whose every read of a tensor keeps two objects for good (0.8.0): workers
-    read thousands of versions.
+    Not with `safetensors`, which leaks two objects per tensor read (0.8.0): workers read thousands
+    of versions.
     """
     sizes = _sizes(path, header)
     with path.open("rb") as file:
@@ -149,7 +148,7 @@ def mapped_tensors(path: Path, header: TensorHeader) -> dict[str, Tensor]:
 
 
 def _sizes(path: Path, header: TensorHeader) -> list[int]:
-    """The bytes of each tensor; the file is refused if its data are not exactly these."""
+    """The size of each tensor; refuses a file whose data have another size."""
     sizes, at = [], header.file_bytes - header.data_bytes
     for name, shape in header.shapes.items():
         kind = _DTYPES.get(header.dtypes[name])
@@ -165,7 +164,7 @@ def _sizes(path: Path, header: TensorHeader) -> list[int]:
 
 
 def _views(data: Tensor, sizes: Sequence[int], header: TensorHeader) -> dict[str, Tensor]:
-    """Tensors of these sizes that lie side by side in `data`."""
+    """Tensors of these sizes, adjacent in `data`."""
     parts = zip(header.shapes.items(), data.split(list(sizes)), strict=True)
     return {
         name: part.view(_DTYPES[header.dtypes[name]]).view(shape) for (name, shape), part in parts
@@ -176,28 +175,30 @@ def _sums_of(piece: Sequence[_Part]) -> list[int]:
     return [checksum(part.data) for part in piece]
 
 
-def _onto_device(
+def _load_to_device(
     path: Path, header: TensorHeader, device: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """The tensors side by side in one allocation, as in the file, and their sums."""
+    """The tensors in one allocation, in the file's order, and their checksums."""
     sizes = _sizes(path, header)
     data = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
     tensors = _views(data, sizes, header)
-    torch.cuda.current_stream().synchronize()  # until then this memory may still be in use
+    torch.cuda.current_stream().synchronize()  # queued work may still use this memory
     begin = header.file_bytes - len(data)
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return tensors, _summed(tensors, lambda piece: _get(descriptor, begin, piece), _READERS)
+        return tensors, _checksum_pieces(
+            tensors, lambda piece: _get(descriptor, begin, piece), _READERS
+        )
     finally:
         os.close(descriptor)
 
 
 def _get(descriptor: int, begin: int, piece: Sequence[_Part]) -> list[int]:
-    """Read neighbours of a file whose tensors begin at `begin`; the CRC-32 of each."""
+    """Read adjacent parts of a file whose data begin at `begin`; the CRC-32 of each."""
     staging = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
     whole = staging.numpy().data[: sum(len(part.data) for part in piece)]
     if os.preadv(descriptor, [whole], begin + piece[0].place) < len(whole):
-        raise OSError("it ends before its time")
+        raise OSError("it is truncated")
     sums, at, stream = [], 0, _stream()
     with torch.cuda.stream(stream):
         for part in piece:
@@ -221,7 +222,7 @@ def file_entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
 def _write(
     path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], labels: Mapping[str, str]
 ) -> None:
-    """Data first, in one stream through checksum and file; the header when the sums are known."""
+    """Write the data and compute checksums in one pass, then write the header."""
     entries, stop = file_entries(tensors)
     order = list(entries)
 
@@ -231,13 +232,13 @@ def _write(
 
     room = -(-len(header(dict.fromkeys(order, 0xFFFFFFFF))) // 8) * 8
     if any(tensor.is_cuda for tensor in tensors.values()):
-        torch.cuda.current_stream().synchronize()  # what is still to be computed of them
+        torch.cuda.current_stream().synchronize()  # the tensors may still be being computed
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        # Nobody allocates under the file's lock then, and a full disk says so before the first
+        # Writers then do not allocate under the file's lock, and a full disk fails before the first
         # byte.
         os.posix_fallocate(descriptor, 0, 8 + room + stop)
-        sums = _summed(
+        sums = _checksum_pieces(
             {name: tensors[name] for name in order},
             lambda piece: _put(descriptor, 8 + room, piece),
             _WRITERS,
@@ -248,7 +249,7 @@ def _write(
 
 
 def _put(descriptor: int, start: int, piece: Sequence[_Part]) -> list[int]:
-    """Write neighbours into a file whose tensors begin at `start`; the CRC-32 of each."""
+    """Write adjacent parts into a file whose data begin at `start`; the CRC-32 of each."""
     parts = [part.data.numpy().data for part in _on_host(piece)]
     for part, data in zip(piece, parts, strict=True):
         _pwrite(descriptor, data, start + part.place)
@@ -256,10 +257,10 @@ def _put(descriptor: int, start: int, piece: Sequence[_Part]) -> list[int]:
 
 
 def _on_host(piece: Sequence[_Part]) -> Sequence[_Part]:
-    """From a device they come through a pinned buffer, by the thread's own stream."""
+    """Copy parts from a device to a pinned buffer, on the thread's own stream."""
     if not any(part.data.is_cuda for part in piece):
         return piece
-    # From a pool that keeps such buffers.
+    # PyTorch reuses pinned buffers from its pool.
     staging = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
     stream, found, at = _stream(), [], 0
     with torch.cuda.stream(stream):
@@ -272,11 +273,11 @@ def _on_host(piece: Sequence[_Part]) -> Sequence[_Part]:
 
 
 def _stream() -> Any:
-    """A stream for each copying thread: copies go side by side and wait for nobody's kernels."""
-    made = getattr(_OWN, "stream", None)
+    """The thread's own stream: its copies wait neither for other copies nor for kernels."""
+    made = getattr(_THREAD_STATE, "stream", None)
     if made is None:
         new_stream: Any = torch.cuda.Stream
-        made = _OWN.stream = new_stream()
+        made = _THREAD_STATE.stream = new_stream()
     return made
 
 
@@ -287,14 +288,13 @@ def _pwrite(descriptor: int, data: bytes | memoryview, place: int) -> None:
         view, place = view[written:], place + written
 
 
-def _summed(
+def _checksum_pieces(
     tensors: Mapping[str, Tensor], work: Callable[[Sequence[_Part]], list[int]], most: int
 ) -> dict[str, int]:
-    """Do `work` on pieces of all tensors, one after the other; the CRC-32 of each, from those that
-    `work` gives for its parts.
+    """Call `work` on pieces of all tensors; the CRC-32 of each tensor, combined from those that
+    `work` returns for its parts.
 
-    Beside a GPU the pieces go in several threads, `most` at once: summing and copying leave
-    Python's lock alone.
+    On a machine with a GPU up to `most` threads work at once: checksums and copies release the GIL.
     """
     pieces = _pieces(tensors)
     lanes = torch.get_num_threads()
@@ -309,13 +309,13 @@ def _summed(
     for piece, crcs in zip(pieces, found, strict=True):
         for part, crc32 in zip(piece, crcs, strict=True):
             before = sums.get(part.name)
-            whole = crc32 if before is None else joined(before, crc32, len(part.data))
+            whole = crc32 if before is None else combine_crc32(before, crc32, len(part.data))
             sums[part.name] = whole
     return dict.fromkeys(tensors, 0) | sums  # a tensor may be empty
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> list[list[_Part]]:
-    """The tensors' bytes as neighbours, cut every `_PIECE`."""
+    """The tensors' bytes in order, cut into pieces of `_PIECE` bytes."""
     pieces: list[list[_Part]] = []
     place, room = 0, 0
     for name, tensor in tensors.items():
@@ -335,12 +335,12 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """CRC-32 of the bytes of a tensor that is on the host."""
+    """The CRC-32 of a host tensor's bytes."""
     return zlib.crc32(_bytes_of(tensor).numpy().data)
 
 
 def content_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and bytes of tensors that are on the host."""
+    """The SHA-256 of host tensors' names, types, shapes and bytes."""
     found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach()
@@ -350,7 +350,7 @@ def content_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def flush(path: Path) -> None:
-    """Have the kernel write a file or folder to disk."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """The header of a checked tensor file, read without loading a tensor or a tensor library.
 
 The header's metadata carries one JSON object: what the writer said (`meta`) and the CRC-32 of each
-tensor's bytes (`crc32`). Where the file ends follows from the header, so a cut file is seen here.
+tensor's bytes (`crc32`). The header determines the file's size, so a truncated file is detected.
 """
 
 import json
@@ -24,7 +24,7 @@ _MALFORMED = (
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """What is in a file: each tensor's dtype, shape and checksum, and the writer's `meta`."""
+    """A file's contents: each tensor's dtype, shape and checksum, and the writer's `meta`."""
 
     dtypes: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
@@ -41,12 +41,12 @@ def metadata_of(crc32: Mapping[str, int], meta: Mapping[str, Any]) -> dict[str, 
 
 
 def read_header(path: Path) -> TensorHeader:
-    """The header of a whole file; refused if the file is missing, cut or of another kind."""
+    """A file's header; refused if the file is missing, truncated or of another kind."""
     try:
         with path.open("rb") as file:
             length = _LENGTH.unpack(file.read(_LENGTH.size))[0]
             if length > _MAX_HEADER_BYTES:
-                raise unusable(path, "it is no tensor file")
+                raise unusable(path, "it is not a tensor file")
             found = json.loads(file.read(length))
         own = json.loads(found.pop("__metadata__")[METADATA_KEY])
         data_bytes = max((int(entry["data_offsets"][1]) for entry in found.values()), default=0)
@@ -70,5 +70,5 @@ def read_header(path: Path) -> TensorHeader:
 
 
 def unusable(path: Path, why: str) -> ConfigError:
-    """The one error of a file that cannot be read."""
+    """The error for a file that cannot be read."""
     return ConfigError.of("tensor file", str(path), f"cannot be used: {why}; take another copy")

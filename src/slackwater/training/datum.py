@@ -1,7 +1,7 @@
-"""What a pass is given and what it answers.
+"""Input and output of a pass.
 
-Everything of a datum is aligned to `tokens`: position i predicts `target_tokens[i]` (the caller has
-shifted already), and `weights`, `logprobs` and `advantages` belong to that prediction.
+All arrays of a datum are aligned to `tokens`: position i predicts `target_tokens[i]` (the caller
+has shifted them already), and `weights`, `logprobs` and `advantages` belong to that prediction.
 """
 
 import math
@@ -29,14 +29,14 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class PassOutput:
-    """Log-probs of each datum's targets, as given, and `name:reduction` metrics."""
+    """Log-probs of each datum's targets, in the order of the data, and `name:reduction` metrics."""
 
     logprobs: tuple[npt.NDArray[np.float32], ...]
     metrics: Mapping[str, float]
 
 
 def check_data(data: Sequence[Datum], loss: Loss, vocab_size: int, max_tokens: int) -> None:
-    """Refuse data that are not whole, aligned, finite and inside the vocabulary; name the first."""
+    """Refuse data that are incomplete, misaligned, not finite or outside the vocabulary."""
     if not data:
         raise ConfigError.of("data", [], "must hold at least one datum")
     for index, datum in enumerate(data):
@@ -96,7 +96,7 @@ def _check_tokens(where: str, tokens: npt.NDArray[np.generic], vocab_size: int) 
 
 
 def check_config(config: Mapping[str, float]) -> None:
-    """A loss's settings must be numbers that are finite."""
+    """Refuse loss settings that are not finite numbers."""
     for key, value in config.items():
         if not math.isfinite(value):
             raise ConfigError.of(f"loss_fn_config.{key}", value, "must be a finite number")

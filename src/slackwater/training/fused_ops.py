@@ -1,9 +1,9 @@
-"""A layer's small arithmetic for training on the CPU in fp32: one compiled pass forward and one
-backward each.
+"""A layer's elementwise operations for training on the CPU in fp32: one compiled pass forward and
+one backward each.
 
-PyTorch's own operators take several passes over memory for each, and their derivatives more; on a
-small net they cost more than the products. Sums may be reassociated by the compiler, always in the
-same way for the same shapes on one machine.
+PyTorch's operators take several passes over memory for each, and more for their derivatives; on a
+small net they cost more than the products. The compiler may reassociate sums, always in the same
+way for the same shapes on one machine.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from slackwater.training.kernel_ops import KernelOps
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def compiled(function: Function) -> Function:
+def compile_loop(function: Function) -> Function:
     """Compile once per machine, cached on disk; vectorised sums."""
     decorate: Any = numba.njit(fastmath={"contract", "reassoc"}, cache=True, error_model="numpy")
     result: Function = decorate(function)
     return result
 
 
-@compiled
+@compile_loop
 def norm_forward(x: Any, weight: Any, eps: Any, out: Any, scales: Any) -> None:
     """Root-mean-square norm of each row; `scales` keeps what each row was multiplied by."""
     rows, size = x.shape
@@ -40,7 +40,7 @@ def norm_forward(x: Any, weight: Any, eps: Any, out: Any, scales: Any) -> None:
             out[n, j] = x[n, j] * scale * weight[j]
 
 
-@compiled
+@compile_loop
 def norm_backward(g: Any, x: Any, weight: Any, scales: Any, dx: Any, dweight: Any) -> None:
     """Adds to `dx` and to `dweight`."""
     rows, size = x.shape
@@ -55,28 +55,28 @@ def norm_backward(g: Any, x: Any, weight: Any, scales: Any, dx: Any, dweight: An
             dweight[j] += g[n, j] * x[n, j] * scale
 
 
-@compiled
-def turn(x: Any, cos: Any, sin: Any, heads: int, way: Any, out: Any) -> None:
-    """Rows `n * heads + h` by the rotation of row n, forward (`way` 1) or back (-1)."""
+@compile_loop
+def rotate_rows(x: Any, cos: Any, sin: Any, heads: int, direction: Any, out: Any) -> None:
+    """Rows `n * heads + h` by the rotation of row n, forward (`direction` 1) or back (-1)."""
     half = cos.shape[1]
     for n in range(cos.shape[0]):
         for h in range(heads):
             row = n * heads + h
             for j in range(half):
-                c, s = cos[n, j], sin[n, j] * way
+                c, s = cos[n, j], sin[n, j] * direction
                 first, second = x[row, j], x[row, j + half]
                 out[row, j] = first * c - second * s
                 out[row, j + half] = second * c + first * s
 
 
-@compiled
+@compile_loop
 def gate_forward(gate: Any, sigmoid: Any, up: Any, out: Any) -> None:
     """`gate * sigmoid * up`."""
     for i in range(gate.shape[0]):
         out[i] = gate[i] * sigmoid[i] * up[i]
 
 
-@compiled
+@compile_loop
 def gate_backward(g: Any, gate: Any, sigmoid: Any, up: Any, dgate: Any, dup: Any) -> None:
     one = np.float32(1)
     for i in range(gate.shape[0]):
@@ -109,8 +109,8 @@ class _AddNorm(torch.autograd.Function):
         return dx, dx if ctx.adds else None, dweight, None
 
 
-class _Turn(torch.autograd.Function):
-    """Flat rows to heads, normed where a weight is given, then turned by position."""
+class _Rotate(torch.autograd.Function):
+    """Flat rows to heads: normed if a weight is given, then rotated by position."""
 
     @staticmethod
     def forward(
@@ -120,14 +120,14 @@ class _Turn(torch.autograd.Function):
         heads = x.shape[1] // size
         out = torch.empty_like(rows)
         if weight is None:
-            turn(_array(rows), _array(cos), _array(sin), heads, np.float32(1), _array(out))
+            rotate_rows(_array(rows), _array(cos), _array(sin), heads, np.float32(1), _array(out))
             ctx.save_for_backward(cos, sin)
         else:
             normed, scales = torch.empty_like(rows), torch.empty(rows.shape[0])
             norm_forward(
                 _array(rows), _weight(weight), np.float32(eps), _array(normed), _array(scales)
             )
-            turn(_array(normed), _array(cos), _array(sin), heads, np.float32(1), _array(out))
+            rotate_rows(_array(normed), _array(cos), _array(sin), heads, np.float32(1), _array(out))
             ctx.save_for_backward(cos, sin, rows, weight, scales)
         ctx.heads = heads
         return out.view(-1, heads, size)
@@ -137,7 +137,7 @@ class _Turn(torch.autograd.Function):
         cos, sin, *normed = ctx.saved_tensors
         g = g.contiguous().view(-1, g.shape[2])
         back = torch.empty_like(g)
-        turn(_array(g), _array(cos), _array(sin), ctx.heads, np.float32(-1), _array(back))
+        rotate_rows(_array(g), _array(cos), _array(sin), ctx.heads, np.float32(-1), _array(back))
         flat = (cos.shape[0], -1)
         if not normed:
             return back.view(flat), None, None, None, None, None
@@ -172,7 +172,7 @@ class FusedOps(KernelOps):
     """fp32 on the CPU only."""
 
     def __init__(self) -> None:
-        super().__init__(_AddNorm.apply, _Turn.apply, _Gate.apply)
+        super().__init__(_AddNorm.apply, _Rotate.apply, _Gate.apply)
 
 
 def _array(tensor: Tensor) -> Any:
@@ -180,8 +180,8 @@ def _array(tensor: Tensor) -> Any:
 
 
 def _weight(weight: Tensor) -> Any:
-    """A copy of a norm's few numbers: memory that NumPy has seen cannot be resized any more, and
-    that is how FSDP frees a gathered parameter.
+    """A copy of a norm's weight: FSDP frees a gathered parameter by resizing its memory, which is
+    impossible once NumPy has a view of it.
     """
     return weight.detach().clone().numpy()
 

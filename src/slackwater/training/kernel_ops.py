@@ -7,20 +7,20 @@ from torch import Tensor
 from slackwater.nets.ops import HeadNorms, NetOps, Rotation
 
 AddNorm = Callable[[Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
-Turn = Callable[[Tensor, Tensor | None, Tensor, Tensor, int, float], Tensor]
+Rotate = Callable[[Tensor, Tensor | None, Tensor, Tensor, int, float], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]
 
 
 class KernelOps(NetOps):
-    """The same meaning as PyTorch's operators.
+    """Computes the same as PyTorch's operators.
 
-    `add_norm(x, residual, weight, eps)` is `(norm(x + residual), x + residual)`; `turn(x, weight,
-    cos, sin, size, eps)` takes flat rows to heads of that size, normed where a weight is given, and
-    turns them by position; `gate` is `silu(gate) * up`.
+    `add_norm(x, residual, weight, eps)` is `(norm(x + residual), x + residual)`; `rotate(x, weight,
+    cos, sin, size, eps)` views flat rows as heads of that size, norms them if a weight is given and
+    rotates them by position; `gate` is `silu(gate) * up`.
     """
 
-    def __init__(self, add_norm: AddNorm, turn: Turn, gate: Gate) -> None:
-        self._add_norm, self._turn, self._gate = add_norm, turn, gate
+    def __init__(self, add_norm: AddNorm, rotate: Rotate, gate: Gate) -> None:
+        self._add_norm, self._rotate, self._gate = add_norm, rotate, gate
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self._add_norm(x, None, weight, eps)[0]
@@ -36,9 +36,9 @@ class KernelOps(NetOps):
     ) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = parts
         cos, sin, size, eps = rotation.cos, rotation.sin, norms.head_dim, norms.eps
-        turned_q = self._turn(q, norms.q, cos, sin, size, eps)
-        turned_k = self._turn(k, norms.k, cos, sin, size, eps)
-        return turned_q, turned_k, v.view(len(v), -1, size)
+        rotated_q = self._rotate(q, norms.q, cos, sin, size, eps)
+        rotated_k = self._rotate(k, norms.k, cos, sin, size, eps)
+        return rotated_q, rotated_k, v.view(len(v), -1, size)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         return self._gate(gate, up)

@@ -22,14 +22,14 @@ def target_logprobs(
     vocab_size: int,
     parallel: TensorParallel | None = None,
 ) -> Tensor:
-    """`[M, K]` in fp32: log p(targets[m, k] | hidden[rows[m]]). Several m may look at one row.
+    """`[M, K]` in fp32: log p(targets[m, k] | hidden[rows[m]]). Several m may use one row.
 
-    Rows go in chunks, whose logits are computed again for backward if there is more than one. With
-    `parallel` each rank has the logits of its part of the vocabulary.
+    Rows are processed in chunks; if there is more than one, backward computes their logits again.
+    With `parallel`, each rank has the logits of its part of the vocabulary.
     """
     gather: Gather = _gather
     if parallel is not None:
-        gather = _SharedVocabulary(parallel, vocab_size)
+        gather = _VocabularyParallelGather(parallel, vocab_size)
         vocab_size = -(-vocab_size // parallel.size)
     wide = 4 if hidden.device.type == "cpu" else hidden.dtype.itemsize
     chunk = max(LOGITS_BUDGET[hidden.device.type] // (wide * vocab_size), 1)
@@ -41,20 +41,22 @@ def target_logprobs(
     edges = torch.searchsorted(rows, starts).tolist()
     parts = []
     for number, part in enumerate(torch.split(hidden, chunk)):
-        asked = slice(edges[number], edges[number + 1])
-        arguments = (part, rows[asked] - number * chunk, targets[asked], logits, gather)
+        selected = slice(edges[number], edges[number + 1])
+        arguments = (part, rows[selected] - number * chunk, targets[selected], logits, gather)
         if torch.is_grad_enabled():
             parts.append(
-                checkpoint(_of_rows, *arguments, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(
+                    _chunk_logprobs, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
             )
         else:
-            parts.append(_of_rows(*arguments))
+            parts.append(_chunk_logprobs(*arguments))
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order), device=order.device)
     return torch.cat(parts).index_select(0, inverse)
 
 
-def _of_rows(
+def _chunk_logprobs(
     hidden: Tensor, rows: Tensor, targets: Tensor, logits: Logits, gather: Gather
 ) -> Tensor:
     return gather(logits(hidden), rows, targets)
@@ -66,7 +68,7 @@ def _gather(scores: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
 
         found: Tensor = gathered_logprobs(scores, rows, targets)
         return found
-    result: Tensor = _gathered(scores.float(), rows, targets)
+    result: Tensor = _gather_logprobs(scores.float(), rows, targets)
     return result
 
 
@@ -89,11 +91,11 @@ class _GatheredLogprobs(torch.autograd.Function):
         return result, None, None
 
 
-_gathered: Any = _GatheredLogprobs.apply
+_gather_logprobs: Any = _GatheredLogprobs.apply
 
 
-class _SharedVocabulary:
-    """Log-probs where each rank has the logits of its own part of the vocabulary."""
+class _VocabularyParallelGather:
+    """Log-probs when each rank has the logits of its own part of the vocabulary."""
 
     def __init__(self, parallel: TensorParallel, vocab_size: int) -> None:
         self._parallel = parallel
@@ -101,7 +103,7 @@ class _SharedVocabulary:
 
     def __call__(self, scores: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
         scores, parallel = scores.float(), self._parallel
-        peak = parallel.largest(scores.detach().amax(dim=1))
+        peak = parallel.max_over_ranks(scores.detach().amax(dim=1))
         total = parallel.sum(torch.exp(scores - peak[:, None]).sum(dim=1))
         here = (targets >= self._first) & (targets < self._stop)
         places = torch.where(here, targets - self._first, 0)

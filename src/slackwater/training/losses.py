@@ -21,10 +21,10 @@ LossConfig: TypeAlias = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`value(lp, inputs, config)` gives one number per target; `config` names the keys it takes.
+    """`value(lp, inputs, config)` is one number per target; `config` has the keys with defaults.
 
-    `inputs` are the arrays it needs; the gradient is a multiple of `scaled_by`, one of them, if
-    that is given. `by_sequence` adds the input `sequence`: the number of each target's datum.
+    `inputs` are the arrays that it needs. If `scaled_by` names one of them, the gradient is a
+    multiple of it. `by_sequence` adds the input `sequence`: the index of each target's datum.
     """
 
     inputs: tuple[str, ...]
@@ -33,12 +33,13 @@ class Loss:
     config: Mapping[str, float] = field(default_factory=dict)
     by_sequence: bool = False
 
-    def configured(self, name: str, given: LossConfig) -> dict[str, float]:
-        """The defaults overridden by what was given; a key that the loss lacks is refused."""
+    def resolve_config(self, name: str, given: LossConfig) -> dict[str, float]:
+        """The defaults with the given values; unknown keys and invalid values are refused."""
         for key, number in given.items():
             if key not in self.config:
                 takes = ", ".join(self.config) or "no keys"
-                raise ConfigError.of(f"loss_fn_config.{key}", number, f"is not of {name}: {takes}")
+                fix = f"is no setting of {name}, which takes {takes}"
+                raise ConfigError.of(f"loss_fn_config.{key}", number, fix)
         config = {**self.config, **given}
         if config.get("beta", 0.0) < 0:
             raise ConfigError.of("loss_fn_config.beta", config["beta"], "must not be negative")
@@ -64,19 +65,19 @@ def _importance_sampling(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tens
 
 def _ppo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
     ratio, advantages = _ratio(lp, inputs), inputs["advantages"]
-    return -torch.minimum(ratio * advantages, _clipped(ratio, config) * advantages)
+    return -torch.minimum(ratio * advantages, _clip(ratio, config) * advantages)
 
 
 def _cispo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    return -_clipped(_ratio(lp, inputs), config).detach() * lp * inputs["advantages"]
+    return -_clip(_ratio(lp, inputs), config).detach() * lp * inputs["advantages"]
 
 
 def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    """Direct reward optimization (Richemond et al. 2024): a quadratic pull towards the sampler
+    """Direct reward optimization (Richemond et al. 2024): a quadratic penalty towards the sampler
     instead of a clip.
 
-    A target with advantage 0 and log-prob 0 is of a prompt, which was not sampled: nothing pulls
-    there.
+    A target with advantage 0 and log-prob 0 belongs to a prompt, which was not sampled: it has no
+    penalty.
     """
     q, advantages = inputs["logprobs"], inputs["advantages"]
     sampled = (q != 0) | (advantages != 0)
@@ -86,10 +87,10 @@ def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
 
 def _gspo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
     """Group sequence policy optimization (Zheng et al. 2025, eq. 5-7): one clipped ratio for a
-    whole sequence,
+    whole sequence.
 
-    the geometric mean of its targets' where the advantage is not 0. Each sequence counts once,
-    however long.
+    The ratio is the geometric mean over the targets whose advantage is not 0. Each sequence counts
+    once, however long.
     """
     advantages, sequence = inputs["advantages"], inputs["sequence"]
     counted = (advantages != 0).to(lp.dtype)
@@ -97,7 +98,7 @@ def _gspo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
     sizes = sums.index_add(0, sequence, counted).clamp(min=1.0)
     mean = sums.index_add(0, sequence, (lp - inputs["logprobs"]) * counted) / sizes
     ratio = torch.exp(mean)[sequence]
-    value = torch.minimum(ratio * advantages, _clipped(ratio, config) * advantages)
+    value = torch.minimum(ratio * advantages, _clip(ratio, config) * advantages)
     return -value / sizes[sequence]
 
 
@@ -105,7 +106,7 @@ def _ratio(lp: Tensor, inputs: Inputs) -> Tensor:
     return torch.exp(lp - inputs["logprobs"])
 
 
-def _clipped(ratio: Tensor, config: LossConfig) -> Tensor:
+def _clip(ratio: Tensor, config: LossConfig) -> Tensor:
     return ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
 
 
@@ -129,8 +130,8 @@ LOSSES: Mapping[str, Loss] = {
 }
 
 
-def loss_named(name: str) -> Loss:
-    """The loss, or an error that lists those there are."""
+def find_loss(name: str) -> Loss:
+    """The loss of that name, or an error that lists the known ones."""
     if name not in LOSSES:
         raise ConfigError.of(
             "loss_fn", name, f"is not implemented; write one of {', '.join(LOSSES)}"

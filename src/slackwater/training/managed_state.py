@@ -1,9 +1,8 @@
-"""A trainer's state as a node's state manager keeps it: parts by key, bound to device memory and
-let go of.
+"""A trainer's state in a node's state manager: parts by key, bound to device memory and unbound.
 
-Kept are the fp32 masters, the moments and a gradient that is not empty. The weights in the net's
-own dtype are made from the masters; a frozen base is dropped, and comes back from the one copy that
-all adapters over it share.
+The manager stores the fp32 masters, the moments and a gradient that is not empty. The weights in
+the net's own dtype are recomputed from the masters. A frozen base is dropped, and loaded again from
+the one copy that all its adapters share.
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ _SCRATCH = ("live", "live_gradient")
 
 
 class ManagedState:
-    """Binds a trainer's vectors and frozen base; `seq` is the last operation it has."""
+    """Binds a trainer's vectors and frozen base; `seq` is the last operation in its state."""
 
     def __init__(self, trainer: Trainer, job: str, model: str, seq: int = -1) -> None:
         self.trainer = trainer
@@ -30,7 +29,7 @@ class ManagedState:
         self._frozen_shapes = {name: t.shape for name, t in trainer.frozen().items()}
 
     def parts(self) -> list[StoredPart]:
-        """In the vectors' own order, so that each kind is one run of memory."""
+        """The parts, in the order of the vectors, so that each kind is one run of memory."""
         flat = self.trainer.flat
         found = [
             StoredPart(
@@ -48,12 +47,14 @@ class ManagedState:
         ]
 
     def bind(self, tensors: Mapping[StateKey, Tensor], about: Mapping[str, Any]) -> None:
-        """The first time the trainer brings its numbers along, later they are there already."""
+        """Bind device memory. The first time without `about`, copy the trainer's numbers into it;
+        otherwise it holds them already.
+        """
         flat, frozen = self.trainer.flat, self.trainer.frozen()
         places: dict[str, Tensor] = {}
         for kind in self._kinds:
             run = [tensors[self._key(kind, name)] for name in flat.slices]
-            places[kind] = _joined(run)
+            places[kind] = _join_views(run)
         with torch.no_grad():
             if self._first and not about:
                 for kind, vector in flat.vectors().items():
@@ -61,8 +62,8 @@ class ManagedState:
                 for name, tensor in frozen.items():
                     tensors[self._frozen_key(name)].copy_(tensor.detach().reshape(-1))
             flat.rebind(places)
-            if about and self._first:  # what another trainer left
-                self.trainer.count_from(about["meta"])
+            if about and self._first:  # the state of an earlier trainer
+                self.trainer.restore_counters(about["meta"])
                 self.seq = int(about["seq"])
             self._first = False
             for name, tensor in frozen.items():
@@ -91,7 +92,7 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _joined(run: list[Tensor]) -> Tensor:
-    """Views that lie end to end, as the one vector that they are."""
+def _join_views(run: list[Tensor]) -> Tensor:
+    """One vector over views that are adjacent in memory."""
     size = sum(len(each) for each in run)
     return run[0].as_strided((size,), (1,))

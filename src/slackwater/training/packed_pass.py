@@ -1,7 +1,7 @@
-"""One pass over data of many lengths: packed micro-batches, each forward and perhaps backward.
+"""One pass over data of many lengths: packed micro-batches, each forward and optionally backward.
 
-Sequences are packed end to end without padding, in the order given, so that samples of one prompt
-stay neighbours and share its rows. The plan depends on the costs and the budget only: a replayed
+Sequences are packed end to end without padding, in the given order, so that samples of one prompt
+are neighbours and share its rows. The plan depends only on the costs and the budget: a replayed
 pass adds the same numbers in the same order.
 """
 
@@ -31,32 +31,34 @@ from slackwater.training.shared_attention import (
     share_prefixes,
 )
 
-ACTIVATION_BYTES = 1 << 29  # what one micro-batch may keep for its backward pass on a CPU
-_SHARE_OF_DEVICE = 6  # and on a GPU: a sixth of its memory
-_FEW_TOKENS = 2048  # a GPU that cannot keep so many computes each layer twice
+ACTIVATION_BYTES = 1 << 29  # activations of one micro-batch on a CPU
+_SHARE_OF_DEVICE = 6  # on a GPU: a sixth of its memory
+_FEW_TOKENS = 2048  # if a GPU cannot keep the activations of so many, it recomputes each layer
 
 Floats = npt.NDArray[np.float32]
 
 
-def share_out(alone: Sequence[int], after_previous: Sequence[int], ranks: int) -> list[range]:
-    """Neighbours for each rank, so that the rank with most work has as little as can be.
+def divide_among_ranks(
+    alone: Sequence[int], after_previous: Sequence[int], ranks: int
+) -> list[range]:
+    """Divide the sequences into contiguous shares, one per rank, and minimize the largest share.
 
-    Costs are those of `pack`: a sequence is cheaper behind one that begins alike, so the samples of
-    a prompt stay together unless dividing them makes the longest share shorter.
+    Costs are those of `pack`: a sequence is cheaper behind one with the same prefix, so the samples
+    of a prompt stay together unless dividing them reduces the largest share.
     """
     low, high = max(alone), sum(alone)
     while low < high:
         middle = (low + high) // 2
-        if len(_filled(alone, after_previous, middle)) <= ranks:
+        if len(_fill_shares(alone, after_previous, middle)) <= ranks:
             high = middle
         else:
             low = middle + 1
-    shares = _filled(alone, after_previous, low)
+    shares = _fill_shares(alone, after_previous, low)
     return shares + [range(len(alone), len(alone))] * (ranks - len(shares))
 
 
-def _filled(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[range]:
-    """Shares of at most `budget` each, as few as can be; no sequence costs more alone."""
+def _fill_shares(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[range]:
+    """As few shares as possible of at most `budget` each; no single sequence costs more."""
     starts, room = [0], budget - alone[0]
     for index in range(1, len(alone)):
         if after_previous[index] <= room:
@@ -70,9 +72,9 @@ def _filled(alone: Sequence[int], after_previous: Sequence[int], budget: int) ->
 def gather_outputs(
     ranks: Ranks, sizes: Sequence[tuple[int, ...]], own: Sequence[Floats | None], loss: float
 ) -> tuple[list[Floats], float]:
-    """Every datum's log-probs in the caller's order and the whole loss, on every rank.
+    """Gather every datum's log-probs, in the caller's order, and the total loss on every rank.
 
-    `own` has None for the data of other ranks, each of which is on exactly one data rank.
+    `own` has None for the data of other ranks; each datum is on exactly one data rank.
     """
     numbers = [int(np.prod(size)) for size in sizes]
     together = torch.zeros(sum(numbers))
@@ -86,11 +88,10 @@ def gather_outputs(
 
 
 def pack(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices by micro-batch, each as full as its next sequence allows; one above the budget goes
-    alone.
+    """Indices by micro-batch, filled in order; a sequence above the budget is a micro-batch alone.
 
-    A sequence costs `alone[i]` as the first of a micro-batch, and `after_previous[i]` behind the
-    one before it.
+    A sequence costs `alone[i]` as the first of a micro-batch, and `after_previous[i]` behind its
+    predecessor.
     """
     batches: list[list[int]] = []
     room = 0
@@ -106,11 +107,11 @@ def pack(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """How much goes at once: from the net's shape, dtype and the kind of device only, so that
-    replays pack alike.
+    """The size of a micro-batch. It depends only on the net's shape and dtype and the device's
+    memory, so that replays pack alike.
 
-    `keys_per_token` is how many keys, copied for a sequence that looks at them, take the memory of
-    one token's rows.
+    `keys_per_token` is how many keys, copied for a sequence that attends to them, take the memory
+    of one token's activations.
     """
 
     tokens: int
@@ -118,8 +119,10 @@ class MicroBatch:
     recompute: bool
 
     @classmethod
-    def of(cls, net: NetConfig, element_bytes: int, device_bytes: int = 0) -> "MicroBatch":
-        """For a GPU with so much memory, or for a CPU."""
+    def for_torch_ops(
+        cls, net: NetConfig, element_bytes: int, device_bytes: int = 0
+    ) -> "MicroBatch":
+        """For PyTorch's operators, on a GPU with so much memory or on a CPU."""
         heads = net.num_heads * net.head_dim
         kept_per_layer = 10 * net.hidden_size + 5 * heads + 5 * net.ffn_size
         kept_bytes = element_bytes * net.num_layers * kept_per_layer
@@ -133,8 +136,10 @@ class MicroBatch:
         return cls(tokens, kept_per_layer // (2 * heads), recompute)
 
     @classmethod
-    def of_kernels(cls, net: NetConfig, element_bytes: int, device_bytes: int) -> "MicroBatch":
-        """For the CUDA kernels, which keep less and copy no keys."""
+    def for_cuda_kernels(
+        cls, net: NetConfig, element_bytes: int, device_bytes: int
+    ) -> "MicroBatch":
+        """For the CUDA kernels, which keep fewer activations and copy no keys."""
         heads, kv_heads = net.num_heads * net.head_dim, net.num_kv_heads * net.head_dim
         kept_per_layer = 4 * net.hidden_size + 3 * heads + 3 * kv_heads + 3 * net.ffn_size
         kept_bytes = element_bytes * (net.num_layers * kept_per_layer + net.vocab_size)
@@ -146,11 +151,11 @@ class MicroBatch:
         return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
-        """Which sequences go together."""
+        """The sequences' indices by micro-batch."""
         return pack(*self.costs(sequences), self.tokens)
 
     def costs(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]]:
-        """Of each sequence alone and behind the one before: rows that it adds, keys it looks at."""
+        """The cost of each sequence alone and behind its predecessor: rows added, keys copied."""
         keys = [-(-len(sequence) // self.keys_per_token) for sequence in sequences]
         alone = [len(sequence) + copied for sequence, copied in zip(sequences, keys, strict=True)]
         shared = common_with_previous(sequences)
@@ -158,7 +163,7 @@ class MicroBatch:
 
 
 class PackedPass:
-    """Runs data through a net, and an adapter if there is one; with `ranks`, this rank's share."""
+    """Runs data through a net, with an adapter if given; with `ranks`, this rank's share."""
 
     def __init__(
         self, net: CausalLM, adapter: LoraAdapter | None, ranks: Ranks | None = None
@@ -170,17 +175,17 @@ class PackedPass:
         self._ops: NetOps = FusedOps() if fused else net.plain_ops
         self._attention: Callable[[SharedRows, torch.device], Attention] = SharedPrefixAttention
         if net.device.type != "cuda":
-            self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize)
+            self._micro_batch = MicroBatch.for_torch_ops(net.config, net.dtype.itemsize)
             return
         memory = torch.cuda.get_device_properties(net.device).total_memory
         if net.dtype == torch.float32 or net.config.head_dim % 8 or net.config.head_dim > 256:
-            self._micro_batch = MicroBatch.of(net.config, net.dtype.itemsize, memory)
+            self._micro_batch = MicroBatch.for_torch_ops(net.config, net.dtype.itemsize, memory)
             return
         from slackwater.training.cuda.attention import FlashSharedAttention  # late: needs Triton
         from slackwater.training.cuda.ops import CudaOps
 
         self._ops, self._attention = CudaOps(), FlashSharedAttention
-        self._micro_batch = MicroBatch.of_kernels(net.config, net.dtype.itemsize, memory)
+        self._micro_batch = MicroBatch.for_cuda_kernels(net.config, net.dtype.itemsize, memory)
 
     def run(
         self,
@@ -193,11 +198,11 @@ class PackedPass:
         logprobs: list[npt.NDArray[np.float32] | None] = [None] * len(data)
         total = 0.0
         for indices, batch in self._micro_batches(data, loss):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and _teaches(batch[0], loss)):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and _has_gradient(batch[0], loss)):
                 lp = self._logprobs(batch)
                 value = self._loss(batch, lp, loss, config) if indices else 0 * lp.sum()
             if self._ranks is None and not torch.isfinite(value):
-                raise _not_finite()
+                raise _loss_not_finite_error()
             if value.requires_grad:
                 torch.autograd.backward(value)
                 collect()
@@ -208,8 +213,8 @@ class PackedPass:
         if self._ranks is not None:
             shapes = [datum.inputs["target_tokens"].shape for datum in data]
             logprobs[:], total = gather_outputs(self._ranks, shapes, logprobs, total)
-            if not math.isfinite(total):  # not sooner: the others would wait for this rank
-                raise _not_finite()
+            if not math.isfinite(total):  # not earlier: the other ranks wait in the collectives
+                raise _loss_not_finite_error()
         done = tuple(part for part in logprobs if part is not None)
         tokens = float(sum(datum.num_tokens for datum in data))
         return PassOutput(done, {"loss:sum": total, "num_tokens:sum": tokens})
@@ -217,12 +222,14 @@ class PackedPass:
     def _micro_batches(
         self, data: Sequence[Datum], loss: Loss
     ) -> list[tuple[list[int], list[Datum]]]:
-        """Micro-batches of one target width each, few callers mix them; data without a gradient go
-        by themselves. One without indices is there for the collectives in it only.
+        """Micro-batches of one target width each; data without a gradient are separate.
+
+        Ranks must run equally many, because of the collectives in them: a rank with fewer adds
+        micro-batches without indices.
         """
         by_kind: dict[tuple[int, bool], list[int]] = {}
         for index, datum in enumerate(data):
-            by_kind.setdefault((_width(datum), _teaches(datum, loss)), []).append(index)
+            by_kind.setdefault((_width(datum), _has_gradient(datum, loss)), []).append(index)
         found: list[tuple[list[int], list[Datum]]] = []
         for _, members in sorted(by_kind.items()):
             slots, fillers = self._own_share([data[index].tokens for index in members])
@@ -232,10 +239,10 @@ class PackedPass:
         return found
 
     def _own_share(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[list[int]], int]:
-        """This rank's micro-batches, and how many fewer they are than the most of any rank."""
+        """This rank's micro-batches, and how many fewer they are than those of the busiest rank."""
         if self._ranks is None or self._ranks.layout.dp == 1:
             return self._micro_batch.plan(sequences), 0
-        shares = share_out(*self._micro_batch.costs(sequences), self._ranks.layout.dp)
+        shares = divide_among_ranks(*self._micro_batch.costs(sequences), self._ranks.layout.dp)
         plans = [
             [
                 [share.start + slot for slot in batch]
@@ -285,7 +292,7 @@ class PackedPass:
         return torch.from_numpy(np.concatenate(parts)).to(self._net.device)
 
 
-def _not_finite() -> RefusedError:
+def _loss_not_finite_error() -> RefusedError:
     return RefusedError("loss is not finite: logprobs and the model are too far apart")
 
 
@@ -298,7 +305,7 @@ def _width(datum: Datum) -> int:
     return 0 if targets.ndim == 1 else int(targets.shape[1])
 
 
-def _teaches(datum: Datum, loss: Loss) -> bool:
+def _has_gradient(datum: Datum, loss: Loss) -> bool:
     """Whether its gradient can be non-zero; groups of equal rewards need no backward pass."""
     return loss.scaled_by is None or bool(np.any(datum.inputs[loss.scaled_by]))
 

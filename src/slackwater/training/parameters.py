@@ -1,8 +1,8 @@
 """The trainable parameters of a net as one flat vector, with its gradient and its two Adam moments.
 
 The net's parameters become views of the vector, so that clipping, stepping and snapshots are a few
-operations on long vectors. Below fp32 the vector is the fp32 master copy. A frozen base is told
-from others by a sum over its weights as bfloat16, in integers modulo 2^64: the same for fp32 and
+operations on long vectors. Below fp32 the vector is the fp32 master copy. A frozen base is
+identified by a sum over its weights as bfloat16, in integers modulo 2^64: the same for fp32 and
 bf16, on every device.
 """
 
@@ -20,19 +20,19 @@ _MODULUS = 1 << 64
 
 
 def base_sum(tensors: Mapping[str, Tensor]) -> int:
-    """A 64-bit number that depends on every weight, its place, and the order of the tensors."""
-    return joined_sum(tensor_sum(tensor) for tensor in tensors.values())
+    """A 64-bit number that depends on every weight, its position, and the order of the tensors."""
+    return combine_sums(tensor_sum(tensor) for tensor in tensors.values())
 
 
 @torch.no_grad()
 def tensor_sum(tensor: Tensor) -> int:
-    """What one tensor adds to the sum of a base."""
+    """One tensor's part of `base_sum`."""
     flat = tensor.detach().reshape(-1).to(torch.bfloat16)
     return flat.numel() + _words_sum(flat)
 
 
-def joined_sum(sums: Iterable[int]) -> int:
-    """The sum of a base, from those of its tensors in the net's order."""
+def combine_sums(sums: Iterable[int]) -> int:
+    """`base_sum` from the sums of its tensors, in the net's order."""
     total = 0
     for each in sums:
         total = (total * 0x100000001B3 + each) % _MODULUS
@@ -77,7 +77,7 @@ class FlatParameters:
         self.steps = 0
 
     def vectors(self) -> dict[str, Tensor]:
-        """Every vector by its kind; those of the net's dtype stand apart only below fp32."""
+        """Every vector by its kind; below fp32 also those in the net's dtype."""
         found = {"weight": self.master, "moment1": self.moment1, "moment2": self.moment2}
         found["gradient"] = self.gradient
         if self.master is not self._live:
@@ -85,7 +85,7 @@ class FlatParameters:
         return found
 
     def rebind(self, vectors: Mapping[str, Tensor]) -> None:
-        """Stand on other memory with the same numbers; the net's parameters become views of it."""
+        """Use other memory that holds the same numbers; the net's parameters become views of it."""
         fp32 = self.master is self._live
         self.master, self.gradient = vectors["weight"], vectors["gradient"]
         self.moment1, self.moment2 = vectors["moment1"], vectors["moment2"]
@@ -98,7 +98,7 @@ class FlatParameters:
             parameter.grad = self._live_gradient[part].view(shape)
 
     def unbind(self) -> None:
-        """Hold no memory until `rebind`."""
+        """Release all memory until `rebind`."""
         for parameter in self._parameters.values():
             parameter.grad = None
             parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
@@ -114,15 +114,15 @@ class FlatParameters:
             self.gradient += self._live_gradient
             self._live_gradient.zero_()
 
-    def add_over_ranks(self) -> None:
-        """Make a pass's gradient whole, where several ranks share the pass."""
+    def reduce_over_ranks(self) -> None:
+        """Complete a pass's gradient when several ranks share the pass."""
 
-    def finite(self) -> bool:
-        """Whether every number of the gradient is one."""
+    def is_finite(self) -> bool:
+        """Whether every number of the gradient is finite."""
         return bool(torch.isfinite(self.gradient.sum()))
 
     def set_gradient(self, value: Tensor | None) -> None:
-        """Make the accumulated gradient `value`, or nothing."""
+        """Replace the accumulated gradient by `value`, or by zeros."""
         self._live_gradient.zero_()
         if value is None:
             self.gradient.zero_()
@@ -130,7 +130,7 @@ class FlatParameters:
             self.gradient.copy_(value)
 
     def step(self, adam: Adam) -> float:
-        """One AdamW update with the accumulated gradient, clipped; returns the norm before."""
+        """One AdamW update with the accumulated gradient, clipped; the norm before clipping."""
         norm = self._norm()
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
@@ -151,19 +151,19 @@ class FlatParameters:
 
     @property
     def slices(self) -> Mapping[str, tuple[slice, torch.Size]]:
-        """Where each parameter lies in a vector, and its shape."""
+        """Each parameter's slice of a vector, and its shape."""
         return {name: (part, self._shapes[name]) for name, part in self._slices.items()}
 
-    def named(self, vector: Tensor) -> dict[str, Tensor]:
+    def views_by_name(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector of this layout by parameter name, as views."""
         return {name: vector[part].view(self._shapes[name]) for name, part in self._slices.items()}
 
     def live(self) -> dict[str, Tensor]:
         """The net's own tensors, in its dtype, as views."""
-        return self.named(self._live)
+        return self.views_by_name(self._live)
 
     def check(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse tensors that are not of this net, naming a missing, extra or misshapen one."""
+        """Refuse tensors of another net; the error names a missing, extra or misshapen one."""
         expected = {name: tuple(shape) for name, shape in self._shapes.items()}
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         for name in sorted(expected.keys() | given.keys()):
@@ -173,7 +173,7 @@ class FlatParameters:
                 )
 
     def fill(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Write named tensors into a vector of this layout; weights reach the net at once."""
+        """Write named tensors into a vector of this layout; the net sees new weights at once."""
         self.check(tensors)
         for name, part in self._slices.items():
             vector[part] = tensors[name].reshape(-1).to(vector)

@@ -1,7 +1,7 @@
 """A net spread over the ranks of a layout: slices for tensor parallelism, and PyTorch's FSDP2 over
 the data ranks.
 
-No rank ever holds the whole model: parameters are made on the meta device, sharded, given memory,
+No rank ever holds the whole model: parameters are created on the meta device, sharded, allocated,
 and filled from one whole tensor at a time.
 """
 
@@ -22,7 +22,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import net_config, net_shapes, whole_tensors
 from slackwater.nets.ranks import Ranks
-from slackwater.training.parameters import FlatParameters, joined_sum, tensor_sum
+from slackwater.training.parameters import FlatParameters, combine_sums, tensor_sum
 from slackwater.weights.plan.shard_map import ShardMap, TensorSplit, parameters_of
 
 
@@ -35,7 +35,7 @@ def load_sharded_net(
     device: str,
     seed: int,
 ) -> tuple[CausalLM, int]:
-    """This rank's part of a model, and the sum over all of it (`base_sum`)."""
+    """This rank's part of a model, and the `base_sum` of the whole model."""
     config = net_config(source)
     with torch.device("meta"):
         net = CausalLM(config, ranks.tp)
@@ -54,13 +54,13 @@ def load_sharded_net(
             own[name].detach().copy_(tensor[tuple(map(slice, boxes[name].start, boxes[name].stop))])
         if ranks.leads:
             sums[name] = tensor_sum(tensor.to(dtype))
-    total = joined_sum(sums[name] for name in shapes) if ranks.leads else 0
-    said = ranks.broadcast(total.to_bytes(8, "little") if ranks.leads else None)
-    return net, int.from_bytes(said, "little")
+    total = combine_sums(sums[name] for name in shapes) if ranks.leads else 0
+    data = ranks.broadcast(total.to_bytes(8, "little") if ranks.leads else None)
+    return net, int.from_bytes(data, "little")
 
 
 def _shard_over_data(net: CausalLM, ranks: Ranks) -> None:
-    """Sums over the data ranks, never means: a loss is a sum over tokens."""
+    """Shard over the data ranks; gradients are summed, never averaged: a loss is a sum."""
     mesh, policy = ranks.mesh["dp"], MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for layer in net.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -69,20 +69,20 @@ def _shard_over_data(net: CausalLM, ranks: Ranks) -> None:
     for module in net.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # Gloo has no scaled sum, which a divide factor of 1 would still ask for.
+            # Gloo has no scaled sum, which a divide factor of 1 would still use.
             module.set_force_sum_reduction_for_comms(True)
 
 
 def local_tensor(parameter: Tensor) -> Tensor:
-    """What this rank holds of a parameter."""
+    """This rank's part of a parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class ShardedParameters(FlatParameters):
     """One rank's part of the trained parameters, its gradient and its moments.
 
-    FSDP keeps the shards that it gathers from itself; here is the optimizer's copy of them. Every
-    rank steps alike, so what several ranks hold stays the same on all of them.
+    FSDP owns the shards that it gathers from; this is the optimizer's copy of them. Every rank
+    makes the same steps, so copies on several ranks stay equal.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], ranks: Ranks) -> None:
@@ -100,7 +100,7 @@ class ShardedParameters(FlatParameters):
         whole = {p.name for p in parameters_of(shapes) if p.cut is TensorSplit.NOT}
         self._whole = [part for name, part in self._slices.items() if name in whole]
         self._cut = [part for name, part in self._slices.items() if name not in whole]
-        # Of the tensors that every rank has whole, those that see its own heads or columns only.
+        # Tensors that every rank has whole, but whose gradient covers only its heads or columns.
         self._partial = [
             part
             for name, part in self._slices.items()
@@ -108,7 +108,7 @@ class ShardedParameters(FlatParameters):
         ]
 
     def collect(self) -> None:
-        """Take what FSDP left in its shards' gradients."""
+        """Move the gradients of FSDP's shards to the flat gradient."""
         for name, shard in self._shards.items():
             if shard.grad is not None:
                 part = self._slices[name]
@@ -116,8 +116,8 @@ class ShardedParameters(FlatParameters):
                 shard.grad = None
         super().collect()
 
-    def add_over_ranks(self) -> None:
-        """Make a pass's gradient whole: add an adapter's copies; FSDP has added its shards."""
+    def reduce_over_ranks(self) -> None:
+        """Complete a pass's gradient: sum over an adapter's copies; FSDP has summed its shards."""
         ranks = self._ranks
         if not self._shards and ranks.layout.dp > 1:
             ranks.sum_over_data(self.gradient)
@@ -128,11 +128,11 @@ class ShardedParameters(FlatParameters):
             for part, values in zip(self._partial, parts.split(sizes), strict=True):
                 self.gradient[part] = values
 
-    def finite(self) -> bool:
-        return self._ranks.largest(int(not super().finite())) == 0
+    def is_finite(self) -> bool:
+        return self._ranks.max_over_ranks(int(not super().is_finite())) == 0
 
     def _norm(self) -> float:
-        """Over the whole model: what is cut is added up, what every rank has counts once."""
+        """The norm over the whole model: slices are added up, replicated tensors count once."""
         cut, whole = self._squares(self._cut), self._squares(self._whole)
         if self._shards:
             self._ranks.sum_over_data(cut)

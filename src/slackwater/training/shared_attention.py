@@ -1,8 +1,8 @@
 """Causal attention over sequences that share the rows of their common prefixes.
 
-A position's state depends on what is before it only, so the samples of one prompt need its rows
-once. Sequences of about one size go together, padded; a padded key comes after every query that is
-kept, so the causal rule hides it.
+A position's state depends only on earlier positions, so the samples of one prompt need its rows
+once. Sequences of similar size form a padded batch; a padded key comes after every query that is
+kept, so the causal mask hides it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-SHORT = 128  # up to so many keys the whole matrix of weights is kept for backward
+SHORT = 128  # up to so many keys, the whole matrix of attention weights is kept for backward
 _STEP = 16
 
 Ints = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class SharedRows:
 
 
 def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
-    """One row per token, except for the prefix that a sequence shares with the one before it."""
+    """One row per token, except for the prefix that a sequence shares with its predecessor."""
     rows: list[Ints] = []
     own_from: list[int] = []
     count = 0
@@ -55,7 +55,7 @@ def share_prefixes(sequences: Sequence[Ints]) -> SharedRows:
 
 
 def common_with_previous(sequences: Sequence[Ints]) -> list[int]:
-    """How many tokens each sequence begins with that the one before it begins with too."""
+    """The length of the prefix that each sequence shares with its predecessor."""
     return [
         _common(sequences[number - 1], sequence) if number else 0
         for number, sequence in enumerate(sequences)
@@ -92,7 +92,7 @@ class SharedPrefixAttention:
 
 
 class _Bucket:
-    """Sequences of about one size as a padded batch: rows that ask, are looked at, and are kept."""
+    """Sequences of similar size as a padded batch: query rows, key rows, and the rows to keep."""
 
     def __init__(self, shared: SharedRows, members: Sequence[int], device: torch.device) -> None:
         rows = [torch.from_numpy(shared.rows[number]) for number in members]
@@ -103,24 +103,24 @@ class _Bucket:
             [functional.pad(p, (0, self._keys - len(p)), value=int(p[-1])) for p in rows]
         )
         places = starts[:, None] + torch.arange(self._queries)
-        asked = torch.minimum(places, (lengths - 1)[:, None])
+        query_positions = torch.minimum(places, (lengths - 1)[:, None])
         kept = (places < lengths[:, None]).flatten()
         self._whole = bool(kept.all())
         self._kept = kept.nonzero().flatten().to(device)
-        self._q_rows = table.gather(1, asked).flatten().to(device)
+        self._q_rows = table.gather(1, query_positions).flatten().to(device)
         self._k_rows = table.flatten().to(device)
         self.own_rows = self._q_rows[self._kept]
         self._square = int(starts.max()) == 0
-        seen = torch.arange(self._keys) <= asked[:, :, None]
-        same = bool((seen == seen[:1]).all())
-        self._seen = (seen[:1] if same else seen).to(device)
+        visible = torch.arange(self._keys) <= query_positions[:, :, None]
+        same = bool((visible == visible[:1]).all())
+        self._visible = (visible[:1] if same else visible).to(device)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads, size = q.shape[1:]
         q = q.index_select(0, self._q_rows).view(-1, self._queries, heads, size)
         k, v = (x.index_select(0, self._k_rows).view(-1, self._keys, *x.shape[1:]) for x in (k, v))
         if self._keys <= SHORT:
-            out: Tensor = _short_attention(q, k, v, self._seen)
+            out: Tensor = _short_attention(q, k, v, self._visible)
         else:
             out = self._long(q, k, v)
         flat = out.reshape(-1, heads, size)
@@ -130,41 +130,41 @@ class _Bucket:
         repeat = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(repeat, 2) if repeat > 1 else x for x in (k, v))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        mask = None if self._square else self._seen[:, None]
+        mask = None if self._square else self._visible[:, None]
         out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=self._square)
         return out.transpose(1, 2)
 
 
 class _ShortAttention(torch.autograd.Function):
-    """`[batch, places, heads, size]`; queries of heads that share keys lie one after the other."""
+    """`[batch, positions, heads, size]`; query heads that share a key head are adjacent."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         batch, queries, heads, size = q.shape
         keys, kv_heads = k.shape[1:3]
         ctx.shape = (batch, queries, kv_heads, heads // kv_heads, size)
-        grouped, k, v = _by_kv_head(q, ctx.shape), _flat_heads(k), _flat_heads(v)
+        grouped, k, v = _to_kv_heads(q, ctx.shape), _flat_heads(k), _flat_heads(v)
         scores = torch.bmm(grouped, k.transpose(1, 2)).mul_(size**-0.5)
         by_query = scores.view(batch, heads, queries, keys)
-        by_query.masked_fill_(~seen[:, None], float("-inf"))
+        by_query.masked_fill_(~visible[:, None], float("-inf"))
         weights = torch.softmax(scores, dim=-1)
         ctx.save_for_backward(grouped, k, v, weights)
-        return _from_kv_head(torch.bmm(weights, v), ctx.shape)
+        return _from_kv_heads(torch.bmm(weights, v), ctx.shape)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, weights = ctx.saved_tensors
         batch, _, kv_heads, _, size = ctx.shape
-        g = _by_kv_head(g, ctx.shape)
+        g = _to_kv_heads(g, ctx.shape)
         dv = torch.bmm(weights.transpose(1, 2), g)
         dweights = torch.bmm(g, v.transpose(1, 2)).mul_(weights)
         dscores = dweights.sub_(weights * dweights.sum(-1, keepdim=True)).mul_(size**-0.5)
         dq, dk = torch.bmm(dscores, k), torch.bmm(dscores.transpose(1, 2), q)
-        apart = (batch, kv_heads, -1, size)
+        by_head = (batch, kv_heads, -1, size)
         return (
-            _from_kv_head(dq, ctx.shape),
-            dk.view(apart).transpose(1, 2),
-            dv.view(apart).transpose(1, 2),
+            _from_kv_heads(dq, ctx.shape),
+            dk.view(by_head).transpose(1, 2),
+            dv.view(by_head).transpose(1, 2),
             None,
         )
 
@@ -172,16 +172,16 @@ class _ShortAttention(torch.autograd.Function):
 _short_attention: Any = _ShortAttention.apply
 
 
-def _by_kv_head(x: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
+def _to_kv_heads(x: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
     batch, queries, kv_heads, repeat, size = shape
-    apart = x.reshape(batch, queries, kv_heads, repeat, size).permute(0, 2, 3, 1, 4)
-    return apart.reshape(batch * kv_heads, repeat * queries, size)
+    by_head = x.reshape(batch, queries, kv_heads, repeat, size).permute(0, 2, 3, 1, 4)
+    return by_head.reshape(batch * kv_heads, repeat * queries, size)
 
 
-def _from_kv_head(x: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
+def _from_kv_heads(x: Tensor, shape: tuple[int, int, int, int, int]) -> Tensor:
     batch, queries, kv_heads, repeat, size = shape
-    apart = x.view(batch, kv_heads, repeat, queries, size).permute(0, 3, 1, 2, 4)
-    return apart.reshape(batch, queries, kv_heads * repeat, size)
+    by_head = x.view(batch, kv_heads, repeat, queries, size).permute(0, 3, 1, 2, 4)
+    return by_head.reshape(batch, queries, kv_heads * repeat, size)
 
 
 def _flat_heads(x: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """A trainer's complete state as one checked tensor file in a folder, replaced by one rename.
 
-Tensors: `weight.*`, `moment1.*`, `moment2.*`, and `gradient.*` where a pass has been accumulated
-and not yet stepped. `meta`: the net, where its frozen part comes from, and the counters.
+Tensors: `weight.*`, `moment1.*`, `moment2.*`, and `gradient.*` if a pass was accumulated since the
+last step. `meta`: the net, the source of its frozen part, and the counters.
 
-A trainer on several ranks writes one such file per rank, with the slices of the whole tensors that
-are this rank's to write (`weight.model.norm.weight[0:64]`): no element is written twice, and any
-layout reads them again.
+A trainer on several ranks writes one such file per rank, with the slices that this rank publishes
+(`weight.model.norm.weight[0:64]`): no element is written twice, and any layout can read them.
 """
 
 from collections.abc import Mapping
@@ -23,24 +22,22 @@ from slackwater.tensors.checked_file import read_tensors, write_tensors
 from slackwater.tensors.header import read_header
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import RankShards
-from slackwater.weights.plan.transfer import PublishedSlice, fetches
+from slackwater.weights.plan.transfer import PublishedSlice, plan_fetches
 
 FILE_NAME = "trainer.safetensors"
 _SHARD_FILE = "trainer-{:05d}-of-{:05d}.safetensors"
 _KIND = "slackwater trainer state 2"
-_FIRST_KIND = (
-    "slackwater trainer state 1"  # its sum of the base was another one, and is not looked at
-)
+_FIRST_KIND = "slackwater trainer state 1"  # its base sum was another function, and is ignored
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerMeta:
-    """All of a trainer that is not a tensor.
+    """A trainer's state without its tensors.
 
-    `seed` is where its random numbers come from: the base's weights where `source` is None, and the
-    adapter's first factors (`lora.seed`). Nothing is drawn after creation, so no generator's state
-    needs keeping. `dtype` is what the net computed in; the tensors of a state are fp32 whatever it
-    was. `base_sum` is None where it is not known.
+    `seed` determines the base's weights if `source` is None; `lora.seed` determines the adapter's
+    first factors. Nothing random happens after creation, so no generator's state is saved. `dtype`
+    is what the net computes in; the tensors of a state are always fp32. `base_sum` is None if it is
+    unknown.
     """
 
     net: Mapping[str, Any]
@@ -63,14 +60,14 @@ class TrainerMeta:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """A read state: `tensors["weight"]["model.norm.weight"]`, and so on."""
+    """A state in memory: `tensors["weight"]["model.norm.weight"]`, and so on."""
 
     meta: TrainerMeta
     tensors: Mapping[str, Mapping[str, Tensor]]
 
 
 def write_state(directory: Path, state: TrainerState) -> None:
-    """Replace the folder's state by this one, whole."""
+    """Replace the folder's state by this one, atomically."""
     flat = {
         f"{part}.{name}": tensor
         for part, tensors in state.tensors.items()
@@ -82,14 +79,14 @@ def write_state(directory: Path, state: TrainerState) -> None:
 def write_shard(
     directory: Path, meta: TrainerMeta, tensors: Mapping[str, Tensor], ranks: Layout, rank: int
 ) -> None:
-    """Replace one rank's file of the folder's state; the tensors are named slices."""
+    """Replace one rank's file of the folder's state; the tensors' names are those of slices."""
     shard = {"layout": str(ranks), "rank": rank, "ranks": ranks.ranks}
     path = directory / _SHARD_FILE.format(rank + 1, ranks.ranks)
     write_tensors(path, tensors, {**meta.to_json(), "shard": shard})
 
 
 def drop_other_layouts(directory: Path, ranks: int) -> None:
-    """Leave the files of a state that several ranks have just written, and no older ones."""
+    """Delete older files, except those of the state that this many ranks have just written."""
     keep = {_SHARD_FILE.format(rank + 1, ranks) for rank in range(ranks)}
     for path in directory.glob("trainer*.safetensors"):
         if path.name not in keep:
@@ -97,15 +94,15 @@ def drop_other_layouts(directory: Path, ranks: int) -> None:
 
 
 def read_meta(directory: Path) -> TrainerMeta:
-    """All of the folder's state that is not a tensor."""
+    """The folder's state without its tensors."""
     return _meta(directory, read_header(_files(directory)[0]).meta)
 
 
 def read_state(directory: Path, receiver: RankShards | None = None) -> TrainerState:
-    """The folder's state, or what a rank holds of it; refused if a byte of it is not as written.
+    """The folder's state, or a rank's part of it; refused if a checksum does not match.
 
-    The files of a state are read one after the other: a rank never has more than one of them in
-    memory beside its own part.
+    Files are read one after the other: a rank has at most one of them in memory beside its own
+    part.
     """
     files = _files(directory)
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -136,18 +133,18 @@ def is_sharded(directory: Path) -> bool:
     return len(_files(directory)) > 1
 
 
-def _copy(held: dict[str, Tensor], name: str, tensor: Tensor, receiver: RankShards) -> int:
-    """Copy what a rank holds out of a whole tensor or a slice of one; how many elements."""
-    source = PublishedSlice.named(name, tensor.shape)
+def _copy(own: dict[str, Tensor], name: str, tensor: Tensor, receiver: RankShards) -> int:
+    """Copy a rank's part out of a tensor or a slice of one; the number of elements."""
+    source = PublishedSlice.from_name(name, tensor.shape)
     copied = 0
-    for fetch in fetches([source], receiver):
-        held[source.tensor][fetch.place] = tensor[fetch.box.within(source.box)]
+    for fetch in plan_fetches([source], receiver):
+        own[source.tensor][fetch.place] = tensor[fetch.box.index_in(source.box)]
         copied += fetch.box.elements
     return copied
 
 
 def _files(directory: Path) -> list[Path]:
-    """The one file of a state, or those of its ranks."""
+    """The file of a state, or the files of its ranks."""
     path = directory / FILE_NAME
     if path.is_file():
         return [path]
@@ -167,8 +164,8 @@ def _meta(directory: Path, found: Mapping[str, Any]) -> TrainerMeta:
     if kind not in (_KIND, _FIRST_KIND):
         raise ConfigError.of("trainer state", str(directory), f"must be of kind {_KIND!r}")
     lora = found["lora"]
-    apart = ("kind", "lora", "base_crc32", "shard")
-    fields = {key: value for key, value in found.items() if key not in apart}
+    other_keys = ("kind", "lora", "base_crc32", "shard")
+    fields = {key: value for key, value in found.items() if key not in other_keys}
     if kind == _FIRST_KIND:
         fields["base_sum"] = None
     return TrainerMeta(**fields, lora=None if lora is None else LoraSpec(**lora))

@@ -1,9 +1,9 @@
 """One model's trainable state, and the operations on it.
 
-Every operation either happens whole or leaves the state as it was: inputs are checked first, and a
-pass whose result is not finite gives its gradient back. From the same saved state the same
-operations in the same order end in the same bits (fp32, CPU, one thread count), so a log of
-operations can be replayed over a save.
+Every operation either succeeds completely or leaves the state unchanged: inputs are checked first,
+and a pass whose result is not finite restores the gradient. From the same saved state, the same
+operations in the same order give the same bits (fp32, CPU, one thread count), so a log of
+operations can be replayed on a save.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from slackwater.nets.loading import load_net, net_shapes, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.nets.ranks import Ranks
 from slackwater.training.datum import Datum, PassOutput, check_config, check_data
-from slackwater.training.losses import loss_named
+from slackwater.training.losses import find_loss
 from slackwater.training.packed_pass import PackedPass
 from slackwater.training.parameters import FlatParameters, base_sum
 from slackwater.training.state_file import (
@@ -37,16 +37,16 @@ from slackwater.training.state_file import (
 )
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import ShardMap
-from slackwater.weights.plan.transfer import publishing
+from slackwater.weights.plan.transfer import plan_publishing
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Trainer:
-    """Full-parameter where `lora` is None, else an adapter over a frozen base.
+    """Trains all parameters if `lora` is None, otherwise an adapter of a frozen base.
 
-    With `ranks` it is one rank's part of a trainer: every rank is told the same operations in the
-    same order, and answers the same.
+    With `ranks` it is one rank's part of a trainer: every rank gets the same operations in the same
+    order, and returns the same results.
     """
 
     def __init__(self, net: CausalLM, meta: TrainerMeta, ranks: Ranks | None = None) -> None:
@@ -80,7 +80,7 @@ class Trainer:
         device: str = "cpu",
         ranks: Ranks | None = None,
     ) -> "Trainer":
-        """A trainer of a model directory, or of a configuration with random weights from `seed`."""
+        """A trainer of a model directory, or of a configuration with random weights by `seed`."""
         if dtype not in DTYPES:
             raise ConfigError.of("dtype", dtype, f"must be one of {', '.join(DTYPES)}")
         sum_of_base: int | None = None
@@ -114,17 +114,16 @@ class Trainer:
         device: str = "cpu",
         ranks: Ranks | None = None,
     ) -> "Trainer":
-        """The trainer that was saved there; `source` says where an adapter's base has moved to.
+        """The trainer that was saved there; `source` is the adapter's base, if it has moved.
 
-        With a `dtype` other than the saved one the trainer computes in that from now on: what is
-        saved are the fp32 masters and moments, so nothing is lost on the way.
+        With another `dtype` than the saved one, the trainer computes in that from now on: the save
+        holds fp32 masters and moments, so nothing is lost.
         """
         meta = read_meta(directory)
         base: Path | NetConfig = meta.net_config
         if meta.lora is not None and (source or meta.source):
             base = source or Path(str(meta.source))
-        how = (dtype or meta.dtype, device, ranks)
-        trainer = cls.create(base, meta.lora, meta.seed, *how)
+        trainer = cls.create(base, meta.lora, meta.seed, dtype or meta.dtype, device, ranks)
         if not _same_base(meta, trainer._meta):
             raise ConfigError.of(
                 "base model", str(base), "is not the one this state was trained on"
@@ -136,20 +135,20 @@ class Trainer:
 
     @property
     def flat(self) -> FlatParameters:
-        """The trainable part, with its moments."""
+        """The trained parameters, with their moments."""
         return self._flat
 
     def frozen(self) -> Mapping[str, Tensor]:
-        """The net's own tensors where an adapter is trained over them; else nothing."""
+        """The net's own tensors if an adapter is trained on them, otherwise nothing."""
         return {} if self._adapter is None else dict(self._net.named_parameters())
 
     @property
     def meta(self) -> TrainerMeta:
-        """The net, its origin and the counters."""
+        """The net, its source and the counters."""
         return self._meta
 
-    def count_from(self, meta: Mapping[str, Any]) -> None:
-        """Take the counters of a state whose tensors are in place (`TrainerMeta.to_json`)."""
+    def restore_counters(self, meta: Mapping[str, Any]) -> None:
+        """Set the counters from a state whose tensors are bound already (`TrainerMeta.to_json`)."""
         self._meta = dataclasses.replace(
             self._meta,
             optimizer_steps=int(meta["optimizer_steps"]),
@@ -167,9 +166,9 @@ class Trainer:
         forward_only: bool = False,
     ) -> PassOutput:
         """Log-probs and loss of the data; unless `forward_only`, accumulate the loss's gradient."""
-        loss = loss_named(loss_fn)
+        loss = find_loss(loss_fn)
         check_config(config)
-        settings = loss.configured(loss_fn, config)
+        settings = loss.resolve_config(loss_fn, config)
         net = self._net.config
         check_data(data, loss, net.vocab_size, net.max_positions)
         if forward_only:
@@ -182,28 +181,30 @@ class Trainer:
                 flat.set_gradient(None)
             output = self._pass.run(data, loss, settings, flat.collect)
             if self._ranks is not None:
-                flat.add_over_ranks()
+                flat.reduce_over_ranks()
                 if before is not None:
                     flat.gradient += before
-            if not flat.finite():
+            if not flat.is_finite():
                 raise RefusedError(f"gradient of {loss_fn} is not finite; nothing was accumulated")
         except BaseException:
             flat.set_gradient(before)
             raise
-        self._count(accumulated_passes=1, trained_tokens=sum(datum.num_tokens for datum in data))
+        self._add_to_counters(
+            accumulated_passes=1, trained_tokens=sum(datum.num_tokens for datum in data)
+        )
         return output
 
     def optim_step(self, adam: Adam) -> dict[str, float]:
         """Step with the accumulated gradient and clear it.
 
-        With no pass accumulated since the last step nothing changes, the step count included: there
-        is no gradient, which is not the same as a gradient of zero.
+        Without an accumulated pass nothing changes, including the step count: no gradient is not
+        the same as a gradient of zero.
         """
         passes = self._meta.accumulated_passes
         norm = 0.0
         if passes:
             norm = self._flat.step(adam)
-            self._count(optimizer_steps=1)
+            self._add_to_counters(optimizer_steps=1)
         self.discard_gradient()
         return {
             "grad_norm": norm,
@@ -217,12 +218,12 @@ class Trainer:
         self._meta = dataclasses.replace(self._meta, accumulated_passes=0)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """What a sampler needs: the adapter's tensors or the net's. Copy before the next step."""
+        """The weights for samplers: the adapter's or the net's. Copy them before the next step."""
         return self._flat.live()
 
     def gradient(self) -> Mapping[str, Tensor]:
         """The accumulated gradient by parameter, in fp32. Views."""
-        return self._flat.named(self._flat.gradient)
+        return self._flat.views_by_name(self._flat.gradient)
 
     def save(self, directory: Path) -> None:
         """Write the complete state there: weights, moments, accumulated gradient, counters."""
@@ -231,13 +232,13 @@ class Trainer:
         if self._meta.accumulated_passes:
             parts["gradient"] = flat.gradient
         if self._ranks is None:
-            tensors = {part: flat.named(vector) for part, vector in parts.items()}
+            tensors = {part: flat.views_by_name(vector) for part, vector in parts.items()}
             write_state(directory, TrainerState(self._meta, tensors))
             return
         sliced = {
             f"{part}.{name}": tensor
             for part, vector in parts.items()
-            for name, tensor in self._sliced(flat.named(vector)).items()
+            for name, tensor in self._own_slices(flat.views_by_name(vector)).items()
         }
         layout = self._ranks.layout
         write_shard(directory, self._meta, sliced, layout, self._ranks.rank)
@@ -246,21 +247,22 @@ class Trainer:
             drop_other_layouts(directory, layout.ranks)
 
     def weight_slices(self) -> Mapping[str, Tensor]:
-        """Of what a sampler needs, the slices that are this rank's to publish. Views."""
-        return self._sliced(self._flat.live())
+        """The slices of `weights` that this rank publishes. Views."""
+        return self._own_slices(self._flat.live())
 
-    def _sliced(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of this rank's tensors, the slices that no other rank writes."""
+    def _own_slices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The slices of this rank's tensors that no other rank writes."""
         assert self._ranks is not None
         shards, rank = self.shard_map(), self._ranks.rank
-        own, sliced = shards.rank(rank), {}
-        for each in publishing(shards):
-            if each.rank == rank:
-                sliced[each.name] = held[each.tensor][own.find(each.tensor, each.box)]
-        return sliced
+        own = shards.rank(rank)
+        return {
+            each.name: tensors[each.tensor][own.find(each.tensor, each.box)]
+            for each in plan_publishing(shards)
+            if each.rank == rank
+        }
 
     def shard_map(self) -> ShardMap:
-        """Which slices of the trained tensors each rank holds; data ranks have the same adapter."""
+        """Which slices of the trained tensors each rank holds; data ranks replicate an adapter."""
         config, lora = self._net.config, self._meta.lora
         layout = Layout() if self._ranks is None else self._ranks.layout
         if lora is not None:
@@ -269,18 +271,18 @@ class Trainer:
         return ShardMap(net_shapes(config), config.head_dim, layout)
 
     def _read(self, directory: Path) -> TrainerState:
-        """What this rank holds of the state saved there."""
+        """This rank's part of the state saved there."""
         if self._ranks is None and not is_sharded(directory):
             return read_state(directory)
         rank = 0 if self._ranks is None else self._ranks.rank
         return read_state(directory, self.shard_map().rank(rank))
 
     def load_into(self, directory: Path, optimizer: bool) -> None:
-        """Take the weights saved there and, if `optimizer`, moments, step count and gradient; else
-        those start anew.
+        """Load the weights saved there and, if `optimizer`, also moments, step count and gradient,
+        which are otherwise reset.
 
-        A state of another dtype is taken as it is, since all its numbers are fp32; this trainer's
-        dtype stays.
+        A state of another dtype can be loaded, since its tensors are fp32; this trainer's dtype
+        stays.
         """
         state = self._read(directory)
         if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
@@ -313,7 +315,7 @@ class Trainer:
             trained_tokens=state.meta.trained_tokens,
         )
 
-    def _count(self, **added: int) -> None:
+    def _add_to_counters(self, **added: int) -> None:
         counts = {name: getattr(self._meta, name) + number for name, number in added.items()}
         self._meta = dataclasses.replace(self._meta, **counts)
 
@@ -323,5 +325,5 @@ def _shape(lora: LoraSpec | None) -> LoraSpec | None:
 
 
 def _same_base(saved: TrainerMeta, own: TrainerMeta) -> bool:
-    """Whether an adapter's state stands on this base; one that does not say is believed."""
+    """Whether an adapter's state belongs to this base; a state without a sum is accepted."""
     return saved.base_sum is None or saved.base_sum == own.base_sum

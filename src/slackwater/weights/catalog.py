@@ -1,4 +1,4 @@
-"""The versions in a folder: one checked tensor file each. Loads no tensor library."""
+"""Weight versions in a folder: one checked tensor file each. Loads no tensor library."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _PART = re.compile(r"#\d+of\d+$")
 
 
 def parts_of(version: str, meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of a version's parts; none where its own file holds it."""
+    """The names of a version's parts; empty if its own file holds the tensors."""
     ranks = int(meta.get("parts", 0))
     return tuple(part_of(version, rank, ranks) for rank in range(ranks))
 
@@ -30,11 +30,11 @@ class VersionCatalog:
         root.mkdir(parents=True, exist_ok=True)
 
     def path(self, version: str) -> Path:
-        """The file of a version, whether it is there or not."""
+        """The path of a version's file, which may not exist."""
         return self._root / version_file(version)
 
     def paths(self, version: str) -> tuple[Path, ...]:
-        """The files that hold a version: its own, or one of each rank that wrote it."""
+        """The files that hold a version: its own, or one per rank that wrote it."""
         path = self.path(version)
         parts = parts_of(version, self.meta(version)) if path.is_file() else ()
         return tuple(map(self.path, parts)) or (path,)
@@ -45,7 +45,7 @@ class VersionCatalog:
         return tuple(sorted(name for name in names if not _PART.search(name)))
 
     def present(self, version: str) -> Path:
-        """The version's file, or an error that lists the newest there are."""
+        """The version's file, or an error that lists existing versions."""
         path = self.path(version)
         if not path.is_file():
             held = ", ".join(self.versions()[-5:]) or "none"

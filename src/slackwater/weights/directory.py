@@ -1,4 +1,4 @@
-"""Weight versions in a folder that publishers and pullers share."""
+"""Weight versions in a folder that trainers and engines share."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,38 +12,38 @@ from slackwater.tensors.checked_file import (
     FOR_TRANSFORMERS,
     checksum,
     content_digest,
-    mapped_tensors,
+    map_tensors,
     read_tensors,
     write_tensors,
 )
 from slackwater.tensors.header import read_header, unusable
 from slackwater.weights.catalog import VersionCatalog, parts_of
 from slackwater.weights.plan.shard_map import RankShards
-from slackwater.weights.plan.transfer import PublishedSlice, fetches, whole_shapes
+from slackwater.weights.plan.transfer import PublishedSlice, plan_fetches, whole_shapes
 
 
 def read_slices(paths: Sequence[Path], receiver: RankShards) -> tuple[dict[str, Tensor], int]:
-    """A rank's local tensors, and the bytes read: of every file exactly what it holds.
+    """A rank's local tensors, and the bytes read: only the slices that it holds.
 
-    A slice that is taken whole is checked against the sum in its file.
+    A slice that is read whole is checked against the checksum in its file.
     """
     local: dict[str, Tensor] = {}
-    came = 0
+    bytes_read = 0
     for path in paths:
         header = read_header(path)
-        stored = mapped_tensors(path, header)
+        stored = map_tensors(path, header)
         for name, shape in header.shapes.items():
-            source = PublishedSlice.named(name, shape)
-            for fetch in fetches([source], receiver):
-                values = stored[name][fetch.box.within(source.box)]
-                came += values.nbytes
+            source = PublishedSlice.from_name(name, shape)
+            for fetch in plan_fetches([source], receiver):
+                values = stored[name][fetch.box.index_in(source.box)]
+                bytes_read += values.nbytes
                 if fetch.box == source.box and checksum(values) != header.crc32[name]:
                     raise unusable(path, f"the bytes of {name} are not as written")
                 tensor = source.tensor
                 if tensor not in local:
                     local[tensor] = torch.zeros(receiver.shapes[tensor], dtype=values.dtype)
                 local[tensor][fetch.place] = values
-    return local, came
+    return local, bytes_read
 
 
 class DirectoryWeightStore(VersionCatalog):
@@ -57,9 +57,9 @@ class DirectoryWeightStore(VersionCatalog):
         *,
         durable: bool = True,
     ) -> None:
-        """Publish a version atomically; idempotent, other bytes under the same name are refused.
+        """Publish a version atomically. Idempotent; other bytes under the same name are refused.
 
-        Without `durable` it is visible sooner but may be lost in a power failure.
+        Without `durable` it is visible sooner, but may be lost in a power failure.
         """
         path = self.path(version)
         if not path.is_file():
@@ -68,7 +68,7 @@ class DirectoryWeightStore(VersionCatalog):
                     path, tensors, meta, FOR_TRANSFORMERS, durable=durable, replace_held=False
                 )
                 return
-            except FileExistsError:  # another publisher was first meanwhile
+            except FileExistsError:  # another publisher was faster
                 pass
         if "parts" in meta and self.meta(version) == meta:
             return  # each part was compared when its rank published it again
@@ -87,7 +87,7 @@ class DirectoryWeightStore(VersionCatalog):
             return read_tensors(self.present(version), device)[0]
         headers = [read_header(path) for path in paths]
         shapes = whole_shapes(
-            PublishedSlice.named(name, shape)
+            PublishedSlice.from_name(name, shape)
             for header in headers
             for name, shape in header.shapes.items()
         )
@@ -95,6 +95,6 @@ class DirectoryWeightStore(VersionCatalog):
         return {name: tensor.to(device) for name, tensor in sorted(tensors.items())}
 
     def pull_slices(self, version: str, receiver: RankShards) -> tuple[dict[str, Tensor], int]:
-        """What one rank of an engine holds of a version, and the bytes that were read for it."""
+        """One engine rank's slices of a version, and the bytes read for them."""
         parts = parts_of(version, self.meta(version)) or (version,)
         return read_slices([self.present(part) for part in parts], receiver)

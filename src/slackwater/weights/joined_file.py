@@ -1,4 +1,4 @@
-"""One safetensors file out of the parts that ranks wrote, without loading a tensor."""
+"""Joins the parts that ranks wrote into one safetensors file, without loading a tensor."""
 
 import json
 import struct
@@ -18,15 +18,15 @@ _LENGTH = struct.Struct("<Q")
 
 
 class ExportCatalog(VersionCatalog):
-    """The versions in a folder, each of which can be had as one file."""
+    """A catalog that can export each version as one file."""
 
     def join(self, version: str, target: Path) -> None:
-        """Write what several ranks wrote of a version as one file."""
+        """Write a version as one file, joining the parts of several ranks."""
         join_files(self.paths(version), target)
 
 
 def join_files(parts: Sequence[Path], target: Path) -> None:
-    """Write the whole tensors of which the parts hold every element."""
+    """Write the whole tensors that the parts cover; refuses parts that lack elements."""
     slices: list[tuple[PublishedSlice, str, NDArray[np.uint8]]] = []
     for path in parts:
         data = np.memmap(path, np.uint8, mode="r")
@@ -37,7 +37,7 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
         for name, entry in header.items():
             start, stop = entry["data_offsets"]
             held = data[first + start : first + stop]
-            slices.append((PublishedSlice.named(name, entry["shape"]), entry["dtype"], held))
+            slices.append((PublishedSlice.from_name(name, entry["shape"]), entry["dtype"], held))
     shapes = whole_shapes(each for each, _, _ in slices)
     dtypes = {each.tensor: dtype for each, dtype, _ in slices}
     widths = {each.tensor: len(held) // each.box.elements for each, _, held in slices}
@@ -47,7 +47,8 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
         at = places[name].stop
         offsets = [places[name].start, at]
         entries[name] = {"dtype": dtypes[name], "shape": shapes[name], "data_offsets": offsets}
-    if at > sum(len(held) for _, _, held in slices):  # a rank may claim any place
+    # A part may name any slice, so the parts together may have gaps.
+    if at > sum(len(held) for _, _, held in slices):
         raise ConfigError.of("version", parts[0].name, "must have parts that hold every element")
     head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     head += b" " * (-len(head) % 8)
@@ -58,5 +59,5 @@ def join_files(parts: Sequence[Path], target: Path) -> None:
     for each, _, held in slices:
         shape, width = shapes[each.tensor], widths[each.tensor]
         tensor = whole[places[each.tensor]].reshape(*shape, width)
-        tensor[each.box.within(Box.whole(shape))] = held.reshape(*each.box.shape, width)
+        tensor[each.box.index_in(Box.whole(shape))] = held.reshape(*each.box.shape, width)
     whole.flush()

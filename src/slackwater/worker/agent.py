@@ -140,7 +140,7 @@ class NodeAgent:
         try:
             match message:
                 case wire.FetchPayload(source=source, address=address, certificate=certificate):
-                    self._relay.bring(payload, source, address_of(address), certificate)
+                    self._relay.fetch(payload, source, address_of(address), certificate)
                 case wire.OfferPayload(certificate=certificate):
                     self._relay.offer(payload, certificate)
                 case wire.DropPayload():

@@ -18,7 +18,7 @@ from torch import Tensor
 from slackwater.model.errors import SlackwaterError
 from slackwater.policy.weights.pull_route import worth_a_relay
 from slackwater.weights.relay.host_copy import host_version
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.wire import messages
 from slackwater.worker.files import WeightStore
 
@@ -48,7 +48,7 @@ class VersionPublisher:
         report: Callable[[messages.Message], None],
         make_failure: Callable[[int, Exception], messages.OpFailed],
         *,
-        stocker: RelayStocker | None = None,
+        stocker: RelayPublisher | None = None,
         node: str = "",
     ) -> None:
         self._store, self._report, self._make_failure = store, report, make_failure

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
-from slackwater.nets.ranks import Ranks, fail_together, leave_at_once
+from slackwater.nets.ranks import Ranks, exit_at_once, fail_together
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
 from slackwater.worker.connection import Connection, HasFileno
@@ -107,10 +107,10 @@ class RankLink:
     def agree(self, outcome: int) -> None:
         """End the deployment unless every rank had the same outcome, since their states differ."""
         with fail_together():
-            if self._ranks.largest(outcome) == -self._ranks.largest(-outcome):
+            if self._ranks.max_over_ranks(outcome) == -self._ranks.max_over_ranks(-outcome):
                 return
         logger.error("leaving: an operation ended differently on another rank")
-        leave_at_once()
+        exit_at_once()
 
     def _count_parts(self) -> None:
         with self._lock:

@@ -60,7 +60,7 @@ class NodeStates:
         from slackwater.state.migration import MigrationServer
 
         context, pin = _create_certificate() if encrypted else (None, None)
-        warm = self.manager.book.budgets.disk_bytes == 0
+        warm = self.manager.controller.budgets.disk_bytes == 0
         server = MigrationServer(self.manager, self.expected, host(), warm=warm, context=context)
         try:
             yield StatePlace("{}:{}".format(*server.address), pin)
@@ -71,7 +71,7 @@ class NodeStates:
         """Send a model's state to another node; returns why it failed, or ""."""
         from slackwater.state.migration import migrate
 
-        deployment = None if self.manager is None else self.manager.held(f"{model}@")
+        deployment = None if self.manager is None else self.manager.find_active(f"{model}@")
         if self.manager is None or deployment is None:
             return f"no worker has a state of {model} here"
         arrives_as = f"{model}@{MOVED}{secrets.token_hex(4)}"

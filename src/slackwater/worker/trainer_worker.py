@@ -20,13 +20,13 @@ from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableE
 from slackwater.model.residency import DISK_MB
 from slackwater.model.uri import part_of
 from slackwater.nets.lora import LoraSpec
-from slackwater.nets.ranks import RankPlan, Ranks, leave_at_once
+from slackwater.nets.ranks import RankPlan, Ranks, exit_at_once
 from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
 from slackwater.training.datum import Datum
 from slackwater.training.managed_state import ManagedState
 from slackwater.training.trainer import Trainer
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.wire import messages
 from slackwater.wire.batches import Array, PassResult, decode_batch, encode_metrics, encode_result
 from slackwater.worker.connection import Connection, DisconnectedError
@@ -135,7 +135,7 @@ class TrainerWorker:
         files: NodeFiles,
         device: str,
         dtype: str = "float32",
-        stocker: RelayStocker | None = None,
+        stocker: RelayPublisher | None = None,
         node: str = "",
         resident: ResidentModels | None = None,
         ranks: Ranks | None = None,
@@ -228,7 +228,7 @@ class TrainerWorker:
             failure = self._failure(message, error)
             if self._link is not None:
                 if failure.state_lost:  # a collective may be half done, so no rank can continue
-                    leave_at_once()
+                    exit_at_once()
                 self._link.agree(1)
             self._connection.send(messages.encode(failure))
             return
@@ -404,7 +404,7 @@ def main() -> None:
             return
         stocker = None
         if options.relay:
-            stocker = RelayStocker(address_of(options.relay), node_secret().encode())
+            stocker = RelayPublisher(address_of(options.relay), node_secret().encode())
         resident = resident_models(options.worker, options.device)
         TrainerWorker(
             connection, files, options.device, options.dtype, stocker, options.node, resident

@@ -1,1 +1,1 @@
-"""Model directories that need no model hub: made from a seed, or taken out of a Python package."""
+"""Model directories: created from a seed, from files in Python packages, or from a model hub."""

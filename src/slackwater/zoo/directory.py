@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TextSide:
-    """How text becomes tokens: the tokenizer, its special tokens and the template of a chat."""
+class TokenizerFiles:
+    """The text part of a model directory: tokenizer, special tokens and chat template."""
 
     tokenizer: Tokenizer
     end_token: str
@@ -46,16 +46,16 @@ def whole_folder(directory: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_model(directory: Path, net: "CausalLM", text: TextSide) -> None:
+def write_model(directory: Path, net: "CausalLM", text: TokenizerFiles) -> None:
     """Write a whole model, replacing an existing one."""
     from slackwater.nets.loading import save_net  # late: 2 s for PyTorch
 
     with whole_folder(directory) as partial:
         save_net(net, partial)
-        _write_text_side(partial, net, text)
+        _write_tokenizer_files(partial, net, text)
 
 
-def _write_text_side(directory: Path, net: "CausalLM", text: TextSide) -> None:
+def _write_tokenizer_files(directory: Path, net: "CausalLM", text: TokenizerFiles) -> None:
     text.tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -28,7 +28,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def write_merged(base: Path, adapter: Path, out: Path) -> None:
-    """Write `base` with the adapter of a folder in peft's form folded in."""
+    """Write `base` merged with the adapter of a folder in peft's format."""
     config = _read(adapter / "adapter_config.json")
     scale = float(config["lora_alpha"]) / int(config["r"])
     factors = load_file(adapter / "adapter_model.safetensors")
@@ -38,7 +38,7 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
         if name.endswith(".lora_A.weight")
     }
 
-    def changed(name: str, weight: Tensor) -> Tensor:
+    def transform(name: str, weight: Tensor) -> Tensor:
         layer = name.removesuffix(".weight")
         if layer not in layers:
             return weight
@@ -47,7 +47,7 @@ def write_merged(base: Path, adapter: Path, out: Path) -> None:
         second = factors[f"{_PREFIX}{layer}.lora_B.weight"].float()
         return (weight.float() + scale * (second @ first)).to(weight.dtype)
 
-    _write(base, out, changed, own_head=HEAD in layers)
+    _write(base, out, transform, own_head=HEAD in layers)
     if layers:
         shutil.rmtree(out)
         raise ConfigError.of("base model", str(base), f"has no layers {sorted(layers)[:3]}")
@@ -59,7 +59,7 @@ def write_untied(base: Path, out: Path) -> None:
 
 
 def _write(
-    base: Path, out: Path, changed: Callable[[str, Tensor], Tensor], *, own_head: bool
+    base: Path, out: Path, transform: Callable[[str, Tensor], Tensor], *, own_head: bool
 ) -> None:
     """Write shard by shard beside `out`, then rename; the rest of the folder is copied."""
     if out.exists():
@@ -76,29 +76,29 @@ def _write(
         for file in files:
             with safe_open(file, framework="pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
-                    shards.add(name, changed(name, tensors.get_tensor(name)))
+                    shards.add(name, transform(name, tensors.get_tensor(name)))
                     if name == _EMBEDDING and own_head and config.get("tie_word_embeddings"):
                         head = tensors.get_tensor(name).clone()
-                        shards.add(_HEAD_WEIGHT, changed(_HEAD_WEIGHT, head))
+                        shards.add(_HEAD_WEIGHT, transform(_HEAD_WEIGHT, head))
                         config["tie_word_embeddings"] = False
         shards.finish()
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 class _Shards:
-    """Tensors as they come, in files of a few gigabytes, and the index that names them."""
+    """Writes tensors into files of a few gigabytes, with an index."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._held: dict[str, Tensor] = {}
+        self._pending: dict[str, Tensor] = {}
         self._bytes = self._total = 0
         self._written: list[tuple[Path, list[str]]] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
         size = tensor.numel() * tensor.element_size()
-        if self._held and self._bytes + size > _SHARD_BYTES:
+        if self._pending and self._bytes + size > _SHARD_BYTES:
             self._flush()
-        self._held[name] = tensor.contiguous()
+        self._pending[name] = tensor.contiguous()
         self._bytes += size
         self._total += size
 
@@ -113,9 +113,9 @@ class _Shards:
 
     def _flush(self) -> None:
         path = self._folder / f"model-{len(self._written) + 1:05d}.safetensors"
-        write_tensors(self._held, path)
-        self._written.append((path, list(self._held)))
-        self._held, self._bytes = {}, 0
+        write_tensors(self._pending, path)
+        self._written.append((path, list(self._pending)))
+        self._pending, self._bytes = {}, 0
 
 
 def _read(path: Path) -> dict[str, Any]:

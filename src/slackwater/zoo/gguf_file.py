@@ -12,7 +12,7 @@ from torch import Tensor
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
-from slackwater.zoo.directory import TextSide, write_model
+from slackwater.zoo.directory import TokenizerFiles, write_model
 
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -31,7 +31,7 @@ Progress = Callable[[str, float], None]
 
 
 class GgufModel:
-    """One file, opened; tensors are read one at a time."""
+    """An open GGUF file; tensors are read one at a time."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -82,11 +82,11 @@ class GgufModel:
                 yield f"{_TOP_NAMES[parts[0]]}.{parts[-1]}", tensor
                 continue
             if parts[2] in heads:
-                tensor = _halves_again(tensor, heads[parts[2]])
+                tensor = _separate_halves(tensor, heads[parts[2]])
             yield f"model.layers.{parts[1]}.{_LAYER_NAMES[parts[2]]}.{parts[-1]}", tensor
 
-    def text_side(self) -> TextSide:
-        """The tokenizer and the chat template that the file carries."""
+    def tokenizer_files(self) -> TokenizerFiles:
+        """The file's tokenizer and chat template."""
         tokens: list[str] = self._value("tokenizer.ggml.tokens")
         kinds: list[int] = self._value("tokenizer.ggml.token_type")
         merges = [tuple(merge.split(" ", 1)) for merge in self._value("tokenizer.ggml.merges")]
@@ -99,7 +99,7 @@ class GgufModel:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-        return TextSide(
+        return TokenizerFiles(
             tokenizer=tokenizer,
             end_token=tokens[int(self._value("tokenizer.ggml.eos_token_id"))],
             pad_token=tokens[int(self._value("tokenizer.ggml.padding_token_id"))],
@@ -115,8 +115,10 @@ class GgufModel:
         return field.contents()
 
 
-def _halves_again(weight: Tensor, heads: int) -> Tensor:
-    """GGUF interleaves rows that rotate together; Hugging Face separates a head's halves."""
+def _separate_halves(weight: Tensor, heads: int) -> Tensor:
+    """GGUF interleaves rows that rotate together; Hugging Face stores a head's halves one after the
+    other.
+    """
     rows, columns = weight.shape
     return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
 
@@ -133,5 +135,5 @@ def write_gguf_model(path: Path, directory: Path, progress: Progress) -> None:
     if parameters:
         raise ConfigError.of("GGUF tensors", sorted(parameters)[:3], "are missing")
     progress("writing", 0.8)
-    write_model(directory, net, model.text_side())
+    write_model(directory, net, model.tokenizer_files())
     progress("done", 1.0)

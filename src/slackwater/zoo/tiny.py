@@ -1,4 +1,4 @@
-"""A small random model that reads bytes: a start for training from nothing, and for tests."""
+"""A small random byte-level model, for training from scratch and for tests."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
-from slackwater.zoo.directory import TextSide, write_model
+from slackwater.zoo.directory import TokenizerFiles, write_model
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 CHAT_TEMPLATE = (
@@ -18,8 +18,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def _sized(hidden_size: int, num_layers: int) -> NetConfig:
-    """Heads of 32 suit other engines. Weights keep a layer's scale: 0.02 learns far slower here."""
+def _make_config(hidden_size: int, num_layers: int) -> NetConfig:
+    """Heads of 32 suit other engines. `init_std` keeps a layer's scale: 0.02 learns far slower."""
     heads = hidden_size // 32
     return NetConfig(
         family="qwen3",
@@ -36,10 +36,10 @@ def _sized(hidden_size: int, num_layers: int) -> NetConfig:
 
 
 SIZES: dict[str, NetConfig] = {
-    "tiny": _sized(64, 2),
-    "small": _sized(128, 4),
-    "compact": _sized(256, 4),
-    "medium": _sized(512, 8),
+    "tiny": _make_config(64, 2),
+    "small": _make_config(128, 4),
+    "compact": _make_config(256, 4),
+    "medium": _make_config(512, 8),
 }
 
 
@@ -53,9 +53,9 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def byte_text_side() -> TextSide:
+def byte_tokenizer_files() -> TokenizerFiles:
     """The byte tokenizer with its chat template; a turn ends with `<|im_end|>`."""
-    return TextSide(
+    return TokenizerFiles(
         tokenizer=byte_tokenizer(),
         end_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -70,13 +70,13 @@ def make_model(size: str, directory: Path, seed: int = 0) -> None:
 
     if size not in SIZES:
         raise ConfigError.of("size", size, f"is not known; write one of {', '.join(SIZES)}")
-    text = byte_text_side()
+    text = byte_tokenizer_files()
     config = replace(SIZES[size], eos_token_ids=(text.end_token_id,))
     write_model(directory, load_net(config, seed=seed), text)
 
 
 def _byte_characters() -> dict[int, str]:
-    """Byte-level vocabularies' characters: the byte if printable, else from U+0100 on."""
+    """The characters of byte-level vocabularies: the byte if printable, else from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {byte: chr(0x100 + index) for index, byte in enumerate(others)}

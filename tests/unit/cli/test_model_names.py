@@ -14,7 +14,7 @@ from slackwater.cli.model import list_models
 from slackwater.cli.model_fit import MachineMemory, fit_lines, fit_table
 from slackwater.cli.model_names import find_model
 from slackwater.model.errors import ConfigError
-from slackwater.zoo.sources import StoredModel, stored_models
+from slackwater.zoo.sources import StoredModel, find_models
 from slackwater.zoo.tiny import make_model
 
 NAME = "acme/Tiny-Chat"
@@ -84,7 +84,7 @@ def test_the_list_has_the_folder_and_the_cache_and_says_what_is_broken(
     other = put_in_hub_cache(home / "hf", "acme/gemma", model) / "config.json"
     other.unlink()
     other.write_text('{"model_type": "gemma"}')
-    found = {item.name: item for item in stored_models(model.parent)}
+    found = {item.name: item for item in find_models(model.parent)}
     assert set(found) == {"tiny", NAME, "acme/cut", "acme/gemma"}
     assert found[NAME].parameters == found["tiny"].parameters > 90_000
     assert "is cut off" in found["acme/cut"].problem

@@ -73,8 +73,8 @@ def test_no_byte_differs_after_any_sequence_of_moves(tmp_path: Path, seed: int) 
             case _:
                 with node.device.use(name, timeout_s=30.0):
                     node.bodies[name].change(generator)
-        with node.manager._body.lock:
-            node.manager.book.check_integrity()
+        with node.manager._executor.lock:
+            node.manager.controller.check_integrity()
     for name in names:
         with node.device.use(name, timeout_s=30.0):
             pass
@@ -133,15 +133,15 @@ def test_adapters_over_one_base_keep_their_bytes_whoever_leaves_or_dies(
             case _:
                 with node.device.use(names[slot], timeout_s=30.0):
                     node.bodies[names[slot]].change(generator)
-        with node.manager._body.lock:
-            node.manager.book.check_integrity()
+        with node.manager._executor.lock:
+            node.manager.controller.check_integrity()
     for name in names:
         with node.device.use(name, timeout_s=30.0):
             pass
     assert all(not body.wrong for body in node.bodies.values())
     for name in names:
         node.manager.forget_when_unused(name)
-    assert node.manager.book.used(Tier.HOST) == node.manager.book.used(Tier.DISK) == 0
+    assert node.manager.controller.used(Tier.HOST) == node.manager.controller.used(Tier.DISK) == 0
     assert node.manager.catalogue.image_bytes("frozen-1") == 0
     node.close()
 
@@ -158,7 +158,7 @@ def test_a_base_outlives_the_worker_that_brought_it(tmp_path: Path) -> None:
     with node.device.use("b"):
         body.change(torch.Generator())
     node.device.evict("b")
-    node.manager.holder_gone("doomed")
+    node.manager.remove_holder("doomed")
     assert node.manager.tiers() == {"b": Tier.HOST}
     with node.device.use("b", timeout_s=30.0):
         assert body.wrong == []

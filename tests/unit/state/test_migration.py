@@ -140,7 +140,7 @@ def test_a_secret_is_for_one_state_of_one_model_and_may_become_known_late(
     migrate(manager, "job", server.address, "for this", arrives_as="job@moved")
     later.join()
     assert other.tiers() == {"job@moved": Tier.HOST}
-    with pytest.raises(RefusedError, match="not what was announced, a state of other"):
+    with pytest.raises(RefusedError, match="must be the announced state, of other"):
         migrate(manager, "job", server.address, "for another", arrives_as="job@again")
     assert expected == {}
     server.close()

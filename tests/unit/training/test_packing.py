@@ -54,7 +54,7 @@ def test_samples_of_one_prompt_count_by_the_rows_they_add() -> None:
 
 
 def test_the_keys_that_many_samples_look_at_bound_a_micro_batch_too() -> None:
-    micro_batch = MicroBatch.of(NetConfig(), element_bytes=4)
+    micro_batch = MicroBatch.for_torch_ops(NetConfig(), element_bytes=4)
     keys = 100 * micro_batch.keys_per_token
     prompt = np.arange(keys)
     samples = [np.append(prompt, keys + n) for n in range(1000)]

@@ -17,7 +17,7 @@ from harness.rank_training import KINDS, NET, create, largest_difference, run_st
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.nets.loading import load_net, net_shapes, save_net
 from slackwater.nets.ranks import EXIT_RANK_LOST, RankPlan
-from slackwater.training.packed_pass import share_out
+from slackwater.training.packed_pass import divide_among_ranks
 from slackwater.training.trainer import Trainer
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.plan.layout import Layout
@@ -127,7 +127,7 @@ def test_no_other_way_to_share_neighbours_out_has_a_shorter_longest_share(
         max(int(cost * part), cost - before, 1)
         for (cost, part), before in zip(sequences, [0, *alone], strict=False)
     ]
-    shares = share_out(alone, further, ranks)
+    shares = divide_among_ranks(alone, further, ranks)
 
     def cost(share: range) -> int:
         return sum(further[i] if i > share.start else alone[i] for i in share)
@@ -150,7 +150,7 @@ def test_groups_of_a_prompt_stay_together() -> None:
     alone, behind = [30] * 8, [10] * 8
     for first in (0, 4):
         behind[first] = 28  # another prompt, the same system prompt
-    assert share_out(alone, behind, 2) == [range(0, 4), range(4, 8)]
+    assert divide_among_ranks(alone, behind, 2) == [range(0, 4), range(4, 8)]
 
 
 @pytest.mark.parametrize(

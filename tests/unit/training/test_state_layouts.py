@@ -10,7 +10,7 @@ from slackwater.nets.loading import net_shapes
 from slackwater.training.state_file import TrainerMeta, read_state, write_shard
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import Box, ShardMap
-from slackwater.weights.plan.transfer import publishing
+from slackwater.weights.plan.transfer import plan_publishing
 
 SAVED = Layout.parse("dp=4")
 PARTS = ("weight", "moment1", "moment2")
@@ -28,11 +28,11 @@ def test_every_layout_reads_what_four_ranks_saved(kind: str, layout: str, tmp_pa
         part: {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
         for part in PARTS
     }
-    slices = publishing(ShardMap(shapes, NET.head_dim, SAVED))
+    slices = plan_publishing(ShardMap(shapes, NET.head_dim, SAVED))
     for rank in range(SAVED.ranks):
         mine = {
             f"{part}.{each.name}": whole[part][each.tensor][
-                each.box.within(Box.whole(shapes[each.tensor]))
+                each.box.index_in(Box.whole(shapes[each.tensor]))
             ]
             for part in PARTS
             for each in slices

@@ -202,7 +202,7 @@ def test_bad_data_is_refused_by_name_before_any_state_changes(
     ("loss_fn", "config", "message"),
     [
         ("nonesuch", {}, "loss_fn: 'nonesuch' is not implemented"),
-        ("ppo", {"clip_low": 0.1}, "loss_fn_config.clip_low: 0.1 is not of ppo"),
+        ("ppo", {"clip_low": 0.1}, "loss_fn_config.clip_low: 0.1 is no setting of ppo"),
         ("ppo", {"clip_low_threshold": 2.0}, "clip_low_threshold: 2.0 must be"),
         ("ppo", {"clip_high_threshold": float("nan")}, "must be a finite number"),
     ],
@@ -301,7 +301,8 @@ def test_a_state_moves_between_types_with_nothing_lost_and_says_its_own(
 def test_a_bf16_net_computes_in_bf16_and_keeps_masters_and_moments_in_fp32(tmp_path: Path) -> None:
     subject = trainer(None, "bfloat16")
     start = {
-        name: tensor.clone() for name, tensor in subject._flat.named(subject._flat.master).items()
+        name: tensor.clone()
+        for name, tensor in subject._flat.views_by_name(subject._flat.master).items()
     }
     for seed in range(4):
         subject.forward_backward(batch(seed), "cross_entropy", {})

@@ -15,7 +15,12 @@ from safetensors import safe_open
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.tensors import checked_file
-from slackwater.tensors.checked_file import content_digest, joined, read_tensors, write_tensors
+from slackwater.tensors.checked_file import (
+    combine_crc32,
+    content_digest,
+    read_tensors,
+    write_tensors,
+)
 from slackwater.weights import directory
 from slackwater.weights.directory import DirectoryWeightStore
 
@@ -183,7 +188,7 @@ def test_files_have_the_same_bytes_every_time_and_open_in_safetensors(tmp_path: 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_the_sums_of_two_halves_join_to_the_sum_of_the_whole(first: bytes, second: bytes) -> None:
-    assert joined(crc32(first), crc32(second), len(second)) == crc32(first + second)
+    assert combine_crc32(crc32(first), crc32(second), len(second)) == crc32(first + second)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

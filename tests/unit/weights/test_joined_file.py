@@ -12,7 +12,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import join_files
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import Box, ShardMap
-from slackwater.weights.plan.transfer import publishing
+from slackwater.weights.plan.transfer import plan_publishing
 
 SHAPES = {
     "model.embed_tokens.weight": (13, 8),
@@ -30,10 +30,10 @@ def test_parts_of_any_layout_are_joined_to_the_tensors_they_are_of(
 ) -> None:
     parsed, store = Layout.parse(layout), DirectoryWeightStore(tmp_path / "weights")
     whole = {name: torch.randn(shape).to(dtype) for name, shape in SHAPES.items()}
-    slices = publishing(ShardMap(SHAPES, 4, parsed), small=1)
+    slices = plan_publishing(ShardMap(SHAPES, 4, parsed), small=1)
     for rank in range(parsed.ranks):
         mine = {
-            each.name: whole[each.tensor][each.box.within(Box.whole(SHAPES[each.tensor]))]
+            each.name: whole[each.tensor][each.box.index_in(Box.whole(SHAPES[each.tensor]))]
             for each in slices
             if each.rank == rank
         }

@@ -14,7 +14,7 @@ from torch import Tensor
 from slackwater.model.errors import RefusedError
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.wire import messages
 from slackwater.worker.publishing import VersionPublisher
 
@@ -48,9 +48,9 @@ def failed(op: int, error: Exception) -> messages.OpFailed:
 def test_the_copy_is_all_that_publishing_waits_for(tmp_path: Path) -> None:
     said: queue.Queue[messages.Message] = queue.Queue()
     store = GatedStore(tmp_path)
-    publishing = VersionPublisher(store, said.put, failed)
+    plan_publishing = VersionPublisher(store, said.put, failed)
     weights = {"w": torch.ones(8)}
-    publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
+    plan_publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
     assert isinstance(said.get(timeout=DEADLINE_S), messages.PublishDetached)
     weights["w"].add_(1)  # the trainer goes on
     assert said.empty() and not store.versions()
@@ -58,18 +58,18 @@ def test_the_copy_is_all_that_publishing_waits_for(tmp_path: Path) -> None:
     done = said.get(timeout=DEADLINE_S)
     assert isinstance(done, messages.OpDone) and done.op == 1
     assert torch.equal(store.pull("v1")["w"], torch.ones(8))
-    publishing.close()
+    plan_publishing.close()
 
 
 def test_what_cannot_be_written_is_said_of_its_operation_alone(tmp_path: Path) -> None:
     said: queue.Queue[messages.Message] = queue.Queue()
     store = GatedStore(tmp_path)
     store.gate.set()
-    publishing = VersionPublisher(store, said.put, failed)
+    plan_publishing = VersionPublisher(store, said.put, failed)
     for op, value in ((1, 1.0), (2, 2.0)):
         weights = {"w": torch.full((8,), value)}
-        publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
-    publishing.close()
+        plan_publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
+    plan_publishing.close()
     told = [message for message in said.queue if not isinstance(message, messages.PublishDetached)]
     assert isinstance(told[0], messages.OpDone) and isinstance(told[1], messages.OpFailed)
     assert told[1].op == 2 and "other weights" in told[1].error
@@ -84,18 +84,18 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
     with ExitStack() as stack:
         relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
         stack.callback(relay.close)
-        publishing = VersionPublisher(
-            store, said.put, failed, stocker=RelayStocker(relay.address, SECRET), node="node"
+        plan_publishing = VersionPublisher(
+            store, said.put, failed, stocker=RelayPublisher(relay.address, SECRET), node="node"
         )
         weights = {"w": torch.ones(300_000)}
         for op in (1, 2):
-            publishing.begin(
+            plan_publishing.begin(
                 op, "model", f"v{op}", weights, {"lora": None}, durable=False, stock=True
             )
             weights["w"][:10] += 1
         small = {"w": torch.ones(3)}
-        publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False, stock=True)
-        publishing.close()
+        plan_publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False, stock=True)
+        plan_publishing.close()
         kinds = [
             (type(m).__name__, getattr(m, "op", getattr(m, "version", None)))
             for m in said.queue
@@ -118,12 +118,12 @@ def test_a_version_that_no_other_node_can_want_is_left_to_the_store(tmp_path: Pa
     with ExitStack() as stack:
         relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
         stack.callback(relay.close)
-        stocker = RelayStocker(relay.address, SECRET)
+        stocker = RelayPublisher(relay.address, SECRET)
         store = DirectoryWeightStore(tmp_path)
-        publishing = VersionPublisher(store, said.put, failed, stocker=stocker, node="node")
+        plan_publishing = VersionPublisher(store, said.put, failed, stocker=stocker, node="node")
         weights = {"w": torch.ones(300_000)}
-        publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=False)
-        publishing.close()
-        assert not relay.shelf.payloads()
+        plan_publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=False)
+        plan_publishing.close()
+        assert not relay.store.payloads()
     assert not any(isinstance(message, messages.VersionStocked) for message in said.queue)
     assert torch.equal(store.pull("v1")["w"], weights["w"])

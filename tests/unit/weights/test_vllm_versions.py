@@ -16,7 +16,7 @@ from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.worker.engine_server.mapped_files import MappedFiles
 from slackwater.worker.engine_server.versions import VersionDirectories
 from slackwater.worker.weight_lane import WeightLane, lora_meta
@@ -40,7 +40,7 @@ def test_a_delta_changes_the_adapters_copy_and_the_server_gets_the_whole(tmp_pat
         )
         stack.callback(lane.close)
         versions = VersionDirectories(lane, tmp_path / "model", "base", tmp_path / "served")
-        stocker = RelayStocker(relay.address, SECRET)
+        stocker = RelayPublisher(relay.address, SECRET)
         stocker.stock("model", host_version("v1", tensors, lora_meta(None)))
         assert versions.pull("v1", [Payload("v1")], keep=True)
         for tensor in tensors.values():

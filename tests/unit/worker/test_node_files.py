@@ -27,7 +27,7 @@ from slackwater.runtime.net.depot import Depot
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.weights.plan.layout import Layout
 from slackwater.weights.plan.shard_map import Box, ShardMap
-from slackwater.weights.plan.transfer import publishing
+from slackwater.weights.plan.transfer import plan_publishing
 from slackwater.wire import messages
 from slackwater.worker.files import DepotClient, DepotFiles, NodeFiles, SharedFiles, WeightStore
 
@@ -233,10 +233,10 @@ class CountingDepot(DepotClient):
 
 def publish_from_ranks(store: WeightStore, whole: dict[str, torch.Tensor]) -> None:
     """As the ranks of a trainer do: a part each, then the file that makes them a version."""
-    slices = publishing(ShardMap(NET, HEAD_DIM, SENDERS))
+    slices = plan_publishing(ShardMap(NET, HEAD_DIM, SENDERS))
     for rank in range(SENDERS.ranks):
         mine = {
-            each.name: whole[each.tensor][each.box.within(Box.whole(NET[each.tensor]))]
+            each.name: whole[each.tensor][each.box.index_in(Box.whole(NET[each.tensor]))]
             for each in slices
             if each.rank == rank
         }

@@ -30,7 +30,7 @@ from slackwater.weights.joined_file import ExportCatalog
 from slackwater.worker.weight_lane import lora_meta
 from slackwater.zoo.directory import write_model
 from slackwater.zoo.exported import write_merged, write_untied
-from slackwater.zoo.tiny import byte_text_side
+from slackwater.zoo.tiny import byte_tokenizer_files
 
 TOKENS = tuple(b"the tide turns twice a day, and nobody minds")
 SHAPES = {
@@ -71,7 +71,7 @@ class Trained:
         torch.set_num_threads(1)
         self.base, self.out = root / "base", root / "out"
         net = load_net(shape, seed=1)
-        write_model(self.base, net, byte_text_side())
+        write_model(self.base, net, byte_tokenizer_files())
         if lora is None:
             tensors = dict(net_tensors(load_net(shape, seed=2)))
         else:
@@ -206,7 +206,7 @@ def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
 def test_a_base_of_another_shape_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     trained = Trained(tmp_path, SHAPES["qwen3"], LoraSpec(2))
     write_model(
-        tmp_path / "small", load_net(replace(SHAPES["qwen3"], num_layers=1)), byte_text_side()
+        tmp_path / "small", load_net(replace(SHAPES["qwen3"], num_layers=1)), byte_tokenizer_files()
     )
     with pytest.raises(ConfigError, match="has no layers"):
         write_merged(tmp_path / "small", trained.exported, trained.out)

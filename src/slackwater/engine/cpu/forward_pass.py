@@ -85,7 +85,7 @@ class CpuForwardPass:
         named = net_tensors(net).items()
         self._plain_tensors = {name: tensor for name, tensor in named if not tensor.is_meta}
         self._norms = [layer.norm for layer in self._layers[1:]] + [self._last_norm]
-        cos, sin = net.rotary.at(torch.arange(config.max_positions))
+        cos, sin = net.rotary.lookup(torch.arange(config.max_positions))
         self._cos, self._sin = cos.reshape(-1).numpy(), sin.reshape(-1).numpy()
         self._buffers: dict[int, _Buffers] = {}
         self._logits = np.empty((0, config.vocab_size), np.float32)
@@ -161,7 +161,7 @@ class CpuForwardPass:
 
     def _all_reduce(self, rows: Floats) -> None:
         if self._parallel is not None:
-            self._parallel.add_up(torch.from_numpy(rows))
+            self._parallel.all_reduce(torch.from_numpy(rows))
 
     def _layer(self, net: CausalLM, number: int) -> _Layer:
         layer = net.model.layers[number]

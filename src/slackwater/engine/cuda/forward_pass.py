@@ -32,7 +32,7 @@ _SILU_BLOCK = 128
 _SPREAD_BLOCK = 128
 _MOST_SITES = 3  # of a layer's four products
 _CACHED_UNITS = 4  # second factors of so few units stay in the device's cache from row to row
-_HELD = 2  # units of an adapter whose second factors are read early: rank 32
+_PRELOADED_UNITS = 2  # units of an adapter whose second factors are read early: rank 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +69,15 @@ class _Layer:
 class _Step:
     """Settings that all kernels of one step share.
 
-    `few`: products of few rows by our own kernel, and kernels that start `early`. `held`: units of
-    each adapter whose second factors are read before the predecessor has ended.
+    `few`: products of few rows by our own kernel, and kernels that start `early`. `preloaded`: how
+    many units of each adapter have their second factors read before the predecessor has ended.
     """
 
     adapters: AdapterRows | None
     extent: int
     few: bool
     early: EarlyStart
-    held: int
+    preloaded: int
 
     @property
     def fused(self) -> AdapterRows | None:
@@ -148,8 +148,8 @@ class CudaForwardPass:
         few = rows <= FEW_ROWS and not self._invariant and (adapters is None or adapters.fused)
         few = few and self._parallel is None
         few = few and sum(site.tiling(extent) is not None for site in sites) >= _MOST_SITES
-        held = _HELD if few and extent > _CACHED_UNITS else 0
-        return _Step(adapters, extent, few, early_start(few), held)
+        preloaded = _PRELOADED_UNITS if few and extent > _CACHED_UNITS else 0
+        return _Step(adapters, extent, few, early_start(few), preloaded)
 
     def _sites(self) -> list[CudaProductSite]:
         layers = [(layer.qkv, layer.o, layer.gate_up, layer.down) for layer in self._layers]
@@ -170,7 +170,7 @@ class CudaForwardPass:
         if self._parallel is None:
             return out
         whole = out[0, :, : site.out].contiguous()
-        self._parallel.add_up(whole)
+        self._parallel.all_reduce(whole)
         return whole[None]
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class CudaForwardPass:
             ADAPT=tiles is not None,
             ROWS=DECODE_TILE,
             PARTS=parts,
-            HELD=step.held,
+            PRELOADED=step.preloaded,
             num_warps=4,
             **step.early,
         )
@@ -293,7 +293,7 @@ class CudaForwardPass:
             ROWS=DECODE_TILE,
             BLOCK=_SILU_BLOCK,
             PARTS=parts,
-            HELD=step.held,
+            PRELOADED=step.preloaded,
             num_warps=4,
             **step.early,
         )

@@ -4,7 +4,7 @@ sampling.
 If a batch has adapters, a row of a product holds its outputs and, behind them, its low-rank states
 by unit of 16 ranks. The kernel that reads the outputs multiplies the states by the second factor
 (`spread`, `[units, outputs, 16]`) and adds the result. It reads the second factors of an adapter's
-first HELD units before its predecessor has ended. A product may come in parts (`[parts, rows,
+first PRELOADED units before its predecessor has ended. A product may come in parts (`[parts, rows,
 columns]`), which are added up first. Rows that share an adapter form tiles: first row, rows, first
 unit, units, scale (a float's bits).
 """
@@ -124,7 +124,7 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     rows, layer, row_stride, part_stride, table_stride, block_stride, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
     NORM: tl.constexpr, ADAPT: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
-    HELD: tl.constexpr, EARLY: tl.constexpr,
+    PRELOADED: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One head of a tile of rows: add the adapter's update, norm and rotate q and k, cache k and v.
 
@@ -145,17 +145,19 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     if ADAPT:
         first = tl.load(tiles + tile * 5)
         count = tl.load(tiles + tile * 5 + 1)
-        begin = tl.load(tiles + tile * 5 + 2)
+        first_unit = tl.load(tiles + tile * 5 + 2)
         units = tl.load(tiles + tile * 5 + 3)
         strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
         part = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV).to(tl.int32)
         width: tl.constexpr = (HEADS + 2 * KV) * D
         k = tl.arange(0, 16)
-        held = ()
-        for ahead in tl.static_range(HELD):  # second factors, which no kernel of the step writes
-            columns = ((begin + ahead) * width + head * D + at).to(tl.int64)
+        preloaded = ()
+        for ahead in tl.static_range(
+            PRELOADED
+        ):  # second factors, which no kernel of the step writes
+            columns = ((first_unit + ahead) * width + head * D + at).to(tl.int64)
             factor = spread + columns[None, :] * 16 + k[:, None]
-            held = held + (  # noqa: RUF005
+            preloaded = preloaded + (  # noqa: RUF005
                 tl.load(factor, mask=ahead < units, other=0.0),
                 tl.load(factor + half * 16, mask=ahead < units, other=0.0),
             )
@@ -163,32 +165,32 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
         wait_for_predecessor()
     if count <= 0:
         return
-    mine = r < count
+    in_tile = r < count
     row = (first + r).to(tl.int64)
     source = qkv + row[:, None] * row_stride
-    low = _sum_parts(source + head * D + at[None, :], part_stride, mine[:, None], PARTS)
-    high = _sum_parts(source + head * D + half + at[None, :], part_stride, mine[:, None], PARTS)
+    low = _sum_parts(source + head * D + at[None, :], part_stride, in_tile[:, None], PARTS)
+    high = _sum_parts(source + head * D + half + at[None, :], part_stride, in_tile[:, None], PARTS)
     if ADAPT:
         low_sum = tl.zeros((ROWS, half), tl.float32)
         high_sum = tl.zeros((ROWS, half), tl.float32)
-        for ahead in tl.static_range(HELD):
-            place = width + ((begin + ahead) * 3 + part) * 16
-            there = mine[:, None] & (ahead < units)
+        for ahead in tl.static_range(PRELOADED):
+            place = width + ((first_unit + ahead) * 3 + part) * 16
+            there = in_tile[:, None] & (ahead < units)
             state = _sum_parts(source + place + k[None, :], part_stride, there, PARTS).to(kind)
-            low_sum += tl.dot(state, held[2 * ahead])
-            high_sum += tl.dot(state, held[2 * ahead + 1])
-        for unit in range(begin + HELD, begin + units):
+            low_sum += tl.dot(state, preloaded[2 * ahead])
+            high_sum += tl.dot(state, preloaded[2 * ahead + 1])
+        for unit in range(first_unit + PRELOADED, first_unit + units):
             place = width + (unit * 3 + part) * 16
-            state = _sum_parts(source + place + k[None, :], part_stride, mine[:, None], PARTS).to(
-                kind
-            )
+            state = _sum_parts(
+                source + place + k[None, :], part_stride, in_tile[:, None], PARTS
+            ).to(kind)
             columns = (unit * width + head * D + at).to(tl.int64)
             factor = spread + columns[None, :] * 16 + k[:, None]
             low_sum += tl.dot(state, tl.load(factor))
             high_sum += tl.dot(state, tl.load(factor + half * 16))
         low = (low + strength * low_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
         high = (high + strength * high_sum.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    position = tl.load(positions + row, mask=mine, other=0)
+    position = tl.load(positions + row, mask=in_tile, other=0)
     if head < HEADS + KV:
         if NORM:
             weight = q_norm
@@ -202,30 +204,30 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
             high = (high * tl.load(weight + half + at)[None, :].to(tl.float32)).to(kind)
             high = high.to(tl.float32)
         angle = position.to(tl.int64)[:, None] * half + at[None, :]
-        c = tl.load(cos + angle, mask=mine[:, None], other=0.0).to(tl.float32)
-        s = tl.load(sin + angle, mask=mine[:, None], other=0.0).to(tl.float32)
+        c = tl.load(cos + angle, mask=in_tile[:, None], other=0.0).to(tl.float32)
+        s = tl.load(sin + angle, mask=in_tile[:, None], other=0.0).to(tl.float32)
         turned = low * c - high * s
         high = high * c + low * s
         low = turned
     if head < HEADS:
         target = q + (row * HEADS + head)[:, None] * D + at[None, :]
-        tl.store(target, low.to(kind), mask=mine[:, None])
-        tl.store(target + half, high.to(kind), mask=mine[:, None])
+        tl.store(target, low.to(kind), mask=in_tile[:, None])
+        tl.store(target + half, high.to(kind), mask=in_tile[:, None])
     else:
-        slot = tl.load(slots + row, mask=mine, other=0).to(tl.int64)
-        block = tl.load(tables + slot * table_stride + position // TOKENS, mask=mine, other=0)
+        slot = tl.load(slots + row, mask=in_tile, other=0).to(tl.int64)
+        block = tl.load(tables + slot * table_stride + position // TOKENS, mask=in_tile, other=0)
         base = block.to(tl.int64) * block_stride + (position % TOKENS) * D
         base += (layer * 2 * KV + head - HEADS).to(tl.int64) * (TOKENS * D)
         target = cache + base[:, None] + at[None, :]
-        tl.store(target, low.to(kind), mask=mine[:, None])
-        tl.store(target + half, high.to(kind), mask=mine[:, None])
+        tl.store(target, low.to(kind), mask=in_tile[:, None])
+        tl.store(target + half, high.to(kind), mask=in_tile[:, None])
 
 
 @triton.jit(do_not_specialize=["rows"])  # else a compilation for numbers of another kind
 def silu_mul_kernel(
     gate_up, out, spread, tiles, rows, columns, row_stride, part_stride,
     ADAPT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HELD: tl.constexpr, EARLY: tl.constexpr,
+    PRELOADED: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """`silu(gate) * up` of a tile of rows that hold both side by side."""
     if EARLY:
@@ -239,17 +241,19 @@ def silu_mul_kernel(
     if ADAPT:
         first = tl.load(tiles + tile * 5)
         count = tl.load(tiles + tile * 5 + 1)
-        begin = tl.load(tiles + tile * 5 + 2)
+        first_unit = tl.load(tiles + tile * 5 + 2)
         units = tl.load(tiles + tile * 5 + 3)
         strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
         k = tl.arange(0, 16)
         inside = (at < columns)[None, :]
-        held = ()
-        for ahead in tl.static_range(HELD):  # second factors, which no kernel of the step writes
-            line = ((begin + ahead) * 2 * columns + at).to(tl.int64)
+        preloaded = ()
+        for ahead in tl.static_range(
+            PRELOADED
+        ):  # second factors, which no kernel of the step writes
+            line = ((first_unit + ahead) * 2 * columns + at).to(tl.int64)
             factor = spread + line[None, :] * 16 + k[:, None]
             there = inside & (ahead < units)
-            held = held + (  # noqa: RUF005
+            preloaded = preloaded + (  # noqa: RUF005
                 tl.load(factor, mask=there, other=0.0),
                 tl.load(factor + columns * 16, mask=there, other=0.0),
             )
@@ -258,29 +262,29 @@ def silu_mul_kernel(
     if count <= 0:
         return
     row = (first + r).to(tl.int64)
-    mine = r < count
-    mask = mine[:, None] & (at < columns)[None, :]
+    in_tile = r < count
+    mask = in_tile[:, None] & (at < columns)[None, :]
     source = gate_up + row[:, None] * row_stride
     gate = _sum_parts(source + at[None, :], part_stride, mask, PARTS)
     up = _sum_parts(source + columns + at[None, :], part_stride, mask, PARTS)
     if ADAPT:
         gate_sum = tl.zeros((ROWS, BLOCK), tl.float32)
         up_sum = tl.zeros((ROWS, BLOCK), tl.float32)
-        for ahead in tl.static_range(HELD):
-            states = source + 2 * columns + (begin + ahead) * 32 + k[None, :]
-            there = mine[:, None] & (ahead < units)
+        for ahead in tl.static_range(PRELOADED):
+            states = source + 2 * columns + (first_unit + ahead) * 32 + k[None, :]
+            there = in_tile[:, None] & (ahead < units)
             gate_sum += tl.dot(
-                _sum_parts(states, part_stride, there, PARTS).to(kind), held[2 * ahead]
+                _sum_parts(states, part_stride, there, PARTS).to(kind), preloaded[2 * ahead]
             )
             states += 16
             up_sum += tl.dot(
-                _sum_parts(states, part_stride, there, PARTS).to(kind), held[2 * ahead + 1]
+                _sum_parts(states, part_stride, there, PARTS).to(kind), preloaded[2 * ahead + 1]
             )
-        for unit in range(begin + HELD, begin + units):
+        for unit in range(first_unit + PRELOADED, first_unit + units):
             place = 2 * columns + unit * 32
             states = source + place + k[None, :]
-            one = _sum_parts(states, part_stride, mine[:, None], PARTS).to(kind)
-            other = _sum_parts(states + 16, part_stride, mine[:, None], PARTS).to(kind)
+            one = _sum_parts(states, part_stride, in_tile[:, None], PARTS).to(kind)
+            other = _sum_parts(states + 16, part_stride, in_tile[:, None], PARTS).to(kind)
             line = (unit * 2 * columns + at).to(tl.int64)
             factor = spread + line[None, :] * 16 + k[:, None]
             gate_sum += tl.dot(one, tl.load(factor, mask=inside, other=0.0))
@@ -307,26 +311,26 @@ def spread_kernel(
     if (count <= 0) | (units <= 0):
         return
     first = tl.load(tiles + tile * 5)
-    begin = tl.load(tiles + tile * 5 + 2)
+    first_unit = tl.load(tiles + tile * 5 + 2)
     strength = tl.load(tiles + tile * 5 + 4).to(tl.float32, bitcast=True)
     kind = y.dtype.element_ty
     r = tl.arange(0, ROWS)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, 16)
     row = (first + r).to(tl.int64)
-    mine = (r < count)[:, None]
+    in_tile = (r < count)[:, None]
     inside = (at < columns)[None, :]
     source = y + row[:, None] * row_stride
     update = tl.zeros((ROWS, BLOCK), tl.float32)
-    for unit in range(begin, begin + units):
-        state = tl.load(source + states + unit * step + k[None, :], mask=mine, other=0.0)
+    for unit in range(first_unit, first_unit + units):
+        state = tl.load(source + states + unit * step + k[None, :], mask=in_tile, other=0.0)
         line = (unit * width + start + at).to(tl.int64)
         factor = tl.load(spread + line[None, :] * 16 + k[:, None], mask=inside, other=0.0)
         update += tl.dot(state, factor)
     target = source + start + at[None, :]
-    value = tl.load(target, mask=mine & inside, other=0.0).to(tl.float32)
+    value = tl.load(target, mask=in_tile & inside, other=0.0).to(tl.float32)
     value = (value + strength * update.to(kind).to(tl.float32)).to(kind)
-    tl.store(target, value, mask=mine & inside)
+    tl.store(target, value, mask=in_tile & inside)
 
 
 @triton.jit
@@ -338,8 +342,8 @@ def chunk_kernel(
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = chunk * BLOCK + tl.arange(0, BLOCK)
-    asked = tl.load(temperature + row)
-    heat = tl.where(asked > 0, asked, 1.0)
+    requested = tl.load(temperature + row)
+    heat = tl.where(requested > 0, requested, 1.0)
     value = tl.load(logits + row * row_stride + at, mask=at < vocab, other=float("-inf"))
     value = value.to(tl.float32)
     top = tl.max(value, axis=0)
@@ -360,8 +364,8 @@ def sample_kernel(
     row = tl.program_id(0).to(tl.int64)
     c = tl.arange(0, CHUNKS)
     there = c < chunks
-    asked = tl.load(temperature + row)
-    heat = tl.where(asked > 0, asked, 1.0)
+    requested = tl.load(temperature + row)
+    heat = tl.where(requested > 0, requested, 1.0)
     top = tl.load(tops + row * chunks + c, mask=there, other=float("-inf"))
     weight = tl.load(sums + row * chunks + c, mask=there, other=0.0)
     place = tl.load(places + row * chunks + c, mask=there, other=2147483647)
@@ -379,7 +383,7 @@ def sample_kernel(
     running = before + tl.cumsum(inside, axis=0)
     passed = tl.sum(((running <= aim) & (at < vocab)).to(tl.int32), axis=0)
     drawn = tl.minimum(chunk * BLOCK + tl.minimum(passed, BLOCK - 1), vocab - 1)
-    token = tl.where(asked > 0, drawn, likeliest).to(tl.int32)
+    token = tl.where(requested > 0, drawn, likeliest).to(tl.int32)
     chosen = tl.load(logits + row * row_stride + token).to(tl.float32)
     tl.store(tokens + row, token)
     tl.store(logprobs + row, (chosen - best) / heat - tl.log(total))

@@ -1,13 +1,12 @@
 """Flash attention over sequences that share the rows of their common prefixes.
 
-A sequence's own rows look at each other, causally; and at the shared rows before them, all of them.
-The two are computed by themselves and joined by their normalisers, forward; backward each runs with
-the joined output and normaliser, which gives the exact gradients of the whole. Neighbours that look
-at the same shared rows ask together, so those rows are read once.
+A sequence's own rows attend to each other causally, and to all shared rows before them. The two
+parts are computed separately. Forward joins them by their normalisers; backward runs each with the
+joined output and normaliser, which gives the exact gradients of the whole. Neighbouring sequences
+with the same shared rows form one run, so those rows are read once.
 
-PyTorch's public `varlen_attn` gives the forward and its normalisers, but its backward takes no
-others than its own; so the two operators that it is made of are called here, private names though
-they have.
+PyTorch's public `varlen_attn` returns the normalisers, but its backward accepts only its own. The
+two private operators that it consists of are therefore called here.
 """
 
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ _ADD_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowRuns:
-    """Rows asked and rows looked at, run by run: where each begins, and the longest."""
+    """Query rows and key rows by run: where each run begins, and the longest."""
 
     queries: Tensor
     keys: Tensor
@@ -38,12 +37,12 @@ class RowRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunCrossing:
-    """Rows `asking` to look at shared rows `seen`, run by run; `once`: each is seen by one run."""
+    """`query_rows` attend to `key_rows`, by run; `unique_keys`: no key row is in two runs."""
 
-    asking: Tensor
-    seen: Tensor
+    query_rows: Tensor
+    key_rows: Tensor
     runs: RowRuns
-    once: bool
+    unique_keys: bool
 
 
 class FlashSharedAttention:
@@ -64,7 +63,7 @@ class FlashSharedAttention:
 
 
 def plan(shared: SharedRows) -> tuple[list[_Piece], list[list[tuple[_Piece, _Piece]]]]:
-    """Each sequence's own rows; level by level, which rows ask and which shared ones they see."""
+    """Each sequence's own rows; by level, which rows attend to which shared rows."""
     own: list[_Piece] = []
     levels: list[list[tuple[_Piece, _Piece]]] = []
     for rows, start in zip(shared.rows, shared.own_from, strict=True):
@@ -92,9 +91,11 @@ def _pieces(rows: Ints) -> list[_Piece]:
 
 
 def _crossing(pairs: Sequence[tuple[_Piece, _Piece]], device: torch.device) -> RunCrossing:
-    asking, seen = ([pair[side] for pair in pairs] for side in (0, 1))
-    rows = [np.concatenate([np.arange(*piece) for piece in side]) for side in (asking, seen)]
-    sizes = [np.array([stop - start for start, stop in side]) for side in (asking, seen)]
+    query_rows, key_rows = ([pair[side] for pair in pairs] for side in (0, 1))
+    rows = [
+        np.concatenate([np.arange(*piece) for piece in side]) for side in (query_rows, key_rows)
+    ]
+    sizes = [np.array([stop - start for start, stop in side]) for side in (query_rows, key_rows)]
     starts = [np.concatenate(([0], np.cumsum(each))).astype(np.int32) for each in sizes]
     sent = [torch.from_numpy(part).to(device) for part in (*rows, *starts)]
     runs = RowRuns(sent[2], sent[3], int(sizes[0].max()), int(sizes[1].max()))
@@ -104,7 +105,7 @@ def _crossing(pairs: Sequence[tuple[_Piece, _Piece]], device: torch.device) -> R
 def flash_forward(
     q: Tensor, k: Tensor, v: Tensor, runs: RowRuns, causal: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Output `[N, heads, d]`, normalisers `[heads, N]`, and what backward wants back."""
+    """Output `[N, heads, d]`, normalisers `[heads, N]`, and the state that backward needs."""
     out, lse, seed, unused, _ = torch.ops.aten._flash_attention_forward(
         q, k, v, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, False
     )
@@ -114,7 +115,7 @@ def flash_forward(
 def flash_backward(
     g: Tensor, given: tuple[Tensor, ...], runs: RowRuns, causal: bool, kept: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; `given` are those, the output and the normalisers."""
+    """Gradients of q, k and v; `given` are q, k, v, the output and the normalisers."""
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         g, *given, runs.queries, runs.keys, runs.most_queries, runs.most_keys, 0.0, causal, *kept
     )
@@ -123,23 +124,25 @@ def flash_backward(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, how: FlashSharedAttention) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, attention: FlashSharedAttention
+    ) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        out, lse, kept = flash_forward(q, k, v, how.own, True)
+        out, lse, kept = flash_forward(q, k, v, attention.own, True)
         all_kept = [*kept]
         (rows, heads, size), lines = q.shape, triton.next_power_of_2(q.shape[1])
-        for crossing in how.crossings:
-            asked = (q.index_select(0, crossing.asking), *_seen(crossing, k, v))
+        for crossing in attention.crossings:
+            asked = (q.index_select(0, crossing.query_rows), *_gather_keys(crossing, k, v))
             other, other_lse, kept = flash_forward(*asked, crossing.runs, False)
             all_kept += kept
-            count, joined = len(crossing.asking), lse.clone()
+            count, joined = len(crossing.query_rows), lse.clone()
             join_rows[(count,)](
                 out,
                 lse,
                 other,
                 other_lse,
                 joined,
-                crossing.asking,
+                crossing.query_rows,
                 count,
                 rows,
                 HEADS=heads,
@@ -150,35 +153,37 @@ class _Attention(torch.autograd.Function):
             )
             lse = joined
         ctx.save_for_backward(q, k, v, out, lse, *all_kept)
-        ctx.how = how
+        ctx.attention = attention
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *all_kept = ctx.saved_tensors
         kept = list(zip(all_kept[::2], all_kept[1::2], strict=True))
-        how, g = ctx.how, g.contiguous()
-        dq, dk, dv = flash_backward(g, (q, k, v, out, lse), how.own, True, kept[0])
-        for crossing, state in zip(how.crossings, kept[1:], strict=True):
-            asking = crossing.asking
+        attention, g = ctx.attention, g.contiguous()
+        dq, dk, dv = flash_backward(g, (q, k, v, out, lse), attention.own, True, kept[0])
+        for crossing, state in zip(attention.crossings, kept[1:], strict=True):
+            query_rows = crossing.query_rows
             given = (
-                q.index_select(0, asking),
-                *_seen(crossing, k, v),
-                out.index_select(0, asking),
-                lse.index_select(1, asking),
+                q.index_select(0, query_rows),
+                *_gather_keys(crossing, k, v),
+                out.index_select(0, query_rows),
+                lse.index_select(1, query_rows),
             )
-            found = flash_backward(g.index_select(0, asking), given, crossing.runs, False, state)
-            _add(dq, found[0], asking, True)
-            _add(dk, found[1], crossing.seen, crossing.once)
-            _add(dv, found[2], crossing.seen, crossing.once)
+            found = flash_backward(
+                g.index_select(0, query_rows), given, crossing.runs, False, state
+            )
+            _add(dq, found[0], query_rows, True)
+            _add(dk, found[1], crossing.key_rows, crossing.unique_keys)
+            _add(dv, found[2], crossing.key_rows, crossing.unique_keys)
         return dq, dk, dv, None
 
 
 _attention: Any = _Attention.apply
 
 
-def _seen(crossing: RunCrossing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return k.index_select(0, crossing.seen), v.index_select(0, crossing.seen)
+def _gather_keys(crossing: RunCrossing, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return k.index_select(0, crossing.key_rows), v.index_select(0, crossing.key_rows)
 
 
 def _add(target: Tensor, more: Tensor, rows: Tensor, once: bool) -> None:

@@ -1,8 +1,8 @@
-"""Triton kernels of a training pass: norms, rotation, gate, log-probs, and joining of attention;
-forward and backward.
+"""Triton kernels of a training pass, forward and backward: norms, rotation, gate, log-probs, and
+joining of attention.
 
-All compute in fp32 and round once. Where a weight's gradient is asked for, each program leaves a
-partial sum.
+All compute in fp32 and round once. If a weight's gradient is needed, each program writes a partial
+sum.
 """
 
 # ruff: noqa: N803  (compile-time constants are upper case, as everywhere in Triton)
@@ -62,12 +62,12 @@ def norm_backward(
 
 
 @triton.jit
-def turn_forward(
+def rotate_forward(
     x, weight, cos, sin, out, eps,
     HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """All heads of a row: normed where asked, then turned by the row's angles."""
+    """All heads of a row: normed with NORM, then rotated by the row's angles."""
     row = tl.program_id(0).to(tl.int64)
     head, at = tl.arange(0, LINES), tl.arange(0, BLOCK)
     mine = (head < HEADS)[:, None] & (at < HALF)[None, :]
@@ -88,12 +88,12 @@ def turn_forward(
 
 
 @triton.jit
-def turn_backward(
+def rotate_backward(
     g, x, weight, cos, sin, dx, dweight, rows, eps,
     HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """The rows `program, program + programs, ...`: turned back, then through the norm."""
+    """Gradients of rows `program, program + programs, ...`: rotated back, then through the norm."""
     first = tl.program_id(0)
     head, at = tl.arange(0, LINES), tl.arange(0, BLOCK)
     there = at < HALF
@@ -176,7 +176,7 @@ def normaliser_kernel(logits, out, vocab, BLOCK: tl.constexpr) -> None:
 
 @triton.jit
 def logits_backward(logits, normaliser, strength, vocab, BLOCK: tl.constexpr) -> None:
-    """Scores become `-strength * probability`, in place: the gradient without the targets' part."""
+    """Replace logits by `-strength * probability`: the gradient without the targets' part."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     place = logits + row * vocab + at
@@ -191,10 +191,10 @@ def join_rows(
     out, lse, other, other_lse, joined, index, rows, all_rows,
     HEADS: tl.constexpr, SIZE: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Attention of a row over two sets of keys into one: row `index[r]` of `out` takes row r of
-    `other` in.
+    """Join the attention of a row over two sets of keys: row r of `other` into row `index[r]` of
+    `out`.
 
-    The new normalisers go to `joined`: every warp reads the old ones, at its own time.
+    The new normalisers go to `joined`, because other warps may still read the old ones.
     """
     number = tl.program_id(0)
     row = tl.load(index + number)
@@ -216,7 +216,7 @@ def join_rows(
 
 @triton.jit
 def add_rows(target, source, index, columns, BLOCK: tl.constexpr) -> None:
-    """Row `index[r]` of `target` grows by row r of `source`; no row is named twice."""
+    """Add row r of `source` to row `index[r]` of `target`; the indices are unique."""
     number = tl.program_id(0)
     row = tl.load(index + number)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

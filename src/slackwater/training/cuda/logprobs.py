@@ -1,4 +1,4 @@
-"""Log-probs of targets from scores below fp32, which become their own gradient in place."""
+"""Log-probs of targets from logits below fp32; backward overwrites the logits by their gradient."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _BLOCK = 4096
 
 
 class _GatheredLogprobs(torch.autograd.Function):
-    """logits[row, target] - logsumexp(logits[row]), in fp32; do not use the scores again."""
+    """logits[row, target] - logsumexp(logits[row]), in fp32; do not use the logits again."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor) -> Tensor:

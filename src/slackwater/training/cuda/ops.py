@@ -1,8 +1,7 @@
 """A layer's small arithmetic for training on CUDA: one kernel forward and one backward each.
 
-Linear layers of one input are one node of the backward pass, each with its low-rank update:
-gradients of the input meet inside the products, and a weight's gradient is added where it is
-gathered.
+Linear layers with the same input are one node of the backward pass, each with its low-rank update:
+the products add up the input's gradients, and a weight's gradient is added to its buffer in place.
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ from slackwater.training.cuda.kernels import (
     gate_forward,
     norm_backward,
     norm_forward,
-    turn_backward,
-    turn_forward,
+    rotate_backward,
+    rotate_forward,
 )
 from slackwater.training.kernel_ops import KernelOps
 
@@ -34,7 +33,7 @@ class _Linears(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float, *parts: Tensor | None) -> tuple[Tensor, ...]:
         outputs, states = [], []
-        for weight, bias, a, b in _by_layer(parts):
+        for weight, bias, a, b in _group_by_layer(parts):
             assert weight is not None
             out = functional.linear(x, weight, bias)
             state = None
@@ -54,7 +53,7 @@ class _Linears(torch.autograd.Function):
         parts, states = saved[: 4 * count], saved[4 * count :]
         dx: Tensor | None = None
         found: list[Tensor | None] = []
-        layers = zip(_by_layer(parts), states, gradients, strict=True)
+        layers = zip(_group_by_layer(parts), states, gradients, strict=True)
         for number, ((weight, bias, a, b), state, gradient) in enumerate(layers):
             assert weight is not None
             g = gradient.contiguous()
@@ -70,7 +69,7 @@ class _Linears(torch.autograd.Function):
                 da = back.t() @ x if needed[2] else None
                 db = (g.t() @ state).mul_(ctx.scale) if needed[3] else None
             found += [
-                _gathered(ctx.weights[number], g, x) if needed[0] else None,
+                _add_weight_gradient(ctx.weights[number], g, x) if needed[0] else None,
                 g.sum(0) if bias is not None and needed[1] else None,
                 da,
                 db,
@@ -86,12 +85,12 @@ def joint_linears(x: Tensor, layers: Sequence[AdaptedWeight], scale: float) -> t
     return outputs
 
 
-def _by_layer(parts: Sequence[Tensor | None]) -> list[tuple[Tensor | None, ...]]:
+def _group_by_layer(parts: Sequence[Tensor | None]) -> list[tuple[Tensor | None, ...]]:
     return [tuple(parts[start : start + 4]) for start in range(0, len(parts), 4)]
 
 
-def _gathered(weight: Tensor, g: Tensor, x: Tensor) -> Tensor | None:
-    """Add to the gradient that a weight has already; where it has none, give it to the caller."""
+def _add_weight_gradient(weight: Tensor, g: Tensor, x: Tensor) -> Tensor | None:
+    """Add to the weight's existing gradient in place; without one, return it to autograd."""
     if weight.grad is None or not weight.is_leaf:
         return g.t() @ x
     with torch.no_grad():
@@ -132,7 +131,7 @@ class _AddNorm(torch.autograd.Function):
         if g is None:
             return passed, passed if ctx.adds else None, None, None
         (rows, columns), dx = total.shape, torch.empty_like(total)
-        partial, programs = _partial(weight, ctx.needs_input_grad[2], rows)
+        partial, programs = _allocate_partials(weight, ctx.needs_input_grad[2], rows)
         norm_backward[(programs,)](
             g.contiguous(),
             g if passed is None else passed.contiguous(),
@@ -148,11 +147,16 @@ class _AddNorm(torch.autograd.Function):
             BLOCK=triton.next_power_of_2(columns),
             num_warps=8,
         )
-        return dx, dx if ctx.adds else None, _summed(partial, weight, ctx.needs_input_grad[2]), None
+        return (
+            dx,
+            dx if ctx.adds else None,
+            _sum_partials(partial, weight, ctx.needs_input_grad[2]),
+            None,
+        )
 
 
-class _Turn(torch.autograd.Function):
-    """Flat rows to heads, normed where a weight is given, then turned by position."""
+class _Rotate(torch.autograd.Function):
+    """Flat rows to heads: normed if a weight is given, then rotated by position."""
 
     @staticmethod
     def forward(
@@ -160,7 +164,7 @@ class _Turn(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         out = torch.empty_like(x)
-        turn_forward[(len(x),)](
+        rotate_forward[(len(x),)](
             x,
             x if weight is None else weight,
             cos,
@@ -181,8 +185,8 @@ class _Turn(torch.autograd.Function):
         weight = held[0] if held else None
         wanted = weight is not None and ctx.needs_input_grad[1]
         dx = torch.empty_like(x)
-        partial, programs = _partial(x if weight is None else weight, wanted, len(x))
-        turn_backward[(programs,)](
+        partial, programs = _allocate_partials(x if weight is None else weight, wanted, len(x))
+        rotate_backward[(programs,)](
             g.contiguous(),
             x,
             x if weight is None else weight,
@@ -197,7 +201,7 @@ class _Turn(torch.autograd.Function):
             **_heads(x.shape[1] // ctx.size, ctx.size),
             num_warps=4,
         )
-        dweight = None if weight is None else _summed(partial, weight, wanted)
+        dweight = None if weight is None else _sum_partials(partial, weight, wanted)
         return dx, dweight, None, None, None, None
 
 
@@ -228,7 +232,7 @@ class CudaOps(KernelOps):
     """On a GPU."""
 
     def __init__(self) -> None:
-        super().__init__(_AddNorm.apply, _Turn.apply, _Gate.apply)
+        super().__init__(_AddNorm.apply, _Rotate.apply, _Gate.apply)
 
     def linears(
         self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
@@ -242,8 +246,8 @@ def _heads(heads: int, size: int) -> dict[str, int]:
     return {"HEADS": heads, "HALF": half, "LINES": lines, "BLOCK": block}
 
 
-def _partial(weight: Tensor, wanted: bool, rows: int) -> tuple[Tensor, int]:
-    """Room for the partial sums of a weight's gradient, and how many programs there are."""
+def _allocate_partials(weight: Tensor, wanted: bool, rows: int) -> tuple[Tensor, int]:
+    """Memory for the partial sums of a weight's gradient, and the number of programs."""
     if not wanted:
         return weight, rows
     programs = min(rows, _PARTIAL_SUMS)
@@ -251,5 +255,5 @@ def _partial(weight: Tensor, wanted: bool, rows: int) -> tuple[Tensor, int]:
     return torch.empty(shape, dtype=torch.float32, device=weight.device), programs
 
 
-def _summed(partial: Tensor, weight: Tensor, wanted: bool) -> Tensor | None:
+def _sum_partials(partial: Tensor, weight: Tensor, wanted: bool) -> Tensor | None:
     return partial.sum(0).to(weight.dtype) if wanted else None

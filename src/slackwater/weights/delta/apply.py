@@ -13,13 +13,13 @@ from slackwater.weights.delta.checksum import (
     term_of,
     word_of,
 )
-from slackwater.weights.delta.compiled import compiled, fetch_for_write
+from slackwater.weights.delta.compiled import compile_loop, prefetch_for_write
 from slackwater.weights.delta.encode import Elements
-from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, refused, unpack
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, ValueEncoding, delta_error, unpack
 from slackwater.weights.delta.places import block_places
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
-_AHEAD = 32  # how many changes ahead memory is asked for
+_AHEAD = 32  # prefetch distance in changes
 
 
 def apply(part: Elements, data: bytes | memoryview, known_checksum: int | None = None) -> int:
@@ -31,23 +31,25 @@ def apply(part: Elements, data: bytes | memoryview, known_checksum: int | None =
 
 
 def apply_frame(part: Elements, frame: DeltaFrame, known_checksum: int | None = None) -> int:
-    """`apply` for a frame that is unpacked already."""
-    held = checksum(part.view(np.uint8)) if known_checksum is None else known_checksum
-    if held != frame.base_checksum:
-        raise refused("it stands on another version than this part's")
+    """`apply` for an unpacked frame."""
+    before = checksum(part.view(np.uint8)) if known_checksum is None else known_checksum
+    if before != frame.base_checksum:
+        raise delta_error("its base is another version than this part's")
     places, starts = block_places(frame)
     values = frame_values(frame)
     part_bytes = part.view(np.uint8)
-    moved = _write(part, part_bytes, places, starts, values, frame.form == ValueEncoding.STEP, KEYS)
-    reached = (held + int(moved)) & ((1 << 64) - 1)
-    if reached != frame.checksum:
+    change = _write(
+        part, part_bytes, places, starts, values, frame.form == ValueEncoding.STEP, KEYS
+    )
+    after = (before + int(change)) & ((1 << 64) - 1)
+    if after != frame.checksum:
         _restore(part, places, starts, values)
-        raise refused("its values do not make the version that it names")
-    return reached
+        raise delta_error("its values do not produce the version that it names")
+    return after
 
 
 def frame_values(frame: DeltaFrame) -> Elements:
-    """The frame's values, put together from their bytes."""
+    """The frame's values, assembled from their byte planes."""
     planes = [np.frombuffer(plane, np.uint8) for plane in frame.planes]
     if len(planes) == 1:
         return planes[0].copy()
@@ -57,11 +59,11 @@ def frame_values(frame: DeltaFrame) -> Elements:
     return values.reshape(-1).view(f"u{frame.item_bytes}")
 
 
-@compiled
+@compile_loop
 def _write(
     part: Any, part_bytes: Any, places: Any, starts: Any, values: Any, as_steps: Any, keys: Any
 ) -> Any:
-    """Write the new elements, keep the old ones in `values`; the checksum's change."""
+    """Write the new elements and store the old ones in `values`; returns the checksum's change."""
     item, moved = part.itemsize, np.uint64(0)
     for block in range(starts.size - 1):
         first, stop, start = starts[block], starts[block + 1], block * BLOCK
@@ -72,7 +74,7 @@ def _write(
             moved -= range_sum(part_bytes, start * item, (start + size) * item, keys)
             for i in range(size):
                 was = part[start + i]
-                part[start + i] = _stepped(was, values[first + i], as_steps)
+                part[start + i] = _decode_value(was, values[first + i], as_steps)
                 values[first + i] = was
             moved += range_sum(part_bytes, start * item, (start + size) * item, keys)
         else:
@@ -82,16 +84,16 @@ def _write(
     return moved
 
 
-@compiled
-def _stepped(was: Any, value: Any, as_steps: Any) -> Any:
-    """The new element from the old one and the sent value; upper bits are still to be cut."""
+@compile_loop
+def _decode_value(was: Any, value: Any, as_steps: Any) -> Any:
+    """The new element from the old one and the sent value; the caller masks the upper bits."""
     if as_steps:
         sent = np.uint64(value)
         return np.uint64(was) + ((sent >> _ONE) ^ (_ZERO - (sent & _ONE)))
     return np.uint64(value)
 
 
-@compiled
+@compile_loop
 def _write_block(
     part: Any,
     part_bytes: Any,
@@ -103,19 +105,19 @@ def _write_block(
     as_steps: Any,
     keys: Any,
 ) -> Any:
-    """One block that is not dense. The checksum follows word by word, chunk by chunk."""
+    """Write a block that is not dense; updates the checksum word by word, chunk by chunk."""
     item = part.itemsize
     per_word, full = 8 // item, (_ONE << np.uint64(8 * item)) - _ONE
     base = np.uintp(part.ctypes.data) + np.uintp(start * item)
     moved, chunk, in_chunk = np.uint64(0), -1, np.uint64(0)
     for i in range(first, stop):
         ahead = min(i + _AHEAD, stop - 1)
-        fetch_for_write(base + np.uintp(np.int64(places[ahead]) * item))
+        prefetch_for_write(base + np.uintp(np.int64(places[ahead]) * item))
         place = start + np.int64(places[i])
         word = place // per_word
         before, shift = word_of(part_bytes, word), np.uint64(place % per_word * item * 8)
         was = (before >> shift) & full
-        value = _stepped(was, values[i], as_steps) & full
+        value = _decode_value(was, values[i], as_steps) & full
         after = before ^ ((was ^ value) << shift)
         part[place] = value
         values[i] = was
@@ -127,9 +129,9 @@ def _write_block(
     return moved + in_chunk * factor_of(chunk)
 
 
-@compiled
+@compile_loop
 def _restore(part: Any, places: Any, starts: Any, values: Any) -> None:
-    """Put the old elements back, which `_write` kept in `values`."""
+    """Restore the old elements, which `_write` stored in `values`."""
     for block in range(starts.size - 1):
         first, stop, start = starts[block], starts[block + 1], block * BLOCK
         dense = stop - first == min(part.size - start, BLOCK)

@@ -4,10 +4,10 @@ The bytes are little-endian 64-bit words w, zero-padded, in chunks of 512. With 
 place in a chunk and an odd factor per chunk, modulo 2**64:
 
     term(w, key) = w + ((low(w) + low(key)) mod 2**32) * ((high(w) + high(key)) mod 2**32)
-    checksum     = mixed(number of bytes) + sum over chunks of factor(chunk) * sum of its terms
+    checksum     = mix(number of bytes) + sum over chunks of factor(chunk) * sum of its terms
 
-It is a sum, so any order gives the same, and a changed word changes it by factor * (new term - old
-term). It detects damage and mistakes; it is no signature.
+It is a sum, so the order does not matter, and a changed word changes it by factor * (new term - old
+term). It detects damage and mistakes; it is not a signature.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.weights.delta.compiled import SUM_WORDS, compiled, keyed_sum, word_at
+from slackwater.weights.delta.compiled import SUM_WORDS, compile_loop, load_word, sum_keyed_words
 
 CHUNK_BYTES = 4096
 CHUNK_WORDS = CHUNK_BYTES // 8
@@ -40,39 +40,39 @@ KEYS: NDArray[np.uint64] = np.array(
 )
 
 
-@compiled
-def mixed(value: Any) -> Any:
+@compile_loop
+def mix_word(value: Any) -> Any:
     """`mix`, compiled."""
     value = (value ^ (value >> _S30)) * _U_ONE
     value = (value ^ (value >> _S27)) * _U_TWO
     return value ^ (value >> _S31)
 
 
-@compiled
+@compile_loop
 def factor_of(chunk: Any) -> Any:
     """The odd factor of a chunk, by its number."""
-    return mixed(np.uint64(chunk + 1) * _U_GOLDEN) | _ODD
+    return mix_word(np.uint64(chunk + 1) * _U_GOLDEN) | _ODD
 
 
-@compiled
+@compile_loop
 def term_of(word: Any, key: Any) -> Any:
     """A word's contribution to its chunk."""
     return word + ((word + key) & _LOW) * (((word >> _HALF) + (key >> _HALF)) & _LOW)
 
 
-@compiled
+@compile_loop
 def word_of(data: Any, place: int) -> Any:
     """The 64-bit word number `place` of the bytes, filled up with zeros at their end."""
     start = place * 8
     if start + 8 <= data.size:
-        return word_at(np.uintp(data.ctypes.data) + np.uintp(start))
+        return load_word(np.uintp(data.ctypes.data) + np.uintp(start))
     word = np.uint64(0)
     for byte in range(data.size - start):
         word |= np.uint64(data[start + byte]) << np.uint64(8 * byte)
     return word
 
 
-@compiled
+@compile_loop
 def range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
     """The contribution of the bytes from `start` to `stop`, both at chunk edges or the end."""
     total = np.uint64(0)
@@ -82,20 +82,20 @@ def range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
         chunk = np.uint64(0)
         if whole:
             base = np.uintp(data.ctypes.data) + np.uintp(begin)
-            chunk = keyed_sum(base, np.uintp(keys.ctypes.data), np.uint64(whole))
+            chunk = sum_keyed_words(base, np.uintp(keys.ctypes.data), np.uint64(whole))
         for place in range(whole * SUM_WORDS, words):
             chunk += term_of(word_of(data, begin // 8 + place), keys[place])
         total += chunk * factor_of(begin // CHUNK_BYTES)
     return total
 
 
-@compiled
+@compile_loop
 def sum_of_size(size: int) -> Any:
-    """What the number of bytes adds."""
-    return mixed(np.uint64(size))
+    """The contribution of the number of bytes."""
+    return mix_word(np.uint64(size))
 
 
-@compiled
+@compile_loop
 def _checksum(data: Any, keys: Any) -> Any:
     return sum_of_size(data.size) + range_sum(data, 0, data.size, keys)
 
@@ -105,13 +105,13 @@ def checksum(data: NDArray[np.uint8]) -> int:
     return int(_checksum(data, KEYS))
 
 
-@compiled
+@compile_loop
 def _range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
     return range_sum(data, start, stop, keys)
 
 
 class RunningSum:
-    """The checksum of bytes that arrive in ranges, each summed while it is in the cache."""
+    """The checksum of bytes that arrive in ranges; each is summed while it is in the CPU cache."""
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data = data

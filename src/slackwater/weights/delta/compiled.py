@@ -1,4 +1,4 @@
-"""How the delta codec compiles its loops, and the few instructions that Python has no word for."""
+"""Compilation of the delta codec's loops, and CPU instructions that Python does not have."""
 
 import inspect
 from collections.abc import Callable
@@ -17,34 +17,34 @@ _BYTES = ir.IntType(8).as_pointer()
 LANES = 64  # elements that one comparison looks at: a bit each
 
 
-def compiled(function: Function) -> Function:
+def compile_loop(function: Function) -> Function:
     """Compile once per machine (cached on disk); other threads run meanwhile."""
     decorate: Any = numba.njit(cache=True, nogil=True, error_model="numpy")
     result: Function = decorate(function)
     return result
 
 
-def generated(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """A function of these types whose instructions `emit(builder, ...)` gives to the compiler."""
+def llvm_intrinsic(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: a compiled function of these types; `emit(builder, ...)` writes its LLVM code."""
 
-    def made(emit: Callable[..., Any]) -> Any:
-        def typed(typing: Any, *given: Any) -> Any:
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def declare(typing: Any, *given: Any) -> Any:
             del typing, given
             return result(*arguments), lambda _context, builder, _types, given: emit(
                 builder, *given
             )
 
-        typed.__name__, typed.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
-        return intrinsic(typed)
+        declare.__name__, declare.__signature__ = emit.__name__, inspect.signature(emit)  # type: ignore[attr-defined]  # numba reads it
+        return intrinsic(declare)
 
-    return made
+    return decorate
 
 
-def _differing(bits: int) -> Any:
-    """Which of the 64 elements of `bits` bits at two addresses differ, as one word."""
+def _make_comparison(bits: int) -> Any:
+    """Compare 64 elements of `bits` bits at two addresses; the differing ones, as one word."""
     vector = ir.VectorType(ir.IntType(bits), LANES)
 
-    @generated(types.uint64, types.uintp, types.uintp)
+    @llvm_intrinsic(types.uint64, types.uintp, types.uintp)
     def differing(builder: Any, one: Any, other: Any) -> Any:
         pointers = [builder.inttoptr(each, vector.as_pointer()) for each in (one, other)]
         left, right = (builder.load(pointer, align=1) for pointer in pointers)
@@ -53,34 +53,34 @@ def _differing(bits: int) -> Any:
     return differing
 
 
-differing_bytes = _differing(8)
-differing_shorts = _differing(16)
-differing_words = _differing(32)
+differing_bytes = _make_comparison(8)
+differing_shorts = _make_comparison(16)
+differing_words = _make_comparison(32)
 
 
-@generated(types.uint64, types.uintp)
-def word_at(builder: Any, address: Any) -> Any:
+@llvm_intrinsic(types.uint64, types.uintp)
+def load_word(builder: Any, address: Any) -> Any:
     """The 64-bit word at any address, aligned or not."""
     return builder.load(builder.inttoptr(address, _WORD.as_pointer()), align=1)
 
 
-@generated(types.int64, types.uint64)
+@llvm_intrinsic(types.int64, types.uint64)
 def trailing_zeros(builder: Any, word: Any) -> Any:
     """Trailing zero bits of a non-zero word."""
     return builder.cttz(word, ir.IntType(1)(1))
 
 
-@generated(types.int64, types.uint64)
-def ones(builder: Any, word: Any) -> Any:
+@llvm_intrinsic(types.int64, types.uint64)
+def count_ones(builder: Any, word: Any) -> Any:
     """Set bits of a word."""
     return builder.ctpop(word)
 
 
-SUM_WORDS = 8  # 64-bit words that one step of `keyed_sum` takes
+SUM_WORDS = 8  # 64-bit words that one step of `sum_keyed_words` takes
 
 
-@generated(types.uint64, types.uintp, types.uintp, types.uint64)
-def keyed_sum(builder: Any, data: Any, keys: Any, steps: Any) -> Any:
+@llvm_intrinsic(types.uint64, types.uintp, types.uintp, types.uint64)
+def sum_keyed_words(builder: Any, data: Any, keys: Any, steps: Any) -> Any:
     """The sum of `w + low(w + key) * high(w, key)` over `steps` > 0 times 8 words (checksum.py).
 
     Written as vectors, since the compiler does not vectorize a loop over addresses.
@@ -110,15 +110,15 @@ def keyed_sum(builder: Any, data: Any, keys: Any, steps: Any) -> Any:
     return result
 
 
-@generated(types.int64, types.uintp, types.uint64)
-def put_word(builder: Any, address: Any, word: Any) -> Any:
+@llvm_intrinsic(types.int64, types.uintp, types.uint64)
+def store_word(builder: Any, address: Any, word: Any) -> Any:
     """Store a 64-bit word at any address, aligned or not."""
     builder.store(word, builder.inttoptr(address, _WORD.as_pointer()), align=1)
     return _WORD(0)
 
 
-@generated(types.int64, types.uintp)
-def fetch_for_write(builder: Any, address: Any) -> Any:
+@llvm_intrinsic(types.int64, types.uintp)
+def prefetch_for_write(builder: Any, address: Any) -> Any:
     """Prefetch memory that is about to change; any address is valid."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT, _INT, _INT])
     declare: Any = cgutils.get_or_insert_function

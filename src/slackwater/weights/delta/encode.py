@@ -1,4 +1,4 @@
-"""From two versions of a part to the frame of what changed between them."""
+"""Encodes the difference between two versions of a part as a frame."""
 
 from typing import Any, TypeAlias
 
@@ -16,11 +16,11 @@ from slackwater.weights.delta.checksum import (
     word_of,
 )
 from slackwater.weights.delta.compiled import (
-    compiled,
+    compile_loop,
+    count_ones,
     differing_bytes,
     differing_shorts,
     differing_words,
-    ones,
 )
 from slackwater.weights.delta.frame import (
     BITMAP_BYTES,
@@ -48,19 +48,21 @@ def encode(old: Elements, new: Elements) -> bytes:
 
 
 def difference(old: Elements, new: Elements) -> DeltaFrame:
-    """The frame's content, before it is packed."""
+    """The unpacked frame of the difference."""
     if old.dtype != new.dtype or old.shape != new.shape or new.ndim != 1:
         raise ConfigError.of("delta base", (old.dtype, old.shape), f"must be as {new.shape}")
     item, elements = new.dtype.itemsize, new.size
     blocks = -(-elements // BLOCK)
     kinds, sizes = np.empty(blocks, np.uint16), np.empty(blocks * 3, np.uint16)
     positions = np.empty(blocks * BITMAP_BYTES + 64, np.uint8)
-    ours, theirs = np.empty(elements, new.dtype), np.empty(elements, new.dtype)
+    new_values, old_values = np.empty(elements, new.dtype), np.empty(elements, new.dtype)
     old_bytes, new_bytes = old.view(np.uint8), new.view(np.uint8)
-    found = _compared(old, new, old_bytes, new_bytes, kinds, sizes, positions, ours, theirs, KEYS)
+    found = _compare_blocks(
+        old, new, old_bytes, new_bytes, kinds, sizes, positions, new_values, old_values, KEYS
+    )
     sized, positioned, values, change, total = (int(each) for each in found)
-    ours, theirs = ours[:values], theirs[:values]
-    form, planes = value_planes(ours, theirs)
+    new_values, old_values = new_values[:values], old_values[:values]
+    form, planes = value_planes(new_values, old_values)
     return DeltaFrame(
         item,
         form,
@@ -75,7 +77,7 @@ def difference(old: Elements, new: Elements) -> DeltaFrame:
 
 
 def value_planes(new: Elements, old: Elements) -> tuple[ValueEncoding, tuple[bytes, ...]]:
-    """The changed values in the form that looks smaller, cut into bytes of one significance."""
+    """The changed values in the encoding that looks smaller, split into planes of one byte each."""
     item = new.dtype.itemsize
     step = max(len(new) // _SAMPLE, 1)
     sampled_new, sampled_old = new[::step][:_SAMPLE].copy(), old[::step][:_SAMPLE].copy()
@@ -88,7 +90,7 @@ def value_planes(new: Elements, old: Elements) -> tuple[ValueEncoding, tuple[byt
 
 
 def steps(new: Elements, old: Elements) -> Elements:
-    """The differences as integers of the same width, small ones of either sign first (zigzag)."""
+    """The differences as zigzag-coded integers of the same width, small ones first."""
     signed = (new - old).view(np.dtype(f"i{new.dtype.itemsize}"))
     bits = new.dtype.itemsize * 8
     return ((signed << 1) ^ (signed >> (bits - 1))).view(new.dtype)
@@ -107,8 +109,8 @@ def entropy_bits(values: Elements) -> float:
     return bits
 
 
-@compiled
-def _compared(
+@compile_loop
+def _compare_blocks(
     old: Any,
     new: Any,
     old_bytes: Any,
@@ -116,11 +118,11 @@ def _compared(
     kinds: Any,
     sizes: Any,
     positions: Any,
-    ours: Any,
-    theirs: Any,
+    new_values: Any,
+    old_values: Any,
     keys: Any,
 ) -> Any:
-    """One pass over both versions, block by block: changes, their coding, and values.
+    """One pass over both versions, block by block: find changes, encode positions, collect values.
 
     Returns the used lengths of `sizes`, `positions` and values, the checksum's change, and the new
     checksum.
@@ -134,7 +136,7 @@ def _compared(
     for block in range(kinds.size):
         start = block * BLOCK
         size = min(new.size - start, BLOCK)
-        count = changed_bits(old, new, start, size, words)
+        count = mark_changes(old, new, start, size, words)
         block_sum = range_sum(new_bytes, start * item, (start + size) * item, keys)
         total += block_sum
         if count == 0:
@@ -145,22 +147,32 @@ def _compared(
         )
         kinds[block] = kind
         if kind == _DENSE:
-            # One by one: to copy slices takes numba seconds more to compile.
+            # Element by element: slice copies take numba seconds longer to compile.
             for i in range(size):
-                ours[values + i], theirs[values + i] = new[start + i], old[start + i]
+                new_values[values + i], old_values[values + i] = new[start + i], old[start + i]
             values += size
             moved += block_sum
             moved -= range_sum(old_bytes, start * item, (start + size) * item, keys)
         else:
-            moved += _gathered(
-                old, new, old_bytes, new_bytes, start, places, count, ours, theirs, values, keys
+            moved += _collect_changes(
+                old,
+                new,
+                old_bytes,
+                new_bytes,
+                start,
+                places,
+                count,
+                new_values,
+                old_values,
+                values,
+                keys,
             )
             values += count
     return sized, at, values, moved, total
 
 
-@compiled
-def changed_bits(old: Any, new: Any, start: int, size: int, words: Any) -> Any:
+@compile_loop
+def mark_changes(old: Any, new: Any, start: int, size: int, words: Any) -> Any:
     """Set a bit for each differing element of a block; returns their number."""
     item, count = new.itemsize, 0
     one = np.uintp(old.ctypes.data) + np.uintp(start * item)
@@ -174,7 +186,7 @@ def changed_bits(old: Any, new: Any, start: int, size: int, words: Any) -> Any:
         else:
             bits = differing_words(one + offset, other + offset)
         words[word] = bits
-        count += ones(bits)
+        count += count_ones(bits)
     if size % 64:
         bits = np.uint64(0)
         first = start + size // 64 * 64
@@ -182,11 +194,11 @@ def changed_bits(old: Any, new: Any, start: int, size: int, words: Any) -> Any:
             if old[first + place] != new[first + place]:
                 bits |= np.uint64(1) << np.uint64(place)
         words[size // 64] = bits
-        count += ones(bits)
+        count += count_ones(bits)
     return count
 
 
-@compiled
+@compile_loop
 def write_positions(
     words: Any,
     size: int,
@@ -233,13 +245,13 @@ def write_positions(
     return _BITMAP, sized, at + bitmap
 
 
-@compiled
+@compile_loop
 def bytes_of(count: int, k: int, unary: int) -> Any:
     """The bytes of Rice-coded numbers."""
     return (count * k + 7) // 8 + (unary + 7) // 8
 
 
-@compiled
+@compile_loop
 def gaps_of(places: Any, count: int, gaps: Any) -> None:
     """The unchanged elements before each changed one."""
     after = 0
@@ -248,7 +260,7 @@ def gaps_of(places: Any, count: int, gaps: Any) -> None:
         after = places[i] + 1
 
 
-@compiled
+@compile_loop
 def runs_of(places: Any, count: int, gaps: Any, lengths: Any) -> Any:
     """The gap before each run of changes and the run lengths less one; the number of runs."""
     runs, after = -1, -1
@@ -264,8 +276,8 @@ def runs_of(places: Any, count: int, gaps: Any, lengths: Any) -> Any:
     return runs + 1
 
 
-@compiled
-def _gathered(
+@compile_loop
+def _collect_changes(
     old: Any,
     new: Any,
     old_bytes: Any,
@@ -273,8 +285,8 @@ def _gathered(
     start: int,
     places: Any,
     count: int,
-    ours: Any,
-    theirs: Any,
+    new_values: Any,
+    old_values: Any,
     at: int,
     keys: Any,
 ) -> Any:
@@ -283,8 +295,8 @@ def _gathered(
     moved, chunk, in_chunk, seen = np.uint64(0), -1, np.uint64(0), -1
     for i in range(count):
         place = start + places[i]
-        ours[at + i] = new[place]
-        theirs[at + i] = old[place]
+        new_values[at + i] = new[place]
+        old_values[at + i] = old[place]
         word = place // per_word
         if word == seen:
             continue

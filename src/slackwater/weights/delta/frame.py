@@ -24,7 +24,7 @@ HEAD_BYTES = _HEAD.size
 
 
 class IndexEncoding(IntEnum):
-    """How a block says which of its elements changed."""
+    """How a block encodes which of its elements changed."""
 
     NONE = 0
     DENSE = 1
@@ -41,11 +41,11 @@ class ValueEncoding(IntEnum):
 
 
 class DeltaError(ConfigError):
-    """These bytes are not a delta of this part, which is unchanged."""
+    """The bytes are not a valid delta of this part. The part is unchanged."""
 
 
-def refused(why: str) -> DeltaError:
-    """The error of an unusable delta."""
+def delta_error(why: str) -> DeltaError:
+    """An error with the fix."""
     return DeltaError(f"delta: {why}; pull the version whole or take the delta again")
 
 
@@ -65,13 +65,13 @@ class DeltaFrame:
 
 
 def pack(frame: DeltaFrame) -> bytes:
-    """The frame's bytes; streams are compressed where that pays."""
+    """The frame's bytes; value planes are compressed if that saves enough."""
     table, body = [], []
     for stream in (frame.kinds, frame.sizes, frame.positions):
         table.append(_STREAM.pack(0, len(stream), len(stream)))
         body.append(stream)
     for plane in frame.planes:
-        coding, stored = _squeezed(plane)
+        coding, stored = _compress(plane)
         table.append(_STREAM.pack(coding, len(plane), len(stored)))
         body.append(stored)
     content = b"".join((*table, *body))
@@ -93,17 +93,17 @@ def unpack(data: bytes | memoryview, elements: int, item_bytes: int) -> DeltaFra
     """The frame in `data`, which must be of a part with this many elements of this size."""
     view = memoryview(data).cast("B")
     if len(view) < HEAD_BYTES:
-        raise refused(f"{len(view)} bytes are no frame")
+        raise delta_error(f"{len(view)} bytes are no frame")
     magic, version, item, form, zero, count, base, result, crc = _HEAD.unpack(view[:HEAD_BYTES])
     if magic != MAGIC or version != FORMAT or zero != 0 or form not in (0, 1):
-        raise refused("it does not begin as a frame of format 1")
+        raise delta_error("it does not begin as a frame of format 1")
     if (count, item) != (elements, item_bytes):
-        raise refused(
+        raise delta_error(
             f"it is of {count} elements of {item} bytes, the part has {elements} of {item_bytes}"
         )
     content = view[HEAD_BYTES:]
     if zlib.crc32(content) != crc:
-        raise refused("its bytes are not as written")
+        raise delta_error("its bytes are not as written")
     kinds, sizes, positions, *planes = _streams(content, elements, item_bytes)
     return DeltaFrame(
         item, ValueEncoding(form), count, base, result, kinds, sizes, positions, tuple(planes)
@@ -115,16 +115,18 @@ def _streams(content: memoryview, elements: int, item_bytes: int) -> list[bytes]
     limits = [2 * blocks, 6 * blocks, blocks * BITMAP_BYTES, *[elements] * item_bytes]
     start = _STREAM.size * len(limits)
     if len(content) < start:
-        raise refused("its table of streams is cut")
+        raise delta_error("its table of streams is cut")
     streams = []
     for number, limit in enumerate(limits):
         coding, raw, stored = _STREAM.unpack_from(content, number * _STREAM.size)
         if raw > limit or stored > len(content) - start:
-            raise refused(f"stream {number} has {raw} bytes, more than {limit} or than are there")
-        streams.append(_unsqueezed(content[start : start + stored], coding, raw))
+            raise delta_error(
+                f"stream {number} has {raw} bytes, more than {limit} or than are there"
+            )
+        streams.append(_decompress(content[start : start + stored], coding, raw))
         start += stored
     if start != len(content):
-        raise refused(f"{len(content) - start} bytes follow its last stream")
+        raise delta_error(f"{len(content) - start} bytes follow its last stream")
     return streams
 
 
@@ -132,7 +134,7 @@ _SAMPLE = 1 << 16
 _kept = threading.local()
 
 
-def _squeezed(plane: bytes) -> tuple[int, bytes]:
+def _compress(plane: bytes) -> tuple[int, bytes]:
     """(1, compressed) if that is at least 3 % smaller, else (0, as it is)."""
     if len(plane) < 64:
         return 0, plane
@@ -149,29 +151,29 @@ def _squeezed(plane: bytes) -> tuple[int, bytes]:
 
 
 def _decompressor() -> zstandard.ZstdDecompressor:
-    """This thread's own: making one takes longer than a small stream."""
+    """This thread's decompressor: creating one takes longer than a small stream."""
     found: zstandard.ZstdDecompressor | None = getattr(_kept, "decompressor", None)
     if found is None:
         found = _kept.decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
     return found
 
 
-def _unsqueezed(stored: memoryview, coding: int, raw: int) -> bytes:
+def _decompress(stored: memoryview, coding: int, raw: int) -> bytes:
     if coding == 0:
         if len(stored) != raw:
-            raise refused(f"a stream of {raw} bytes is stored in {len(stored)}")
+            raise delta_error(f"a stream of {raw} bytes is stored in {len(stored)}")
         return bytes(stored)
     if coding != 1:
-        raise refused(f"stream coding {coding} is unknown here")
-    # An empty Zstandard frame hides what follows it from the check for extra data below.
+        raise delta_error(f"stream coding {coding} is unknown here")
+    # Behind an empty Zstandard frame the check for extra data below would see nothing.
     if raw == 0:
-        raise refused("an empty stream is stored as it is, not compressed")
+        raise delta_error("an empty stream is stored as it is, not compressed")
     try:
         if zstandard.frame_content_size(stored) != raw:
-            raise refused("a compressed stream is not of the size that it names")
+            raise delta_error("a compressed stream is not of the size that it names")
         found = _decompressor().decompress(stored, max_output_size=raw, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise refused(f"a compressed stream is damaged ({error})") from None
+        raise delta_error(f"a compressed stream is damaged ({error})") from None
     if len(found) != raw:
-        raise refused("a compressed stream is cut")
+        raise delta_error("a compressed stream is cut")
     return found

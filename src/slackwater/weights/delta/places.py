@@ -1,7 +1,7 @@
-"""Reads which elements a frame changes; refuses inconsistent streams.
+"""Decodes which elements a frame changes; refuses inconsistent streams.
 
-Rice code of g with parameter k: the low k bits of all numbers, packed and padded to a byte; then
-for each number g >> k zeros and a one, likewise packed. Bits fill a byte from the lowest up.
+Rice code of g with parameter k: the low k bits of all numbers, packed and padded to a byte; then,
+for each number, g >> k zeros and a one, packed likewise. Bits fill a byte from the lowest up.
 """
 
 from typing import Any
@@ -9,8 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.weights.delta.compiled import compiled, ones, put_word, trailing_zeros, word_at
-from slackwater.weights.delta.frame import BLOCK, DeltaFrame, IndexEncoding, refused
+from slackwater.weights.delta.compiled import (
+    compile_loop,
+    count_ones,
+    load_word,
+    store_word,
+    trailing_zeros,
+)
+from slackwater.weights.delta.frame import BLOCK, DeltaFrame, IndexEncoding, delta_error
 
 _NONE, _DENSE, _BITMAP = (
     int(IndexEncoding.NONE),
@@ -23,7 +29,7 @@ _MAX_K = 15
 _ONE = np.uint64(1)
 
 
-@compiled
+@compile_loop
 def best_k(numbers: Any, count: Any) -> Any:
     """A near-optimal Rice parameter, the smallest of equals, and the bits of its unary part."""
     total = np.int64(0)
@@ -43,7 +49,7 @@ def best_k(numbers: Any, count: Any) -> Any:
     return best, best_unary
 
 
-@compiled
+@compile_loop
 def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
     """Append the low bits at byte `at`; the next free byte. Overwrites up to 8 bytes beyond."""
     base, mask = np.uintp(out.ctypes.data) + np.uintp(at), (_ONE << np.uint64(k)) - _ONE
@@ -52,15 +58,15 @@ def write_low(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
         held |= (np.uint64(numbers[i]) & mask) << np.uint64(bits)
         bits += k
         if bits >= 32:
-            put_word(base + np.uintp(done), held)
+            store_word(base + np.uintp(done), held)
             done += 4
             held >>= np.uint64(32)
             bits -= 32
-    put_word(base + np.uintp(done), held)
+    store_word(base + np.uintp(done), held)
     return at + done + (bits + 7) // 8
 
 
-@compiled
+@compile_loop
 def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
     """Append the unary part of each number; the next free byte."""
     base = np.uintp(out.ctypes.data) + np.uintp(at)
@@ -68,18 +74,18 @@ def write_unary(numbers: Any, count: Any, k: Any, out: Any, at: Any) -> Any:
     for i in range(count):
         bits += numbers[i] >> k
         while bits >= 64:
-            put_word(base + np.uintp(done), held)
+            store_word(base + np.uintp(done), held)
             done += 8
             held = np.uint64(0)
             bits -= 64
         held |= _ONE << np.uint64(bits)
         bits += 1
     if bits:
-        put_word(base + np.uintp(done), held)
+        store_word(base + np.uintp(done), held)
     return at + done + (bits + 7) // 8
 
 
-@compiled
+@compile_loop
 def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, out: Any) -> Any:
     """Read `count` numbers: low bits from `low`, unary part from `unary` to `end`; False if
     invalid.
@@ -95,7 +101,7 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
             zeros += have
             if unary >= end or zeros > 65535:
                 return False
-            word, have = word_at(base + np.uintp(unary)), 64
+            word, have = load_word(base + np.uintp(unary)), 64
             if end - unary < 8:
                 have = (end - unary) * 8
                 word &= (_ONE << np.uint64(have)) - _ONE
@@ -103,7 +109,7 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
         skipped = trailing_zeros(word)
         word = (word >> np.uint64(skipped)) >> _ONE
         have -= skipped + 1
-        held = word_at(lows + np.uintp(bit >> 3)) >> np.uint64(bit & 7)
+        held = load_word(lows + np.uintp(bit >> 3)) >> np.uint64(bit & 7)
         number = (np.int64(zeros + skipped) << k) | np.int64(held & mask)
         bit += k
         zeros = 0
@@ -115,9 +121,9 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
     return word == 0 and have < 8 and unary >= end
 
 
-@compiled
+@compile_loop
 def set_bits(words: Any, start: Any, stop: Any, out: Any) -> Any:
-    """The places of the ones in `words[start:stop]`; returns their number."""
+    """Write the positions of the set bits in `words[start:stop]`; returns their number."""
     count = 0
     for index in range(start, stop):
         word = words[index]
@@ -138,22 +144,22 @@ def block_places(frame: DeltaFrame) -> tuple[NDArray[np.uint16], NDArray[np.int6
     kinds = np.frombuffer(frame.kinds, "<u2")
     blocks = -(-frame.elements // BLOCK)
     if len(kinds) != blocks or len(frame.sizes) % 2:
-        raise refused(f"it names the kinds of {len(kinds)} blocks, not of {blocks}")
+        raise delta_error(f"it names the kinds of {len(kinds)} blocks, not of {blocks}")
     sizes = np.frombuffer(frame.sizes, "<u2")
-    bits = np.zeros(len(frame.positions) + 8, np.uint8)  # reading goes a word at a time
+    bits = np.zeros(len(frame.positions) + 8, np.uint8)  # padded: reads are a word wide
     bits[:-8] = np.frombuffer(frame.positions, np.uint8)
     starts = np.empty(blocks + 1, np.int64)
-    count = int(_counted(kinds, sizes, bits, frame.elements, starts))
+    count = int(_count_values(kinds, sizes, bits, frame.elements, starts))
     if count < 0 or any(len(plane) != count for plane in frame.planes):
-        raise refused("its blocks and its streams do not fit together")
+        raise delta_error("its blocks and its streams do not fit together")
     places = np.empty(count, np.uint16)
-    if not _placed(kinds, sizes, bits, frame.elements, starts, places):
-        raise refused("a block's positions are damaged")
+    if not _fill_places(kinds, sizes, bits, frame.elements, starts, places):
+        raise delta_error("a block's positions are damaged")
     return places, starts
 
 
-@compiled
-def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> Any:
+@compile_loop
+def _count_values(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> Any:
     """Fill in where each block's values start; the number of values, or -1 if inconsistent."""
     end: Any = bits.size - 8
     sized: Any = 0
@@ -170,7 +176,7 @@ def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> A
         elif kind == _BITMAP:
             used = np.int64((size + 7) // 8)
             for byte in range(at, min(at + used, end)):
-                count += ones(np.uint64(bits[byte]))
+                count += count_ones(np.uint64(bits[byte]))
         elif kind == _GAPS:
             read = 2
             count, used = _gaps_size(kinds[block], sizes, sized)
@@ -187,7 +193,7 @@ def _counted(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any) -> A
     return values if sized == sizes.size and at == end else -1
 
 
-@compiled
+@compile_loop
 def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
     """Number of changes and position bytes of a gap block; a negative count if inconsistent."""
     k = np.int64((kind >> 3) & 31)
@@ -197,7 +203,7 @@ def _gaps_size(kind: Any, sizes: Any, sized: Any) -> Any:
     return count, (count * k + 7) // 8 + np.int64(sizes[sized + 1])
 
 
-@compiled
+@compile_loop
 def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
     """The ends of a run block's sections: low bits of gaps and lengths, then the rest of each."""
     k, length_k = np.int64((kind >> 3) & 31), np.int64(kind >> 8)
@@ -208,7 +214,7 @@ def _run_sections(kind: Any, sizes: Any, sized: Any, at: Any) -> Any:
     return one, two, three, three + np.int64(sizes[sized + 2])
 
 
-@compiled
+@compile_loop
 def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
     """Number of changes and position bytes of a run block; a negative count if inconsistent."""
     bad = np.int64(-1), np.int64(0)
@@ -227,41 +233,41 @@ def _runs_size(kind: Any, sizes: Any, sized: Any, bits: Any, at: Any) -> Any:
     return count, end - at
 
 
-@compiled
-def _placed(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any, places: Any) -> Any:
-    """Fill in the places of all blocks but dense ones; False if any is outside its block."""
+@compile_loop
+def _fill_places(kinds: Any, sizes: Any, bits: Any, elements: Any, starts: Any, places: Any) -> Any:
+    """Fill in the places of all blocks except dense ones; False if any is outside its block."""
     sized: Any = 0
     at: Any = 0
     gaps, lengths = np.empty(BLOCK, np.int32), np.empty(BLOCK, np.int32)
     for block in range(kinds.size):
         kind, size = kinds[block] & 7, min(elements - block * BLOCK, BLOCK)
         out, stop = starts[block], starts[block + 1]
-        well = True
+        valid = True
         if kind == _BITMAP:
-            well = _place_bitmap(bits, at, size, places, out)
+            valid = _place_bitmap(bits, at, size, places, out)
             at += (size + 7) // 8
         elif kind == _GAPS:
             k = np.int64((kinds[block] >> 3) & 31)
             unary = at + ((stop - out) * k + 7) // 8
             end = unary + np.int64(sizes[sized + 1])
-            well = read_numbers(bits, at, unary, end, stop - out, k, gaps)
-            well = well and _place_gaps(gaps, stop - out, size, places, out)
+            valid = read_numbers(bits, at, unary, end, stop - out, k, gaps)
+            valid = valid and _place_gaps(gaps, stop - out, size, places, out)
             at, sized = end, sized + 2
         elif kind == _RUNS:
             one, two, three, end = _run_sections(kinds[block], sizes, sized, at)
             runs, k = np.int64(sizes[sized]) + 1, np.int64((kinds[block] >> 3) & 31)
-            well = read_numbers(bits, at, two, three, runs, k, gaps)
-            well = well and read_numbers(
+            valid = read_numbers(bits, at, two, three, runs, k, gaps)
+            valid = valid and read_numbers(
                 bits, one, three, end, runs, np.int64(kinds[block] >> 8), lengths
             )
-            well = well and _place_runs(gaps, lengths, runs, size, places, out)
+            valid = valid and _place_runs(gaps, lengths, runs, size, places, out)
             at, sized = end, sized + 3
-        if not well:
+        if not valid:
             return False
     return True
 
 
-@compiled
+@compile_loop
 def _place_bitmap(bits: Any, at: Any, size: Any, places: Any, out: Any) -> Any:
     for byte in range((size + 7) // 8):
         held = bits[at + byte]
@@ -274,7 +280,7 @@ def _place_bitmap(bits: Any, at: Any, size: Any, places: Any, out: Any) -> Any:
     return True
 
 
-@compiled
+@compile_loop
 def _place_gaps(gaps: Any, count: Any, size: Any, places: Any, out: Any) -> Any:
     place = np.int64(-1)
     for i in range(count):
@@ -285,7 +291,7 @@ def _place_gaps(gaps: Any, count: Any, size: Any, places: Any, out: Any) -> Any:
     return True
 
 
-@compiled
+@compile_loop
 def _place_runs(gaps: Any, lengths: Any, runs: Any, size: Any, places: Any, out: Any) -> Any:
     place = np.int64(0)
     for run in range(runs):

@@ -1,4 +1,4 @@
-"""How a model is spread over ranks: tensor and data parallel, on either side."""
+"""How a model is spread over ranks: tensor and data parallelism, for trainers and engines."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """Where a rank stands in each direction."""
+    """A rank's index in each dimension."""
 
     tp: int
     dp: int
@@ -37,7 +37,7 @@ class Layout:
     def ranks(self) -> int:
         return self.tp * self.dp
 
-    def place(self, rank: int) -> RankPosition:
+    def position(self, rank: int) -> RankPosition:
         if not 0 <= rank < self.ranks:
             raise ConfigError.of("rank", rank, f"must be below {self.ranks}")
         return RankPosition(rank % self.tp, rank // self.tp)

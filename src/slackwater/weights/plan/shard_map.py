@@ -1,8 +1,6 @@
-"""From a model's names and shapes to what each rank of a layout holds (ROSE 4.2, shard-aware
-routing).
+"""Which slices of a model each rank of a layout holds (ROSE 4.2, shard-aware routing).
 
-Slices are given in the coordinates of the whole model, so two layouts meet there whatever each of
-them cuts or repeats.
+Slices are in the coordinates of the whole model, so any two layouts can exchange them.
 """
 
 import re
@@ -36,20 +34,20 @@ class Box:
     def elements(self) -> int:
         return prod(self.shape)
 
-    def along(self, dim: int, start: int, stop: int) -> "Box":
-        """The part of this box between two places of one dimension, which may be empty."""
+    def clip(self, dim: int, start: int, stop: int) -> "Box":
+        """The part of this box between two indices of one dimension; it may be empty."""
         starts, stops = list(self.start), list(self.stop)
         starts[dim] = max(starts[dim], start)
         stops[dim] = max(min(stops[dim], stop), starts[dim])
         return Box(tuple(starts), tuple(stops))
 
-    def common(self, other: "Box") -> "Box | None":
-        """What both hold, or None."""
+    def intersection(self, other: "Box") -> "Box | None":
+        """The part that both hold, or None."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
 
-    def within(self, other: "Box") -> tuple[slice, ...]:
+    def index_in(self, other: "Box") -> tuple[slice, ...]:
         """This box as an index into the array that holds `other`."""
         return tuple(
             slice(a - base, b - base)
@@ -58,7 +56,7 @@ class Box:
 
 
 class TensorSplit(Enum):
-    """Along what a parameter is cut by tensor parallelism."""
+    """The units by which tensor parallelism splits a parameter."""
 
     NOT = "not"
     HEADS = "heads"  # rows, by query heads
@@ -77,14 +75,14 @@ class Parameter:
     cut: TensorSplit
 
 
-# The end of a name within its layer, and how it is cut.
+# Patterns for the end of a parameter's name, and how it is split.
 _IN_LAYER: tuple[tuple[str, TensorSplit], ...] = (
     (r"q_proj\.(weight|bias)", TensorSplit.HEADS),
     (r"[kv]_proj\.(weight|bias)", TensorSplit.KV_HEADS),
     (r"(gate|up)_proj\.(weight|bias)", TensorSplit.ROWS),
     (r"(o|down)_proj\.weight", TensorSplit.COLUMNS),
     (r"(o|down)_proj\.bias", TensorSplit.NOT),
-    # An adapter's factor is cut where its layer is; the other factor is whole on every rank.
+    # One factor of an adapter is split like its layer; the other is whole on every rank.
     (r"q_proj\.lora_B\.weight", TensorSplit.HEADS),
     (r"[kv]_proj\.lora_B\.weight", TensorSplit.KV_HEADS),
     (r"(gate|up)_proj\.lora_B\.weight", TensorSplit.ROWS),
@@ -99,7 +97,7 @@ _OUTSIDE: tuple[tuple[str, TensorSplit], ...] = (
 
 
 def parameters_of(shapes: Shapes) -> tuple[Parameter, ...]:
-    """Every parameter of a model, from its names and shapes; an unknown name is refused."""
+    """Every parameter of a model; an unknown name is refused."""
     return tuple(
         Parameter(name, tuple(shape), _cut(name)) for name, shape in sorted(shapes.items())
     )
@@ -114,7 +112,7 @@ def _cut(name: str) -> TensorSplit:
 
 @dataclass(frozen=True, slots=True)
 class ShardPiece:
-    """A rank's tensor of that name is the slice `box` of the model's."""
+    """The rank's tensor of that name is the slice `box` of the model's tensor."""
 
     tensor: str
     box: Box
@@ -122,29 +120,27 @@ class ShardPiece:
 
 @dataclass(frozen=True, slots=True)
 class RankShards:
-    """What one rank holds: its tensors with their shapes, and which slices of the model they
-    are.
-    """
+    """One rank's tensors: their shapes, and which slices of the model they are."""
 
     shapes: Shapes
     pieces: tuple[ShardPiece, ...]
 
     @classmethod
     def whole(cls, shapes: Shapes) -> "RankShards":
-        """All of a model, as an only rank holds it."""
+        """The shards of a single rank: the whole model."""
         return cls(shapes, tuple(ShardPiece(name, Box.whole(s)) for name, s in shapes.items()))
 
     def find(self, tensor: str, box: Box) -> tuple[slice, ...]:
-        """Where a slice of the model is in the rank's tensor."""
+        """The index of a slice of the model in the rank's tensor."""
         for piece in self.pieces:
-            if piece.tensor == tensor and piece.box.common(box) == box:
-                return box.within(piece.box)
+            if piece.tensor == tensor and piece.box.intersection(box) == box:
+                return box.index_in(piece.box)
         raise KeyError(f"{tensor} {box}")
 
 
 class ShardMap:
-    """The slices of every rank of one model under one layout. `head_dim` says how wide an attention
-    head is.
+    """The slices of every rank of one model under one layout. `head_dim` is an attention head's
+    size.
     """
 
     def __init__(self, shapes: Shapes, head_dim: int, layout: Layout) -> None:
@@ -154,7 +150,7 @@ class ShardMap:
         self._head_dim = head_dim
 
     def rank(self, rank: int) -> RankShards:
-        place = self.layout.place(rank)
+        place = self.layout.position(rank)
         shapes: dict[str, tuple[int, ...]] = {}
         pieces: list[ShardPiece] = []
         for parameter in self._parameters:
@@ -175,7 +171,7 @@ class ShardMap:
             rows = parameter.shape[0]
             each = -(-rows // tp)
             first = min(place.tp * each, rows)
-            return whole.along(0, first, min(first + each, rows))
+            return whole.clip(0, first, min(first + each, rows))
         dim = 1 if parameter.cut is TensorSplit.COLUMNS else 0
         units, width = parameter.shape[dim], 1
         if parameter.cut in (TensorSplit.HEADS, TensorSplit.KV_HEADS):
@@ -190,10 +186,10 @@ class ShardMap:
             )
         else:
             first, last = place.tp * units // tp, (place.tp + 1) * units // tp
-        return whole.along(dim, first * width, last * width)
+        return whole.clip(dim, first * width, last * width)
 
     def _share_rows(self, box: Box, dp: int) -> Box:
-        """One data rank's part of a slice, as `torch.chunk` divides it: the last may be empty."""
+        """One data rank's part of a slice, divided like `torch.chunk`: the last may be empty."""
         each = -(-box.shape[0] // self.layout.dp)
         first = box.start[0] + dp * each
-        return box.along(0, min(first, box.stop[0]), min(first + each, box.stop[0]))
+        return box.clip(0, min(first, box.stop[0]), min(first + each, box.stop[0]))

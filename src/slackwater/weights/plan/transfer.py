@@ -1,7 +1,7 @@
-"""Who publishes which slice, and who fetches which: nothing twice (ROSE 4.2).
+"""Which rank publishes and which fetches which slice: nothing twice (ROSE 4.2).
 
-Every element of the model is published by exactly one rank that holds it, replicas sharing the
-work; a receiver fetches of each published slice exactly what it holds.
+Every element of the model is published by exactly one rank that holds it; replicas share the work.
+A receiver fetches exactly the part of each published slice that it holds.
 """
 
 from collections import defaultdict
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
 
-_SMALL = 1 << 16  # elements below which a slice is not divided among its holders
+_SMALL = 1 << 16  # slices of fewer elements are not divided among their holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class PublishedSlice:
 
     @property
     def name(self) -> str:
-        """`model.norm.weight[0:64]`: how it is called where slices are stored."""
+        """`model.norm.weight[0:64]`: the slice's name in files."""
         ranges = zip(self.box.start, self.box.stop, strict=True)
         return f"{self.tensor}[{','.join(f'{a}:{b}' for a, b in ranges)}]"
 
     @classmethod
-    def named(cls, name: str, shape: Sequence[int]) -> "PublishedSlice":
-        """What is stored under a name: a slice, or a whole tensor of this shape."""
+    def from_name(cls, name: str, shape: Sequence[int]) -> "PublishedSlice":
+        """The slice of that name, or a whole tensor of this shape."""
         if not name.endswith("]"):
             return cls(0, name, Box.whole(shape))
         tensor, _, ranges = name.removesuffix("]").rpartition("[")
@@ -40,7 +40,7 @@ class PublishedSlice:
 
 @dataclass(frozen=True, slots=True)
 class SliceFetch:
-    """Take `box`, part of what was published, and put it at `place` of the rank's tensor."""
+    """Copy `box`, part of a published slice, to `place` in the rank's tensor."""
 
     published: PublishedSlice
     box: Box
@@ -48,7 +48,7 @@ class SliceFetch:
 
 
 def whole_shapes(slices: Iterable[PublishedSlice]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of which the slices hold every element."""
+    """The shapes of the whole tensors that the slices cover."""
     shapes: dict[str, tuple[int, ...]] = {}
     for each in slices:
         least = shapes.get(each.tensor, (0,) * len(each.box.stop))
@@ -56,8 +56,8 @@ def whole_shapes(slices: Iterable[PublishedSlice]) -> dict[str, tuple[int, ...]]
     return shapes
 
 
-def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:
-    """A division of the whole model among the ranks that hold it, evenly loaded."""
+def plan_publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice, ...]:
+    """Divide the whole model evenly among the ranks that hold it."""
     holders: defaultdict[tuple[str, Box], list[int]] = defaultdict(list)
     for rank in range(shard_map.layout.ranks):
         for piece in shard_map.rank(rank).pieces:
@@ -67,7 +67,7 @@ def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice
     for (tensor, box), ranks in sorted(
         holders.items(), key=lambda item: (-item[0][1].elements, item[0])
     ):
-        shares = _divided(box, len(ranks)) if box.elements >= small else [box]
+        shares = _divide_rows(box, len(ranks)) if box.elements >= small else [box]
         idle_first = sorted(ranks, key=lambda rank: (load[rank], rank))
         for rank, share in zip(idle_first, shares, strict=False):
             load[rank] += share.elements
@@ -75,23 +75,25 @@ def publishing(shard_map: ShardMap, small: int = _SMALL) -> tuple[PublishedSlice
     return tuple(sorted(found, key=lambda each: (each.rank, each.tensor, each.box)))
 
 
-def _divided(box: Box, ways: int) -> list[Box]:
-    """The box in up to `ways` parts along its first dimension."""
+def _divide_rows(box: Box, ways: int) -> list[Box]:
+    """Divide the box into up to `ways` parts along its first dimension."""
     rows = box.shape[0]
     ways = min(ways, rows)
     edges = [box.start[0] + rows * part // ways for part in range(ways + 1)]
-    return [box.along(0, edges[part], edges[part + 1]) for part in range(ways)]
+    return [box.clip(0, edges[part], edges[part + 1]) for part in range(ways)]
 
 
-def fetches(published: Sequence[PublishedSlice], receiver: RankShards) -> tuple[SliceFetch, ...]:
-    """What a receiver takes: each of its slices once, out of the published slices that cover it."""
+def plan_fetches(
+    published: Sequence[PublishedSlice], receiver: RankShards
+) -> tuple[SliceFetch, ...]:
+    """A receiver's copies: each of its slices once, from the published slices that cover it."""
     by_tensor: defaultdict[str, list[PublishedSlice]] = defaultdict(list)
     for each in published:
         by_tensor[each.tensor].append(each)
     found: list[SliceFetch] = []
     for piece in receiver.pieces:
         for source in by_tensor[piece.tensor]:
-            common = piece.box.common(source.box)
-            if common is not None:
-                found.append(SliceFetch(source, common, common.within(piece.box)))
+            box = piece.box.intersection(source.box)
+            if box is not None:
+                found.append(SliceFetch(source, box, box.index_in(piece.box)))
     return tuple(found)

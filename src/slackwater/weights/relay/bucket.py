@@ -15,30 +15,32 @@ from slackwater.model.payload import Payload as Payload
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.encode import encode
-from slackwater.weights.delta.frame import refused
+from slackwater.weights.delta.frame import delta_error
 from slackwater.weights.relay.manifest import BUCKET_BYTES as BUCKET_BYTES
 from slackwater.weights.relay.manifest import Bucket as Bucket
 from slackwater.weights.relay.manifest import Manifest as Manifest
 from slackwater.weights.relay.manifest import TensorEntry as TensorEntry
 from slackwater.weights.relay.manifest import buckets_of as buckets_of
 from slackwater.weights.relay.manifest import tag_of as tag_of
-from slackwater.weights.relay.memory import anonymous
+from slackwater.weights.relay.memory import allocate_anonymous
 
 _LENGTH = struct.Struct("<I")
-_APART = 64  # a cache line, and more than any element needs
+_ALIGNMENT = 64  # a cache line, and more than any element needs
 Bytes = NDArray[np.uint8]
-MemoryOf = Callable[[int], memoryview]  # of so many bytes
+Allocate = Callable[[int], memoryview]  # bytes
 
 
-def tensor_memory(sizes: Iterable[int], memory_of: MemoryOf = anonymous) -> tuple[Bytes, ...]:
-    """Arrays of these sizes in one piece of memory; their places follow from the sizes alone.
+def tensor_memory(
+    sizes: Iterable[int], allocate: Allocate = allocate_anonymous
+) -> tuple[Bytes, ...]:
+    """Arrays of these sizes in one piece of memory; their offsets follow from the sizes alone.
 
-    Hazard: each has its own view instead of a slice of one array, so that the reference count of an
-    array tells whether anybody reads it.
+    Hazard: each array has its own view instead of being a slice of one array, so that its reference
+    count tells whether anything else uses it.
     """
     sizes = list(sizes)
-    starts = [0, *accumulate(size + -size % _APART for size in sizes)]
-    memory = memory_of(starts[-1])
+    starts = [0, *accumulate(size + -size % _ALIGNMENT for size in sizes)]
+    memory = allocate(starts[-1])
     return tuple(
         np.frombuffer(memory[start : start + size], np.uint8) if size else np.empty(0, np.uint8)
         for start, size in zip(starts, sizes, strict=False)
@@ -69,18 +71,18 @@ def apply_changes(
     arrays: Sequence[Bytes], bucket: Bucket, data: memoryview, known: Sequence[int]
 ) -> list[int]:
     """Apply a delta bucket in place; the parts' new checksums. `known` are the current ones."""
-    at, reached = 0, list(known)
+    at, checksums = 0, list(known)
     for number, part in enumerate(bucket):
         if len(data) - at < _LENGTH.size:
-            raise refused("a bucket of changes is cut")
+            raise delta_error("a bucket of changes is truncated")
         (length,) = _LENGTH.unpack_from(data, at)
         at += _LENGTH.size
         if length > len(data) - at:
-            raise refused("a bucket of changes is cut")
+            raise delta_error("a bucket of changes is truncated")
         if length:
             elements = arrays[part.tensor][part.start : part.stop].view(f"u{part.item_bytes}")
-            reached[number] = apply(elements, data[at : at + length], known[number])
+            checksums[number] = apply(elements, data[at : at + length], known[number])
         at += length
     if at != len(data):
-        raise refused(f"{len(data) - at} bytes follow a bucket's last part")
-    return reached
+        raise delta_error(f"{len(data) - at} bytes follow a bucket's last part")
+    return checksums

@@ -1,4 +1,6 @@
-"""Buckets in memory, bounded: written once by one, read by many, also while it is being written."""
+"""A bounded store of buckets in memory: each has one writer and many readers, who may read a bucket
+while it is being written.
+"""
 
 import mmap
 import os
@@ -13,10 +15,10 @@ import msgspec
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.manifest import Manifest, tag_of
-from slackwater.weights.relay.memory import anonymous
+from slackwater.weights.relay.memory import allocate_anonymous
 
-_GIVEN_UP = 64  # versions that are remembered as given up
-_NOBODY = 1 << 62
+_MAX_UNAVAILABLE = 64  # versions that are remembered as unavailable
+_NO_WAITER = 1 << 62
 
 
 class BucketKey(msgspec.Struct, frozen=True, array_like=True):
@@ -28,9 +30,10 @@ class BucketKey(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class BucketSlot:
-    """A bucket's memory in pieces, `filled` so far; processes on this node map `descriptor`.
+    """A bucket's memory in pieces, of which `filled` bytes are written; processes on this node map
+    `descriptor`.
 
-    Whoever waits for more than `wake_above` bytes is woken only when they are there.
+    Readers that wait are woken when more than `wake_above` bytes are filled, not with every piece.
     """
 
     key: BucketKey
@@ -42,7 +45,7 @@ class BucketSlot:
     failed: bool = False
     readers: int = 0
     dropped: bool = False
-    wake_above: int = _NOBODY
+    wake_above: int = _NO_WAITER
 
     @property
     def complete(self) -> bool:
@@ -73,13 +76,13 @@ class BucketStore:
     _slots: dict[BucketKey, BucketSlot] = field(default_factory=dict)
     _manifests: dict[str, Manifest] = field(default_factory=dict)
     _expected: set[Payload] = field(default_factory=set)
-    _given_up: dict[str, None] = field(default_factory=dict)
+    _unavailable: dict[str, None] = field(default_factory=dict)
     _publishers: dict[str, "weakref.ref[object]"] = field(default_factory=dict)
     _used: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     # ---- writing ----
-    def begin(
+    def begin_write(
         self,
         key: BucketKey,
         size: int,
@@ -88,12 +91,12 @@ class BucketStore:
         views: tuple[memoryview, ...] | None = None,
         owner: object | None = None,
     ) -> BucketSlot | None:
-        """A slot to fill from its `filled` on; None if it is complete or another still fills it.
+        """A slot to write from its `filled` on; None if it is complete or another writer has it.
 
-        Waits up to `wait_s` for that and for room: back-pressure on publishers and pullers.
-        Unsealed bytes of a sender with another `tag` are discarded; but the first `owner` of a
-        version is its publisher until it is sealed or the owner is gone, and others are refused.
-        `views` is caller's memory to use, which must not change once filled.
+        Waits up to `wait_s` for another writer and for room: back-pressure on publishers and
+        pullers. Unsealed bytes of a sender with another `tag` are discarded. The first `owner` is a
+        version's publisher until the version is sealed or the owner is gone; other publishers are
+        refused. `views` is memory of the caller to use; it must not change once filled.
         """
         deadline_s = time.monotonic() + wait_s
         version = key.payload.version
@@ -101,62 +104,72 @@ class BucketStore:
             if owner is not None and self._publisher(version) is None:
                 self._publishers[version] = weakref.ref(owner)
             while True:
-                held = self._held(key, tag, owner)
-                if held is not None:
-                    if held.size != size or held.tag != tag:
-                        raise _other_weights(key.payload.version)
-                    if held.complete:
+                slot = self._find_slot(key, tag, owner)
+                if slot is not None:
+                    if (slot.size, slot.tag) != (size, tag):
+                        raise _conflicting_weights_error(version)
+                    if slot.complete:
                         return None
-                    if held.failed:
-                        held.failed = False
-                        return held
-                    if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                    if slot.failed:
+                        slot.failed = False
+                        return slot
+                elif self._has_room(size):
+                    return self._create_slot(key, size, tag, views)
+                if not self._wait_until(deadline_s):
+                    if slot is not None:
                         return None
-                    continue
-                if size > self.max_bytes:
-                    raise RefusedError(f"a bucket of {size} bytes is above {self.max_bytes}")
-                if self._used + size <= self.max_bytes:
-                    break
-                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
                     raise UnavailableError(
                         f"relay memory: {self._used} of {self.max_bytes} bytes are held; retire "
                         "versions or give it more"
                     )
-            descriptor = None
-            if views is None or self.shared:
-                memory, descriptor = self._allocate(size)
-                views = (memory,)
-            slot = self._slots[key] = BucketSlot(key, size, tag, views, descriptor)
-            self._used += size
-            return slot
+
+    def _has_room(self, size: int) -> bool:
+        if size > self.max_bytes:
+            raise RefusedError(f"a bucket of {size} bytes is above {self.max_bytes}")
+        return self._used + size <= self.max_bytes
+
+    def _create_slot(
+        self, key: BucketKey, size: int, tag: int, views: tuple[memoryview, ...] | None
+    ) -> BucketSlot:
+        descriptor = None
+        if views is None or self.shared:
+            memory, descriptor = self._allocate(size)
+            views = (memory,)
+        slot = self._slots[key] = BucketSlot(key, size, tag, views, descriptor)
+        self._used += size
+        return slot
+
+    def _wait_until(self, deadline_s: float) -> bool:
+        """Wait for a change; False at the deadline."""
+        return self._changed.wait(max(deadline_s - time.monotonic(), 0.0))
 
     def advance(self, slot: BucketSlot, filled: int) -> None:
-        """More bytes of a slot are there; wakes readers that can use them."""
+        """Record that a slot has `filled` bytes; wakes readers that can use them."""
         with self._changed:
             slot.filled = filled
             if filled > slot.wake_above or slot.complete:
-                slot.wake_above = _NOBODY
+                slot.wake_above = _NO_WAITER
                 self._changed.notify_all()
 
     def fail(self, slot: BucketSlot) -> None:
-        """The writer is gone; its bytes stay for the next one to continue."""
+        """Release a slot that its writer left; another writer may continue it."""
         with self._changed:
             slot.failed = not slot.complete
             self._changed.notify_all()
 
     def seal(self, manifest: Manifest) -> None:
-        """Make a version visible; refused unless all of every payload that it names is there."""
+        """Make a version visible; refused unless every payload that it names is complete."""
         manifest.check()
         with self._changed:
             held = self._manifests.get(manifest.version)
             if held is not None and held.checksums != manifest.checksums:
-                raise _other_weights(manifest.version)
+                raise _conflicting_weights_error(manifest.version)
             for base, sizes in manifest.sizes.items():
                 for number, size in enumerate(sizes):
                     slot = self._slots.get(BucketKey(Payload(manifest.version, base), number))
                     fits = slot is not None and slot.complete and slot.size == size
                     if slot is not None and slot.tag != tag_of(manifest.checksums[number]):
-                        raise _other_weights(manifest.version)
+                        raise _conflicting_weights_error(manifest.version)
                     if not fits:
                         raise RefusedError(f"version: {manifest.version!r} lacks bucket {number}")
             self._manifests[manifest.version] = manifest
@@ -164,24 +177,24 @@ class BucketStore:
             self._changed.notify_all()
 
     def release(self, owner: object) -> None:
-        """A publisher is gone; others may publish what it did not seal."""
+        """A publisher is gone: others may publish the versions that it did not seal."""
         with self._changed:
             for version in [v for v in self._publishers if self._publisher(v) is owner]:
                 del self._publishers[version]
 
-    def note(self, manifest: Manifest) -> None:
+    def register(self, manifest: Manifest) -> None:
         """Register a version whose buckets are still arriving."""
         with self._changed:
-            self._given_up.pop(manifest.version, None)
+            self._unavailable.pop(manifest.version, None)
             self._manifests[manifest.version] = manifest
             self._changed.notify_all()
 
-    def give_up(self, version: str) -> None:
-        """A version will not arrive: fail those who wait or ask for it."""
+    def mark_unavailable(self, version: str) -> None:
+        """A version will not arrive: fail calls that wait for it now or later."""
         with self._changed:
-            self._given_up[version] = None
-            if len(self._given_up) > _GIVEN_UP:
-                del self._given_up[next(iter(self._given_up))]
+            self._unavailable[version] = None
+            if len(self._unavailable) > _MAX_UNAVAILABLE:
+                del self._unavailable[next(iter(self._unavailable))]
             self._changed.notify_all()
 
     # ---- reading ----
@@ -190,9 +203,11 @@ class BucketStore:
         deadline_s = time.monotonic() + wait_s
         with self._changed:
             while version not in self._manifests:
-                if version in self._given_up:
-                    raise RefusedError(f"version: {version!r} was given up here; nobody has it")
-                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                if version in self._unavailable:
+                    raise RefusedError(
+                        f"version: {version!r} is not available: no node could deliver it"
+                    )
+                if not self._wait_until(deadline_s):
                     held = ", ".join(list(self._manifests)[-5:]) or "none"
                     raise NotFoundError(f"version: {version!r} is not here; held are: {held}")
             return self._manifests[version]
@@ -203,7 +218,7 @@ class BucketStore:
             return tuple(self._manifests.values())
 
     def payloads(self) -> tuple[Payload, ...]:
-        """The payloads of which all is here."""
+        """The complete payloads."""
         with self._changed:
             return tuple(
                 Payload(version, base)
@@ -216,23 +231,23 @@ class BucketStore:
                 )
             )
 
-    def filled(self, keys: Iterable[BucketKey]) -> list[int]:
-        """The number of bytes present of each bucket."""
+    def count_filled_bytes(self, keys: Iterable[BucketKey]) -> list[int]:
+        """How many bytes of each bucket are filled."""
         with self._changed:
             return [self._slots[key].filled if key in self._slots else 0 for key in keys]
 
     def expect(self, payload: Payload, expected: bool) -> None:
-        """Mark a payload as on its way or not; readers wait for what is expected."""
+        """Mark a payload as being fetched, or not; readers wait for expected payloads."""
         with self._changed:
             if expected:
-                self._given_up.pop(payload.version, None)
+                self._unavailable.pop(payload.version, None)
                 self._expected.add(payload)
             else:
                 self._expected.discard(payload)
             self._changed.notify_all()
 
     def open(self, key: BucketKey, wait_s: float = 0.0, unexpected_s: float = 0.0) -> BucketSlot:
-        """A bucket to read until `close`; waits for it if expected, else `unexpected_s`."""
+        """A bucket to read until `close`; waits `wait_s` if it is expected, else `unexpected_s`."""
         began_s = time.monotonic()
         deadline_s = began_s + wait_s
         with self._changed:
@@ -254,7 +269,7 @@ class BucketStore:
             self._release(slot)
 
     def wait(self, slot: BucketSlot, beyond: int, wait_s: float) -> int:
-        """The filled bytes once more than `beyond`; UnavailableError if the writer is gone."""
+        """Wait for more than `beyond` filled bytes; UnavailableError if the writer is gone."""
         deadline_s = time.monotonic() + wait_s
         with self._changed:
             while slot.filled <= beyond and not slot.complete:
@@ -262,7 +277,7 @@ class BucketStore:
                 if broken or slot.dropped:
                     raise UnavailableError(f"bucket {slot.key.number} broke off at {slot.filled}")
                 slot.wake_above = min(slot.wake_above, beyond)
-                if not self._changed.wait(max(deadline_s - time.monotonic(), 0.0)):
+                if not self._wait_until(deadline_s):
                     raise UnavailableError(f"bucket {slot.key.number} stands at {slot.filled}")
             return slot.filled
 
@@ -286,7 +301,7 @@ class BucketStore:
 
     @property
     def used_bytes(self) -> int:
-        """Memory of buckets, those included that only readers still hold."""
+        """Memory of all buckets, including dropped ones that readers still hold."""
         return self._used
 
     def close_all(self) -> None:
@@ -298,23 +313,23 @@ class BucketStore:
                 self._release(slot)
             self._manifests.clear()
 
-    def _held(self, key: BucketKey, tag: int, owner: object | None) -> BucketSlot | None:
-        """The slot of a bucket, unless another sender without a claim left it behind."""
-        held = self._slots.get(key)
-        if held is None or held.tag == tag or not self._unsealed(held):
-            return held
+    def _find_slot(self, key: BucketKey, tag: int, owner: object | None) -> BucketSlot | None:
+        """The slot of a bucket; discards one that another sender left without sealing it."""
+        slot = self._slots.get(key)
+        if slot is None or slot.tag == tag or not self._is_unsealed(slot):
+            return slot
         if self._publisher(key.payload.version) not in (None, owner):
-            raise _other_weights(key.payload.version)
+            raise _conflicting_weights_error(key.payload.version)
         del self._slots[key]
-        held.dropped = True
-        self._release(held)
+        slot.dropped = True
+        self._release(slot)
         return None
 
     def _publisher(self, version: str) -> object | None:
         found = self._publishers.get(version)
         return None if found is None else found()
 
-    def _unsealed(self, slot: BucketSlot) -> bool:
+    def _is_unsealed(self, slot: BucketSlot) -> bool:
         manifest = self._manifests.get(slot.key.payload.version)
         if manifest is None:
             return True
@@ -334,20 +349,20 @@ class BucketStore:
         if size < 4096:
             return memoryview(bytearray(size)), None
         if not self.shared or not hasattr(os, "memfd_create"):
-            return anonymous(size), None
+            return allocate_anonymous(size), None
         try:
             descriptor = os.memfd_create("slackwater weights")
-        except OSError:  # too many are open: this bucket goes over sockets
-            return anonymous(size), None
+        except OSError:  # too many files are open: this bucket is sent over sockets
+            return allocate_anonymous(size), None
         try:
             os.posix_fallocate(descriptor, 0, size)
             return memoryview(mmap.mmap(descriptor, size)), descriptor
         except OSError:
             os.close(descriptor)
-            return anonymous(size), None
+            return allocate_anonymous(size), None
 
 
-def _other_weights(version: str) -> RefusedError:
+def _conflicting_weights_error(version: str) -> RefusedError:
     return RefusedError(
         f"version: {version!r} is published with other weights; publish under a new name"
     )

@@ -1,4 +1,4 @@
-"""Fills a store from another relay: parallel buckets, resumed where they broke off."""
+"""Fills a store from another relay: buckets in parallel, resumed after a broken connection."""
 
 import queue
 import threading
@@ -12,9 +12,9 @@ from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.manifest import Manifest, tag_of
 from slackwater.weights.relay.peers import RelayPeer
 
-_WORTH_A_STREAM = 4 << 20  # bytes; for fewer, one more connection takes longer than it saves
+_WORTH_A_STREAM = 4 << 20  # bytes; for fewer, another connection costs more than it saves
 Memory = Sequence[tuple[memoryview, ...]]  # a bucket's pieces, by its number
-Seen = Callable[[int, int, int], None]  # of a bucket, these bytes have come: from, to
+OnBytes = Callable[[int, int, int], None]  # bucket, from, to: these bytes have arrived
 
 
 class RelayFetch:
@@ -22,7 +22,7 @@ class RelayFetch:
 
     def __init__(
         self,
-        shelf: BucketStore,
+        store: BucketStore,
         address: Address,
         secret: bytes | RelayPeer,
         *,
@@ -31,7 +31,7 @@ class RelayFetch:
         timeout_s: float = 30.0,
     ) -> None:
         """`node` is this store's; `timeout_s` limits the peer's silence."""
-        self._shelf, self._address, self._secret = shelf, address, secret
+        self._store, self._address, self._secret = store, address, secret
         self._node, self._streams, self._timeout_s = node, streams, timeout_s
         self._lock = threading.Lock()
         self._clients: list[RelayClient] = []
@@ -39,7 +39,7 @@ class RelayFetch:
         self.received_bytes = 0
 
     def manifest(self, version: str) -> Manifest:
-        """The version's manifest, as the other relay has it."""
+        """The version's manifest at the other relay."""
         with self._client() as client:
             self._open(client)
             return client.manifest(version)
@@ -49,24 +49,24 @@ class RelayFetch:
         payload: Payload,
         manifest: Manifest,
         memory: Memory | None = None,
-        seen: Seen | None = None,
+        on_bytes: OnBytes | None = None,
     ) -> None:
-        """Fetch incomplete buckets; `memory` is the caller's, per bucket, to receive into.
+        """Fetch the buckets that are not complete; `memory`, per bucket, is where to receive them.
 
-        `seen` is called in the receiving thread before others learn of the bytes.
+        `on_bytes` is called in the receiving thread, before readers can see the bytes.
         """
-        waiting: queue.SimpleQueue[tuple[BucketKey, int, int]] = queue.SimpleQueue()
+        to_fetch: queue.SimpleQueue[tuple[BucketKey, int, int]] = queue.SimpleQueue()
         sizes = manifest.sizes[payload.base]
         keys = [BucketKey(payload, number) for number in range(len(sizes))]
         tags = [tag_of(sums) for sums in manifest.checksums]
-        filled = self._shelf.filled(keys)
+        filled = self._store.count_filled_bytes(keys)
         missing = [
             (key, size, tag)
             for key, size, tag, have in zip(keys, sizes, tags, filled, strict=True)
             if have < size or size == 0
         ]
         for each in missing:
-            waiting.put(each)
+            to_fetch.put(each)
         failures: list[SlackwaterError] = []
 
         def work() -> None:
@@ -75,14 +75,14 @@ class RelayFetch:
                     self._open(client)
                     while not failures:
                         with suppress(queue.Empty):
-                            self._take(client, memory, seen, *waiting.get_nowait())
+                            self._fetch_bucket(client, memory, on_bytes, *to_fetch.get_nowait())
                             continue
                         return
             except SlackwaterError as error:
                 failures.append(error)
 
-        to_come = sum(size for _, size, _ in missing)
-        count = min(self._streams, len(missing), to_come // _WORTH_A_STREAM + 1)
+        missing_bytes = sum(size for _, size, _ in missing)
+        count = min(self._streams, len(missing), missing_bytes // _WORTH_A_STREAM + 1)
         threads = [threading.Thread(target=work, daemon=True) for _ in range(count - 1)]
         for thread in threads:
             thread.start()
@@ -103,40 +103,40 @@ class RelayFetch:
 
     def _client(self) -> RelayClient:
         return RelayClient(
-            self._address, self._secret, self._timeout_s, called_off=lambda: self._cancelled
+            self._address, self._secret, self._timeout_s, is_cancelled=lambda: self._cancelled
         )
 
     def _open(self, client: RelayClient) -> None:
         with self._lock:
             if self._cancelled:
-                raise UnavailableError("the pull was called off")
+                raise UnavailableError("the pull was cancelled")
             self._clients.append(client)
 
-    def _take(
+    def _fetch_bucket(
         self,
         client: RelayClient,
         memory: Memory | None,
-        seen: Seen | None,
+        on_bytes: OnBytes | None,
         key: BucketKey,
         size: int,
         tag: int,
     ) -> None:
         views = None if memory is None else memory[key.number]
-        slot = self._shelf.begin(key, size, tag, views=views)
+        slot = self._store.begin_write(key, size, tag, views=views)
         if slot is None:
             return
         start = slot.filled
 
-        def arrived(filled: int) -> None:
-            if seen is not None:
-                seen(key.number, slot.filled, filled)
-            self._shelf.advance(slot, filled)
+        def on_progress(filled: int) -> None:
+            if on_bytes is not None:
+                on_bytes(key.number, slot.filled, filled)
+            self._store.advance(slot, filled)
 
         try:
-            client.get(key, slot.views, offset=start, node=self._node, arrived=arrived)
+            client.get(key, slot.views, offset=start, node=self._node, on_progress=on_progress)
         finally:
             self._count(slot, start)
-            self._shelf.fail(slot)
+            self._store.fail(slot)
 
     def _count(self, slot: BucketSlot, start: int) -> None:
         with self._lock:

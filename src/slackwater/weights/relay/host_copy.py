@@ -1,4 +1,4 @@
-"""Versions between tensors and host memory."""
+"""Converts versions between tensors and host memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +15,7 @@ _DTYPES = {
     "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
     "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
 }  # fmt: skip
-# What NumPy has too.
-_PLAIN = {
+_NUMPY_TYPES = {
     "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4",
     "F32": "f4", "I64": "i8", "F64": "f8",
 }  # fmt: skip
@@ -37,16 +36,16 @@ def host_version(
     return HostVersion(version, tuple(entries), tuple(arrays), dict(meta))
 
 
-def torch_tensors(held: HostVersion) -> dict[str, Tensor]:
-    """The version's tensors: its own memory, not to be changed."""
-    pairs = zip(held.tensors, held.arrays, strict=True)
+def torch_tensors(version: HostVersion) -> dict[str, Tensor]:
+    """The version's tensors over its own memory; read-only."""
+    pairs = zip(version.tensors, version.arrays, strict=True)
     return {entry.name: _tensor(array, entry) for entry, array in pairs}
 
 
 def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
-    """Prefers a call that keeps the GIL: reacquiring it beside engine steps takes long."""
+    """Prefers calls that keep the GIL: reacquiring it while engine steps run takes long."""
     if not len(array):
         return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
-    if entry.dtype in _PLAIN:
-        return torch.from_numpy(array.view(_PLAIN[entry.dtype]).reshape(entry.shape))
+    if entry.dtype in _NUMPY_TYPES:
+        return torch.from_numpy(array.view(_NUMPY_TYPES[entry.dtype]).reshape(entry.shape))
     return torch.from_numpy(array).view(_DTYPES[entry.dtype]).reshape(entry.shape)

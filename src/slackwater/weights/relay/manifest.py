@@ -1,4 +1,4 @@
-"""A version's manifest: tensors in buckets of at most 64 MB, a checksum per part; no torch.
+"""A version's manifest: its tensors in buckets of at most 64 MB, a checksum per part. No torch.
 
 A bucket is a list of byte ranges of tensors; both sides derive the same list from the tensors.
 """
@@ -22,7 +22,7 @@ ITEM_BYTES = {
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor's name, its type as safetensors writes it, and its shape."""
+    """A tensor's name, its safetensors type, and its shape."""
 
     name: str
     dtype: str
@@ -31,7 +31,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     @property
     def item_bytes(self) -> int:
         if self.dtype not in ITEM_BYTES:
-            raise ConfigError.of(f"tensor {self.name}", self.dtype, "is no type that travels")
+            raise ConfigError.of(f"tensor {self.name}", self.dtype, "is a type that cannot be sent")
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -75,7 +75,7 @@ _buckets_of = lru_cache(maxsize=2)(buckets_of)  # one model's versions have the 
 
 
 def tag_of(checksums: Sequence[int]) -> int:
-    """One number for a bucket's bytes: another sender's bytes under the same name have another."""
+    """One number for a bucket's bytes; different bytes under the same name have another."""
     tag = 0
     for each in checksums:
         tag = (tag * 0x100000001B3 + each) & 0xFFFFFFFFFFFFFFFF
@@ -96,14 +96,14 @@ class Manifest(msgspec.Struct, frozen=True):
     sizes: dict[str, tuple[int, ...]]
 
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets, which both sides find alike."""
+        """The buckets; both sides derive the same."""
         return _buckets_of(self.tensors, self.bucket_bytes)
 
     def bytes_of(self, base: str) -> int:
         return sum(self.sizes[base])
 
     def check(self) -> None:
-        """Refuse what does not fit together."""
+        """Refuse an inconsistent manifest."""
         if not 1 << 12 <= self.bucket_bytes <= 1 << 30 or len(self.tensors) > 1 << 20:
             raise ConfigError.of("bucket_bytes", self.bucket_bytes, "must be 4 KiB to 1 GiB")
         buckets = self.buckets()

@@ -17,15 +17,15 @@ _HUGE = 2 << 20
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory, the default, has small pages
 
 
-def anonymous(size: int) -> memoryview:
-    """Memory of zeros, not yet touched, that begins a huge page unless it is smaller than one."""
+def allocate_anonymous(size: int) -> memoryview:
+    """Untouched memory of zeros, aligned to a huge page unless it is smaller than one."""
     if size < _HUGE:
         return memoryview(mmap.mmap(-1, max(size, 1), _PRIVATE))[:size]
     mapped = mmap.mmap(-1, size + _HUGE, _PRIVATE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapped)) % _HUGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a system without them
-            # What is left over has small pages, so that no more is taken than was asked for.
+            # The rest below a whole huge page keeps small pages: no more is used than requested.
             mapped.madvise(mmap.MADV_HUGEPAGE, start, size - size % _HUGE)
     return memoryview(mapped)[start : start + size]
 
@@ -36,8 +36,8 @@ class SharedMap(mmap.mmap):
     descriptor: int
 
 
-def shared(size: int) -> memoryview:
-    """Memory of zeros, all of it there already, that `descriptor_of` gives to another process."""
+def allocate_shared(size: int) -> memoryview:
+    """Populated memory of zeros that another process can map by its `descriptor_of`."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("slackwater version")
     else:
@@ -59,13 +59,13 @@ def shared(size: int) -> memoryview:
     return memoryview(mapped)[:size]
 
 
-def mapped(descriptor: int, size: int) -> memoryview:
+def map_shared(descriptor: int, size: int) -> memoryview:
     """Map another process's `shared` memory; private, so writes stay here."""
     return memoryview(mmap.mmap(descriptor, size, mmap.MAP_PRIVATE))
 
 
 def descriptor_of(array: NDArray[np.uint8]) -> int:
-    """The descriptor of the memory that `shared` made and that this array is a part of."""
+    """The descriptor of the `allocate_shared` memory that this array is part of."""
     part: object = array.base
     assert isinstance(part, memoryview)
     whole: object = part.obj

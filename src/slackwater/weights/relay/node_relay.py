@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -20,7 +19,7 @@ from slackwater.wire.certificate import PeerIdentity
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 5.0  # a worker may ask for a payload before this relay has heard that it is to come
+_PATIENCE_S = 5.0  # a worker may request a payload before this relay is told to fetch it
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,12 @@ class FetchOutcome:
     error: str = ""
 
 
-def _nobody(brought: FetchOutcome) -> None:
-    logger.debug("nobody hears of %s", brought)
+def _ignore(outcome: FetchOutcome) -> None:
+    logger.debug("no listener for %s", outcome)
 
 
 class NodeRelay:
-    """Shared memory on the node, encrypted TCP streams to others; `tell` gets every outcome."""
+    """Serves the node by shared memory, other nodes by encrypted TCP; `tell` gets every outcome."""
 
     def __init__(
         self,
@@ -46,45 +45,44 @@ class NodeRelay:
         host: str,
         max_bytes: int,
         *,
-        tell: Callable[[FetchOutcome], None] = _nobody,
+        tell: Callable[[FetchOutcome], None] = _ignore,
         shared: bool = True,
         streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        self.shelf = BucketStore(max_bytes, shared)
+        self.store = BucketStore(max_bytes, shared)
         self._node, self.tell = node, tell
         self._identity = PeerIdentity()
         self._offers = RelayOffers(self._identity)
         self._streams, self._timeout_s = streams, timeout_s
-        named: dict[str, Any] = {"node": node, "patience_s": _PATIENCE_S}
-        self._server = RelayServer(self.shelf, secret, **named)
-        self._peers = RelayServer(self.shelf, self._offers, host=host, patience_s=_PATIENCE_S)
+        self._server = RelayServer(self.store, secret, node=node, patience_s=_PATIENCE_S)
+        self._peers = RelayServer(self.store, self._offers, host=host, patience_s=_PATIENCE_S)
         self._lock = threading.Lock()
         self._fetches: dict[Payload, RelayFetch] = {}
 
     @property
     def address(self) -> Address:
-        """For the processes of this node."""
+        """The address for processes of this node."""
         return self._server.address
 
     @property
     def peer_address(self) -> Address:
-        """For other nodes."""
+        """The address for other nodes."""
         return self._peers.address
 
     @property
     def certificate(self) -> str:
-        """By which other nodes know this relay."""
+        """The certificate by which other nodes recognise this relay."""
         return self._identity.certificate
 
     def offer(self, payload: Payload, certificate: str) -> None:
         """Allow the node with this certificate to fetch a payload here."""
         self._offers.offer(payload, certificate)
 
-    def bring(self, payload: Payload, source: str, address: Address, certificate: str) -> None:
+    def fetch(self, payload: Payload, source: str, address: Address, certificate: str) -> None:
         """Fetch a payload from another node's relay in a thread; replaces an earlier fetch."""
         fetch = RelayFetch(
-            self.shelf,
+            self.store,
             address,
             RelayPeer(self._identity, certificate),
             node=self._node,
@@ -96,48 +94,48 @@ class NodeRelay:
             self._fetches[payload] = fetch
         if before is not None:
             before.cancel()
-        self.shelf.expect(payload, True)
+        self.store.expect(payload, True)
         threading.Thread(
-            target=self._run, args=(payload, source, fetch), name="weight bringing", daemon=True
+            target=self._run, args=(payload, source, fetch), name="weight fetch", daemon=True
         ).start()
 
     def drop(self, payload: Payload) -> None:
-        """Drop a payload and fail those who wait for it."""
+        """Drop a payload, and fail calls that wait for it."""
         self._offers.withdraw(payload)
         with self._lock:
             fetch = self._fetches.pop(payload, None)
         if fetch is not None:
             fetch.cancel()
-        came = payload in self.shelf.payloads()
-        self.shelf.expect(payload, False)
-        self.shelf.drop(payload)
-        if not came:
-            self.shelf.give_up(payload.version)
+        complete = payload in self.store.payloads()
+        self.store.expect(payload, False)
+        self.store.drop(payload)
+        if not complete:
+            self.store.mark_unavailable(payload.version)
 
     def drop_all(self) -> None:
-        """Drop every payload that is here or on its way."""
+        """Drop every payload that is here or being fetched."""
         with self._lock:
-            coming = tuple(self._fetches)
-        for payload in {*coming, *self.shelf.payloads()}:
+            fetching = tuple(self._fetches)
+        for payload in {*fetching, *self.store.payloads()}:
             self.drop(payload)
 
     def close(self) -> None:
         """Stop serving and fetching, and free the memory."""
         with self._lock:
-            fetches = list(self._fetches.values())
+            plan_fetches = list(self._fetches.values())
             self._fetches.clear()
-        for fetch in fetches:
+        for fetch in plan_fetches:
             fetch.cancel()
         self._server.close()
         self._peers.close()
-        self.shelf.close_all()
+        self.store.close_all()
 
     def _note(self, manifest: Manifest, base: str) -> None:
-        """Know of a version, as far as this relay has it or will."""
+        """Register the manifest, with the payloads that this relay has or fetches."""
         with self._lock:
-            here = {m.version: m.sizes for m in self.shelf.manifests()}
+            here = {m.version: m.sizes for m in self.store.manifests()}
             sizes = here.get(manifest.version, {}) | {base: manifest.sizes[base]}
-            self.shelf.note(msgspec.structs.replace(manifest, sizes=sizes))
+            self.store.register(msgspec.structs.replace(manifest, sizes=sizes))
 
     def _run(self, payload: Payload, source: str, fetch: RelayFetch) -> None:
         error = ""
@@ -147,15 +145,15 @@ class NodeRelay:
             self._note(manifest, payload.base)
             fetch.run(payload, manifest)
             keys = [BucketKey(payload, number) for number in range(len(sizes))]
-            if self.shelf.filled(keys) != list(sizes):
-                raise UnavailableError("another bringing of it was still under way")
+            if self.store.count_filled_bytes(keys) != list(sizes):
+                raise UnavailableError("another fetch of it was still running")
         except (SlackwaterError, KeyError) as problem:
             error = str(problem) or type(problem).__name__
         with self._lock:
             if self._fetches.get(payload) is not fetch:
-                return  # called off, or sent elsewhere
+                return  # cancelled, or replaced by a fetch from another node
             if not error:
                 del self._fetches[payload]
         if not error:
-            self.shelf.expect(payload, False)
+            self.store.expect(payload, False)
         self.tell(FetchOutcome(payload, source, error))

@@ -1,7 +1,8 @@
-"""Relays of different nodes: encrypted, authenticated by certificates from the control plane.
+"""Connections between relays of different nodes: encrypted, authenticated by certificates from the
+control plane.
 
 A relay serves exactly the payloads that the control plane offered to a node. The offer may arrive
-after the node dials, so it retries for a while.
+after the node dials, so the node retries for a while.
 """
 
 import socket
@@ -18,9 +19,9 @@ from slackwater.wire.certificate import PeerIdentity, fingerprint_of, shown_by
 from slackwater.wire.proof import STRANGER_S
 
 _ADMITTED = b"\x01"
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 _OFFERED_WITHIN_S = 5.0
-_SLOW_S = 20.0  # to find out whether one is admitted
+_ADMISSION_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class RelayPeer:
     certificate: str
 
     def dial(
-        self, address: tuple[str, int], timeout_s: float, called_off: Callable[[], bool]
+        self, address: tuple[str, int], timeout_s: float, is_cancelled: Callable[[], bool]
     ) -> ssl.SSLSocket:
         """Connect; UnavailableError if the relay has the wrong identity or refuses us."""
         deadline_s = time.monotonic() + _OFFERED_WITHIN_S
@@ -42,27 +43,27 @@ class RelayPeer:
                 where = f"{address[0]}:{address[1]}"
                 raise UnavailableError(f"relay {where} is not the one meant: {error}") from None
             except OSError as error:
-                if called_off() or time.monotonic() > deadline_s:
+                if is_cancelled() or time.monotonic() > deadline_s:
                     raise UnavailableError(f"relay {address[0]}:{address[1]}: {error}") from None
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
 
     def _dial(self, address: tuple[str, int], timeout_s: float) -> ssl.SSLSocket:
-        plain = socket.create_connection(address, timeout=min(timeout_s, _SLOW_S))
+        plain = socket.create_connection(address, timeout=min(timeout_s, _ADMISSION_TIMEOUT_S))
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            made = self.identity.client_context(self.certificate).wrap_socket(plain)
+            connection = self.identity.client_context(self.certificate).wrap_socket(plain)
         except BaseException:
             plain.close()
             raise
         try:
-            if shown_by(made) != fingerprint_of(self.certificate):
-                raise UnavailableError("the relay shows another certificate than it should")
-            if made.recv(1) != _ADMITTED:
+            if shown_by(connection) != fingerprint_of(self.certificate):
+                raise UnavailableError("the relay shows another certificate than expected")
+            if connection.recv(1) != _ADMITTED:
                 raise ConnectionResetError("it does not admit this node")
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        return made
+        return connection
 
 
 class RelayOffers:
@@ -95,21 +96,21 @@ class RelayOffers:
         with self._changed:
             known = list(self._certificates.values())
         plain.settimeout(STRANGER_S)
-        made = self._identity.server_context(known).wrap_socket(plain, server_side=True)
+        connection = self._identity.server_context(known).wrap_socket(plain, server_side=True)
         try:
-            found = shown_by(made)
+            fingerprint = shown_by(connection)
             with self._changed:
-                if found not in self._certificates:
+                if fingerprint not in self._certificates:
                     raise UnavailableError("nothing is offered to this node any more")
-            made.sendall(_ADMITTED)
+            connection.sendall(_ADMITTED)
         except BaseException:
             with suppress(OSError):
-                made.close()
+                connection.close()
             raise
-        return made, found
+        return connection, fingerprint
 
     def check(self, peer: str, version: str, base: str | None) -> None:
-        """RefusedError unless that was offered: a payload, or any of a version."""
+        """RefusedError unless the payload (without `base`: any of the version) was offered."""
         deadline_s = time.monotonic() + _OFFERED_WITHIN_S
         with self._changed:
             while not self._is_offered(peer, version, base):

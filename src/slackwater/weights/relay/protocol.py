@@ -36,7 +36,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PutBucket(msgspec.Struct, frozen=True, tag=True):
-    """The bucket's bytes follow, from where the answer says; nothing if it says None."""
+    """Store a bucket: its bytes follow from the offset in the reply, or none if that is None."""
 
     key: BucketKey
     size: Count
@@ -44,24 +44,24 @@ class PutBucket(msgspec.Struct, frozen=True, tag=True):
 
 
 class SealVersion(msgspec.Struct, frozen=True, tag=True):
-    """All buckets are there: make the version visible."""
+    """Make a version visible whose buckets are all stored."""
 
     manifest: Manifest
 
 
 class ListVersions(msgspec.Struct, frozen=True, tag=True):
-    """Which versions are there, and how large are their payloads?"""
+    """List the visible versions and the sizes of their payloads."""
 
 
 class GetManifest(msgspec.Struct, frozen=True, tag=True):
-    """A version's manifest, once it is visible."""
+    """Get a version's manifest, once it is visible."""
 
     version: str
     wait_s: float = 0.0
 
 
 class GetBucket(msgspec.Struct, frozen=True, tag=True):
-    """A bucket's bytes from `offset` on, or its path if `node` is the server's."""
+    """Get a bucket's bytes from `offset` on, or its path if `node` is the server's."""
 
     key: BucketKey
     offset: Count = 0
@@ -69,11 +69,11 @@ class GetBucket(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConfirmRead(msgspec.Struct, frozen=True, tag=True):
-    """I have read the shared memory that you named, or could not."""
+    """The client has read the shared memory, or could not: the slot may be closed."""
 
 
 class DropRelayVersion(msgspec.Struct, frozen=True, tag=True):
-    """Forget a payload."""
+    """Drop a payload."""
 
     payload: Payload
 
@@ -103,7 +103,7 @@ class Success(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Not done: the kind of error and its words."""
+    """An error: its class and its message."""
 
     kind: str
     said: str
@@ -161,7 +161,7 @@ def receive_message(connection: socket.socket) -> bytes | None:
 
 def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
     """Limit a peer's silence (None: no limit) by socket option: a large read stays one call."""
-    if isinstance(connection, ssl.SSLSocket):  # whose reads are small
+    if isinstance(connection, ssl.SSLSocket):  # it reads in small pieces anyway
         connection.settimeout(silent_s)
         return
     connection.settimeout(None)

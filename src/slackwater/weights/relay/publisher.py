@@ -20,14 +20,14 @@ from slackwater.weights.relay.bucket import (
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import Address, RelayClient
 
-_BASES = 4  # models whose last version is kept, to find out what changed
+_BASES = 4  # models whose last version is kept as the base of the next delta
 
 
 class PublishTarget(Protocol):
-    """Where buckets go: a relay's client, or in tests a shelf."""
+    """Where buckets are published: a relay's client, or a store in tests."""
 
     def put(self, key: BucketKey, size: int, tag: int, views: Sequence[memoryview]) -> None:
-        """Store a bucket of bytes with this tag; a no-op if it is there."""
+        """Store a bucket of bytes with this tag; a no-op if it is stored already."""
 
     def seal(self, manifest: Manifest) -> None:
         """Make the version visible."""
@@ -35,7 +35,7 @@ class PublishTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostVersion:
-    """A version in host memory: its tensors' bytes in the order of `tensors`. Not to be changed."""
+    """A version in host memory: its tensors' bytes in the order of `tensors`. Read-only."""
 
     version: str
     tensors: tuple[TensorEntry, ...]
@@ -82,15 +82,15 @@ def publish(
     return manifest
 
 
-class RelayStocker:
-    """For one thread; the weight director decides when stocked versions go."""
+class RelayPublisher:
+    """Publishes versions to a relay, for one thread; the weight director decides when they go."""
 
     def __init__(self, relay: Address, secret: bytes, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._relay, self._secret, self._bucket_bytes = relay, secret, bucket_bytes
         self._last: OrderedDict[str, HostVersion] = OrderedDict()
 
     def stock(self, line: str, new: HostVersion) -> Manifest:
-        """Put the next version of the model `line` there; visible when all of it is."""
+        """Publish the next version of the model `line`, whole and as a delta from its last one."""
         base = self._last.pop(line, None)
         with RelayClient(self._relay, self._secret) as client:
             manifest = publish(client, new, base, self._bucket_bytes)

@@ -27,37 +27,37 @@ from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableEr
 from slackwater.model.payload import Payload
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.encode import encode
-from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
 from slackwater.weights.relay.client import Address
-from slackwater.weights.relay.memory import descriptor_of, mapped, shared
+from slackwater.weights.relay.memory import allocate_shared, descriptor_of, map_shared
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
 
 logger = logging.getLogger(__name__)
 
-SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # as workers get it
-NICENESS = 19  # hardly any of a core that a step wants too, all of one that is idle
+SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # the variable that workers have too
+NICENESS = 19  # pulls use idle cores, and hardly slow a step that needs its core
 _ENDS_WITHIN_S = 10.0
 _LENGTH = struct.Struct("<I")
 _REPLY_BYTES = 1 << 16
-_LATE_S = 60.0  # after a pull's own time, before its process counts as stuck
-_MEMORY_BYTES = 1 << 40  # what is received into is the version's own memory
+_LATE_S = 60.0  # beyond a pull's own time limit, before its process counts as stuck
+_MEMORY_BYTES = 1 << 40  # no limit: buckets are received into the version's own memory
 
 
 class PullRequest(msgspec.Struct, frozen=True):
     """Pull a version by this route; copies in `reading` are in use and must not change."""
 
     version: str
-    way: tuple[Payload, ...]
+    route: tuple[Payload, ...]
     keep: bool
     within_s: float
     reading: tuple[str, ...]
 
 
 class PulledVersion(msgspec.Struct, frozen=True):
-    """A version whose memory descriptor is attached; `kept` if a copy stays for deltas."""
+    """A pulled version, sent with its memory's descriptor; `kept` if a copy stays for deltas."""
 
     tensors: tuple[TensorEntry, ...]
     meta: dict[str, Any]
@@ -65,8 +65,8 @@ class PulledVersion(msgspec.Struct, frozen=True):
 
 
 class PullProcess:
-    """The caller's end: one pull at a time. The process is started at once, so that no pull waits
-    until it has loaded, and keeps copies.
+    """The caller's end: one pull at a time. The process starts at once, so that no pull waits for
+    its imports, and keeps copies as bases of deltas.
     """
 
     def __init__(self, relay: Address, secret: bytes, *, node: str, keep: int) -> None:
@@ -74,27 +74,27 @@ class PullProcess:
         self._arguments = (relay[0], str(relay[1]), node, str(keep))
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._given: dict[str, weakref.ref[mmap.mmap]] = {}
+        self._mapped_versions: dict[str, weakref.ref[mmap.mmap]] = {}
         self._closed = False
-        self._started()
+        self._ensure_started()
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The process's id, if it runs."""
         return None if self._process is None else self._process.pid
 
     def take(
-        self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
+        self, version: str, route: Sequence[Payload], *, keep: bool, within_s: float = 600.0
     ) -> tuple[HostVersion, bool]:
         """Pull a version by this route; whether a copy is kept. Its base copy is consumed."""
         if self._closed:
-            raise RefusedError("this worker pulls no more")
+            raise RefusedError("this worker is closing and pulls no more versions")
         try:
-            channel = self._asked(version, way, keep, within_s)
-            body, descriptor = _received(channel)
-            reply = say.decode_reply(body)
-            if isinstance(reply, say.Success):
-                return self._mapped(
+            channel = self._send_request(version, route, keep, within_s)
+            body, descriptor = _receive_reply(channel)
+            reply = protocol.decode_reply(body)
+            if isinstance(reply, protocol.Success):
+                return self._map_version(
                     version, descriptor, msgspec.convert(reply.value, PulledVersion)
                 )
         except (OSError, UnavailableError, msgspec.MsgspecError) as error:
@@ -110,17 +110,22 @@ class PullProcess:
         self._closed = True
         self._end()
 
-    def _asked(
-        self, version: str, way: Sequence[Payload], keep: bool, within_s: float
+    def _send_request(
+        self, version: str, route: Sequence[Payload], keep: bool, within_s: float
     ) -> socket.socket:
-        """Ask the process, or another one if that has ended since the last pull."""
+        """Send a request to the process; starts another one if it has ended since the last pull."""
         for last in (False, True):
-            channel = self._started()
-            say.limit_silence(channel, within_s + _LATE_S)
-            self._given = {name: held for name, held in self._given.items() if held() is not None}
+            channel = self._ensure_started()
+            protocol.limit_silence(channel, within_s + _LATE_S)
+            self._mapped_versions = {
+                name: held for name, held in self._mapped_versions.items() if held() is not None
+            }
             try:
-                say.send(
-                    channel, PullRequest(version, tuple(way), keep, within_s, tuple(self._given))
+                protocol.send(
+                    channel,
+                    PullRequest(
+                        version, tuple(route), keep, within_s, tuple(self._mapped_versions)
+                    ),
                 )
                 break
             except OSError:
@@ -129,30 +134,30 @@ class PullProcess:
                 logger.warning("the process that pulls ended with %s", self._end())
         return channel
 
-    def _mapped(
-        self, version: str, descriptor: int | None, given: PulledVersion
+    def _map_version(
+        self, version: str, descriptor: int | None, pulled: PulledVersion
     ) -> tuple[HostVersion, bool]:
-        def memory_of(size: int) -> memoryview:
+        def allocate(size: int) -> memoryview:
             if size == 0:
                 return memoryview(b"")
             if descriptor is None:
-                raise UnavailableError("it gave no memory")
+                raise UnavailableError("it sent no memory")
             try:
-                memory = mapped(descriptor, size)
+                memory = map_shared(descriptor, size)
             finally:
                 os.close(descriptor)
-            if given.kept:
+            if pulled.kept:
                 assert isinstance(memory.obj, mmap.mmap)
-                self._given[version] = weakref.ref(memory.obj)
+                self._mapped_versions[version] = weakref.ref(memory.obj)
             return memory
 
-        arrays = tensor_memory((tensor.size for tensor in given.tensors), memory_of)
-        return HostVersion(version, given.tensors, arrays, given.meta), given.kept
+        arrays = tensor_memory((tensor.size for tensor in pulled.tensors), allocate)
+        return HostVersion(version, pulled.tensors, arrays, pulled.meta), pulled.kept
 
-    def _started(self) -> socket.socket:
-        """The way to the process, which is started if there is none."""
+    def _ensure_started(self) -> socket.socket:
+        """The channel to the process; starts it if none runs."""
         if self._channel is None:
-            self._given.clear()
+            self._mapped_versions.clear()
             ours, theirs = socket.socketpair()
             module = "slackwater.weights.relay.pull_process"
             with theirs:
@@ -171,7 +176,7 @@ class PullProcess:
         self._process = self._channel = None
         if channel is not None:
             with suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # also for a thread that waits on it
+                channel.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits on it
             channel.close()
         if process is None:
             return None
@@ -182,8 +187,8 @@ class PullProcess:
             return process.wait()
 
 
-def _received(channel: socket.socket) -> tuple[bytes, int | None]:
-    """A reply and its descriptor, mostly in one call: every further one waits for the GIL."""
+def _receive_reply(channel: socket.socket) -> tuple[bytes, int | None]:
+    """A reply and its descriptor, usually in one call: each further one waits for the GIL."""
     data, descriptors, _, _ = socket.recv_fds(channel, _REPLY_BYTES, 1)
     if len(data) < _LENGTH.size:
         raise UnavailableError("it closed its end")
@@ -191,44 +196,46 @@ def _received(channel: socket.socket) -> tuple[bytes, int | None]:
     body = bytearray(length)
     came = len(data) - _LENGTH.size
     body[:came] = data[_LENGTH.size :]
-    say.receive_into(channel, memoryview(body)[came:])
+    protocol.receive_into(channel, memoryview(body)[came:])
     return bytes(body), descriptors[0] if descriptors else None
 
 
-def _reply(channel: socket.socket, reply: say.Reply, descriptor: int | None = None) -> None:
+def _reply(channel: socket.socket, reply: protocol.Reply, descriptor: int | None = None) -> None:
     body = msgspec.msgpack.encode(reply)
     data = _LENGTH.pack(len(body)) + body
     sent = socket.send_fds(channel, [data], [] if descriptor is None else [descriptor])
     channel.sendall(data[sent:])
 
 
-def _listen(channel: socket.socket, asked: "queue.SimpleQueue[PullRequest]") -> None:
+def _listen(channel: socket.socket, requests: "queue.SimpleQueue[PullRequest]") -> None:
     """Read requests; exit at once when the caller is gone."""
     decode = msgspec.msgpack.Decoder(PullRequest).decode
     try:
-        while (body := say.receive_message(channel)) is not None:
-            asked.put(decode(body))
+        while (body := protocol.receive_message(channel)) is not None:
+            requests.put(decode(body))
     finally:
         os._exit(0)
 
 
 def _serve(channel: socket.socket, receiver: Receiver) -> None:
-    asked: queue.SimpleQueue[PullRequest] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, asked), daemon=True).start()
-    given: dict[str, HostVersion] = {}
+    requests: queue.SimpleQueue[PullRequest] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
+    in_use: dict[str, HostVersion] = {}  # versions that the caller still reads
     while True:
-        ask = asked.get()
-        given = {name: held for name, held in given.items() if name in ask.reading}
+        request = requests.get()
+        in_use = {name: held for name, held in in_use.items() if name in request.reading}
         try:
-            found, kept = receiver.take(ask.version, ask.way, keep=ask.keep, within_s=ask.within_s)
+            found, kept = receiver.take(
+                request.version, request.route, keep=request.keep, within_s=request.within_s
+            )
         except (SlackwaterError, OSError) as error:
-            _reply(channel, say.Failure(type(error).__name__, str(error)))
+            _reply(channel, protocol.Failure(type(error).__name__, str(error)))
             continue
-        given_out = PulledVersion(found.tensors, dict(found.meta), kept)
-        _reply(channel, say.Success(given_out), _descriptor(found))
+        pulled = PulledVersion(found.tensors, dict(found.meta), kept)
+        _reply(channel, protocol.Success(pulled), _descriptor(found))
         if kept:
-            given[ask.version] = found
-        del found  # who refers to a copy keeps it from being changed
+            in_use[request.version] = found
+        del found  # with a reference here the receiver would copy it before the next delta
 
 
 def _descriptor(found: HostVersion) -> int | None:
@@ -240,7 +247,7 @@ def _descriptor(found: HostVersion) -> int | None:
 
 
 def _load_codec() -> None:
-    """Load its compiled loops, while nobody waits for a version."""
+    """Load the codec's compiled loops before the first pull needs them."""
     for kind in (np.uint16, np.uint32):
         old, new = np.zeros(256, kind), np.arange(256, dtype=kind)
         apply(old, encode(old.copy(), new))
@@ -248,13 +255,13 @@ def _load_codec() -> None:
 
 def main() -> None:
     descriptor, host, port, node, keep = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller, which ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, which ends us
     _load_codec()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     secret = os.environ[SECRET_VARIABLE].encode()
     reader = RelayReader((host, int(port)), secret, node=node, max_bytes=_MEMORY_BYTES)
     with socket.socket(fileno=int(descriptor)) as channel:
-        _serve(channel, Receiver(reader, keep=int(keep), memory_of=shared))
+        _serve(channel, Receiver(reader, keep=int(keep), allocate=allocate_shared))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fetches payloads from a relay into a store, ready while they still come."""
+"""Fetches payloads from a relay into a store; buckets are readable while later ones arrive."""
 
 import os
 import threading
@@ -12,11 +12,11 @@ from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import Address, RelayClient
 from slackwater.weights.relay.fetch import Memory as Memory
+from slackwater.weights.relay.fetch import OnBytes as OnBytes
 from slackwater.weights.relay.fetch import RelayFetch
-from slackwater.weights.relay.fetch import Seen as Seen
 from slackwater.weights.relay.manifest import Manifest
 
-STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more than there are processors take turns
+STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more streams than processors gain nothing
 AGAIN_S = 0.05
 T = TypeVar("T")
 _LOOK_S = 0.5
@@ -39,7 +39,7 @@ class RelayReader:
         streams: int = STREAMS,
         timeout_s: float = 30.0,
     ) -> None:
-        self.shelf = BucketStore(max_bytes)
+        self.store = BucketStore(max_bytes)
         self.relay, self.secret, self.node = relay, secret, node
         self._streams, self._timeout_s = streams, timeout_s
         self._control: RelayClient | None = None
@@ -47,34 +47,34 @@ class RelayReader:
         self._closed = False
 
     def close(self) -> None:
-        """A running pull fails."""
+        """Close the connections; a running pull fails."""
         self._closed = True
         if self._control is not None:
             self._control.close()
-        self.shelf.close_all()
+        self.store.close_all()
 
     def manifest(self, version: str, wait_s: float = 0.0) -> Manifest:
         return self.ask(lambda client: client.manifest(version, wait_s))
 
-    def bring(
+    def fetch_payload(
         self,
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
-        seen: Seen | None = None,
+        on_bytes: OnBytes | None = None,
     ) -> None:
-        """Have all of a payload in the store before `time.monotonic()` reaches `deadline_s`.
+        """Fetch a payload into the store before `time.monotonic()` reaches `deadline_s`.
 
-        What has arrived stays if the relay fails meanwhile. `memory` is the caller's, per bucket,
-        to receive into. `seen` is told of arriving bytes.
+        Received bytes stay if the relay fails meanwhile. `memory` is the caller's, per bucket, to
+        receive into. `on_bytes` is called with the ranges that arrive.
         """
-        self.shelf.note(manifest)
-        self.shelf.expect(payload, True)
+        self.store.register(manifest)
+        self.store.expect(payload, True)
         try:
             while True:
                 try:
-                    self.new_fetch(self.relay).run(payload, manifest, memory, seen)
+                    self.new_fetch(self.relay).run(payload, manifest, memory, on_bytes)
                     return
                 except UnavailableError as error:
                     if self._closed or time.monotonic() > deadline_s:
@@ -82,10 +82,10 @@ class RelayReader:
                         raise UnavailableError(said) from None
                     time.sleep(AGAIN_S)
         finally:
-            self.shelf.expect(payload, False)
+            self.store.expect(payload, False)
 
     def ask(self, question: Callable[[RelayClient], T]) -> T:
-        """What the relay answers; its connection is opened again when it broke."""
+        """Call the relay; a broken connection is opened again at the next call."""
         with self._lock:
             if self._closed:
                 raise RefusedError("this reader is closed; make another to pull with")
@@ -99,9 +99,11 @@ class RelayReader:
                 raise
 
     def new_fetch(self, address: Address) -> RelayFetch:
-        """Fills buckets of the store that are not complete, over several connections."""
+        """A fetch into the store, over several connections."""
         return RelayFetch(
-            *(self.shelf, address, self.secret),
+            self.store,
+            address,
+            self.secret,
             node=self.node,
             streams=self._streams,
             timeout_s=self._timeout_s,
@@ -109,7 +111,7 @@ class RelayReader:
 
 
 class PayloadReceipt:
-    """Fetches one payload in a thread while the caller works on complete buckets."""
+    """Fetches one payload in a thread while the caller processes complete buckets."""
 
     def __init__(
         self,
@@ -118,18 +120,18 @@ class PayloadReceipt:
         manifest: Manifest,
         deadline_s: float,
         memory: Memory | None = None,
-        seen: Seen | None = None,
+        on_bytes: OnBytes | None = None,
     ) -> None:
         self._reader, self._payload, self._manifest = reader, payload, manifest
-        self._memory, self._seen = memory, seen
+        self._memory, self._on_bytes = memory, on_bytes
         self._deadline_s = deadline_s
         self._error: SlackwaterError | None = None
         self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
-        reader.shelf.expect(payload, True)
+        reader.store.expect(payload, True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until it has all come; its error is raised."""
+        """Wait until the payload is complete; raises the fetch's error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -137,31 +139,34 @@ class PayloadReceipt:
     @contextmanager
     def bucket(self, number: int) -> Iterator[tuple[memoryview, ...]]:
         """A complete bucket's memory inside the context."""
-        shelf = self._reader.shelf
+        store = self._reader.store
         while True:
             try:
-                slot = shelf.open(BucketKey(self._payload, number), _LOOK_S)
+                slot = store.open(BucketKey(self._payload, number), _LOOK_S)
                 break
             except NotFoundError:
                 self._raise_if_ended()
         try:
             while not slot.complete:
                 try:
-                    shelf.wait(slot, slot.size - 1, _LOOK_S)
+                    store.wait(slot, slot.size - 1, _LOOK_S)
                 except UnavailableError:
                     self._raise_if_ended()
             yield slot.views
         finally:
-            shelf.close(slot)
+            store.close(slot)
 
     def _raise_if_ended(self) -> None:
         if not self._thread.is_alive():
             self.finish()
-            raise UnavailableError(f"version {self._payload.version!r} was dropped while it came")
+            raise UnavailableError(
+                f"version {self._payload.version!r} was dropped while it arrived"
+            )
 
     def _run(self) -> None:
         try:
-            how = (self._deadline_s, self._memory, self._seen)
-            self._reader.bring(self._payload, self._manifest, *how)
+            self._reader.fetch_payload(
+                self._payload, self._manifest, self._deadline_s, self._memory, self._on_bytes
+            )
         except SlackwaterError as error:
             self._error = error

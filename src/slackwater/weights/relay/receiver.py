@@ -1,4 +1,4 @@
-"""From payloads on a shelf to a version in host memory, checked part by part."""
+"""Turns fetched payloads into a version in host memory, checked part by part."""
 
 import time
 from collections import OrderedDict
@@ -13,36 +13,38 @@ import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
 from slackwater.weights.delta.checksum import RunningSum
-from slackwater.weights.delta.frame import DeltaError, refused
+from slackwater.weights.delta.frame import DeltaError, delta_error
 from slackwater.weights.relay.bucket import (
+    Allocate,
     Bytes,
     Manifest,
-    MemoryOf,
     Payload,
     apply_changes,
     part_checksums,
     tensor_memory,
     whole_views,
 )
-from slackwater.weights.relay.memory import anonymous
+from slackwater.weights.relay.memory import allocate_anonymous
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import Memory, PayloadReceipt, RelayReader
 
 T = TypeVar("T")
-_AGAIN_S = 0.05
-_UNSHARED = 3  # an array's references: its tuple, the loop, the call that counts
+_RETRY_S = 0.05
+_UNSHARED_REFERENCES = 3  # of an array: its tuple, the loop variable, getrefcount's argument
 
 
 class DamagedDeltaError(DeltaError):
-    """A delta on the way was damaged at its source."""
+    """A delta of the route was damaged at its source."""
 
-    payload: Payload
+    def __init__(self, payload: Payload, version: str) -> None:
+        super().__init__(f"delta: one on the way to {version!r} is damaged; pull it whole")
+        self.payload = payload
 
 
 class Receiver:
     """Pulls versions from a relay by a given route.
 
-    The `keep` newest versions stay in host memory (`memory_of`) as bases of deltas.
+    The `keep` newest versions stay in host memory, made by `allocate`, as bases of deltas.
     """
 
     def __init__(
@@ -50,138 +52,148 @@ class Receiver:
         reader: RelayReader,
         *,
         keep: int = 1,
-        memory_of: MemoryOf = anonymous,
+        allocate: Allocate = allocate_anonymous,
     ) -> None:
         self._reader = reader
-        self._memory_of = memory_of
+        self._allocate = allocate
         self._keep = keep
-        self._held: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
+        self._kept_versions: OrderedDict[str, tuple[HostVersion, Manifest]] = OrderedDict()
         self._payloads: list[Payload] = []
 
     def take(
-        self, version: str, way: Sequence[Payload], *, keep: bool, within_s: float = 600.0
+        self, version: str, route: Sequence[Payload], *, keep: bool, within_s: float = 600.0
     ) -> tuple[HostVersion, bool]:
         """Pull a version by a given route; whether a copy is kept. Its base copy is consumed."""
         deadline_s = time.monotonic() + within_s
-        base = way[0].base
-        if base and base not in self._held:
+        base = route[0].base
+        if base and base not in self._kept_versions:
             raise NotFoundError(f"version: {base!r}, which {version!r} changes, is not held here")
-        manifest = self._visible(version, deadline_s)
+        manifest = self._wait_for_manifest(version, deadline_s)
         try:
-            found = self._follow(way, manifest, deadline_s)
+            found = self._pull_route(route, manifest, deadline_s)
         finally:
-            self._held.pop(base, None)
+            self._kept_versions.pop(base, None)
             for payload in self._payloads:
-                self._reader.shelf.drop(payload)
+                self._reader.store.drop(payload)
             self._payloads.clear()
         if keep:
-            self._held[version] = (found, manifest)
-            while len(self._held) > self._keep:
-                self._held.popitem(last=False)
+            self._kept_versions[version] = (found, manifest)
+            while len(self._kept_versions) > self._keep:
+                self._kept_versions.popitem(last=False)
         return found, keep
 
-    def _visible(self, version: str, deadline_s: float) -> Manifest:
-        """The version's manifest; waits for it."""
+    def _wait_for_manifest(self, version: str, deadline_s: float) -> Manifest:
+        """Wait until the version is visible; its manifest."""
 
-        def ask() -> Manifest:
+        def get_manifest() -> Manifest:
             left_s = deadline_s - time.monotonic()
             return self._reader.manifest(version, min(max(left_s, 0.0), 10.0))
 
-        return self._insisting(ask, deadline_s, (NotFoundError, ConnectionError))
+        return self._retry(get_manifest, deadline_s, (NotFoundError, ConnectionError))
 
-    def _insisting(
+    def _retry(
         self,
-        ask: Callable[[], T],
+        call: Callable[[], T],
         deadline_s: float,
         transient: tuple[type[Exception], ...] = (ConnectionError,),
     ) -> T:
-        """What the relay answers, asked again until the deadline while the link to it is down."""
+        """The result of a call to the relay, repeated until the deadline while its link is down."""
         while True:
             try:
-                return ask()
+                return call()
             except transient:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     raise
-                time.sleep(min(_AGAIN_S, left_s))
+                time.sleep(min(_RETRY_S, left_s))
 
-    def _follow(
-        self, payloads: Sequence[Payload], manifest: Manifest, deadline_s: float
+    def _pull_route(
+        self, route: Sequence[Payload], manifest: Manifest, deadline_s: float
     ) -> HostVersion:
+        """Receive the payloads of a route one after the other, from the base copy if it has one."""
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
-        at = manifest
-        start = payloads[0].base if payloads else manifest.version
-        if start:
-            at = self._held[start][1]
-            sums = [list(each) for each in at.checksums]
-            arrays = self._to_change(start)
-        for payload in payloads:
-            at = (
-                manifest
-                if payload.version == manifest.version
-                else self._insisting(partial(self._reader.manifest, payload.version), deadline_s)
-            )
-            memory: Memory | None = None
-            coming: _ComingSums | None = None
-            if not payload.base:
-                sizes = [tensor.size for tensor in at.tensors]
-                arrays = tensor_memory(sizes, self._memory_of)
-                memory = [tuple(whole_views(arrays, bucket)) for bucket in at.buckets()]
-                coming = _ComingSums(memory)
-            seen = None if coming is None else coming.seen
-            arrival = PayloadReceipt(self._reader, payload, at, deadline_s, memory, seen)
+        base = route[0].base if route else manifest.version
+        if base:
+            sums = [list(each) for each in self._kept_versions[base][1].checksums]
+            arrays = self._take_base(base)
+        for payload in route:
+            at = manifest
+            if payload.version != manifest.version:
+                at = self._retry(partial(self._reader.manifest, payload.version), deadline_s)
             try:
-                if memory is None or coming is None:
-                    sums = _applied(arrival, at, arrays, sums)
-                else:
-                    sums = _whole(arrival, at, arrays, memory, coming)
-                if [tuple(each) for each in sums] != list(at.checksums):
-                    raise refused(
-                        f"{payload.version!r} came with other bytes than its manifest says"
-                    )
+                arrays, sums = self._receive(payload, at, arrays, sums, deadline_s)
             except DeltaError:
-                with suppress(SlackwaterError):
-                    arrival.finish()
-                self._reader.shelf.drop(payload)
-                if payload.base == "":
+                if not payload.base:
                     raise
-                said = f"delta: one on the way to {manifest.version!r} is damaged; pull it whole"
-                damaged = DamagedDeltaError(said)
-                damaged.payload = payload
-                raise damaged from None
-            arrival.finish()
+                raise DamagedDeltaError(payload, manifest.version) from None
             self._payloads.append(payload)
         return HostVersion(manifest.version, manifest.tensors, arrays, manifest.meta)
 
-    def _to_change(self, version: str) -> tuple[Bytes, ...]:
-        """The version's memory to modify: its own if it has no other reader, else a copy."""
+    def _receive(
+        self,
+        payload: Payload,
+        manifest: Manifest,
+        arrays: tuple[Bytes, ...],
+        sums: list[list[int]],
+        deadline_s: float,
+    ) -> tuple[tuple[Bytes, ...], list[list[int]]]:
+        """Receive a whole version into new memory, or apply a delta to `arrays` in place.
+
+        Returns the arrays and the checksums of their parts, which are the manifest's.
+        """
+        memory: Memory | None = None
+        arriving: _ArrivingChecksums | None = None
+        if not payload.base:
+            arrays = tensor_memory((tensor.size for tensor in manifest.tensors), self._allocate)
+            memory = [tuple(whole_views(arrays, bucket)) for bucket in manifest.buckets()]
+            arriving = _ArrivingChecksums(memory)
+        on_bytes = None if arriving is None else arriving.add
+        receipt = PayloadReceipt(self._reader, payload, manifest, deadline_s, memory, on_bytes)
+        try:
+            if memory is None or arriving is None:
+                sums = _apply_delta(receipt, manifest, arrays, sums)
+            else:
+                sums = _receive_whole(receipt, manifest, arrays, memory, arriving)
+            if [tuple(each) for each in sums] != list(manifest.checksums):
+                raise delta_error(f"the bytes of {payload.version!r} do not match its manifest")
+        except DeltaError:
+            with suppress(SlackwaterError):
+                receipt.finish()
+            self._reader.store.drop(payload)
+            raise
+        receipt.finish()
+        return arrays, sums
+
+    def _take_base(self, version: str) -> tuple[Bytes, ...]:
+        """Memory with the version's bytes to apply deltas to: its own if unread, else a copy."""
         for payload in [each for each in self._payloads if each.version == version]:
-            self._reader.shelf.drop(payload)
+            self._reader.store.drop(payload)
             self._payloads.remove(payload)
-        arrays = self._held[version][0].arrays
-        # Read by: `_held` and this frame; a version given out, a tensor over its memory or a
-        # neighbour would add to it.
-        if getrefcount(self._held[version][0]) == 2 and all(
-            getrefcount(array) == _UNSHARED for array in arrays
+        arrays = self._kept_versions[version][0].arrays
+        # Two references mean that only `_kept_versions` and this call have the version. A version
+        # given to a caller, or a tensor over its memory, adds to the counts: then it must not
+        # change.
+        if getrefcount(self._kept_versions[version][0]) == 2 and all(
+            getrefcount(array) == _UNSHARED_REFERENCES for array in arrays
         ):
-            del self._held[version]
+            del self._kept_versions[version]
             return arrays
-        copies = tensor_memory(map(len, arrays), self._memory_of)
+        copies = tensor_memory(map(len, arrays), self._allocate)
         for copy, array in zip(copies, arrays, strict=True):
             np.copyto(copy, array)
         return copies
 
 
-class _ComingSums:
+class _ArrivingChecksums:
     """Checksums of a whole version's parts, computed by the receiving threads."""
 
     def __init__(self, memory: Memory) -> None:
         self._sums = [[RunningSum(np.frombuffer(v, np.uint8)) for v in views] for views in memory]
         self._stops = [list(accumulate(map(len, views))) for views in memory]
 
-    def seen(self, number: int, start: int, stop: int) -> None:
-        """Of a bucket, these bytes have come."""
+    def add(self, number: int, start: int, stop: int) -> None:
+        """Bytes `start` to `stop` of a bucket have arrived."""
         begin = 0
         for running, end in zip(self._sums[number], self._stops[number], strict=True):
             first, last = max(start, begin), min(stop, end)
@@ -189,43 +201,43 @@ class _ComingSums:
                 running.add(first - begin, last - begin)
             begin = end
 
-    def of(self, number: int) -> list[int]:
-        """A bucket that is complete."""
+    def checksums(self, number: int) -> list[int]:
+        """The checksums of a complete bucket's parts."""
         return [running.value() for running in self._sums[number]]
 
 
-def _whole(
-    arrival: PayloadReceipt,
+def _receive_whole(
+    receipt: PayloadReceipt,
     manifest: Manifest,
     arrays: tuple[Bytes, ...],
     memory: Memory,
-    coming: _ComingSums,
+    arriving: _ArrivingChecksums,
 ) -> list[list[int]]:
-    """Receive a whole version into its tensors; returns checksums."""
+    """Receive a whole version into its tensors; the checksums of their parts."""
     sums: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
-        with arrival.bucket(number) as views:
+        with receipt.bucket(number) as views:
             if views is memory[number]:
-                sums.append(coming.of(number))
-            else:  # begun by an earlier pull, into other memory
+                sums.append(arriving.checksums(number))
+            else:  # an earlier pull began it, into other memory
                 _copy(views, memory[number])
                 sums.append(part_checksums(arrays, bucket))
     return sums
 
 
-def _applied(
-    arrival: PayloadReceipt, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
+def _apply_delta(
+    receipt: PayloadReceipt, manifest: Manifest, arrays: tuple[Bytes, ...], known: list[list[int]]
 ) -> list[list[int]]:
-    """Apply a delta in place; the checksums that the parts have now."""
-    reached: list[list[int]] = []
+    """Apply a delta in place; the new checksums of the parts."""
+    sums: list[list[int]] = []
     for number, bucket in enumerate(manifest.buckets()):
-        with arrival.bucket(number) as views:
-            reached.append(apply_changes(arrays, bucket, views[0], known[number]))
-    return reached
+        with receipt.bucket(number) as views:
+            sums.append(apply_changes(arrays, bucket, views[0], known[number]))
+    return sums
 
 
 def _copy(source: Sequence[memoryview], target: Sequence[memoryview]) -> None:
-    """Copy memory that is cut into other pieces."""
+    """Copy memory between views that are cut differently."""
     data = np.concatenate([np.frombuffer(view, np.uint8) for view in source])
     at = 0
     for view in target:

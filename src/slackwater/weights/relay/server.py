@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import assert_never
 
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
-from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.peers import RelayOffers
 
@@ -23,7 +23,7 @@ class RelayServer:
 
     def __init__(
         self,
-        shelf: BucketStore,
+        store: BucketStore,
         secret: bytes | RelayOffers,
         *,
         host: str = "127.0.0.1",
@@ -32,18 +32,18 @@ class RelayServer:
         max_connections: int = 256,
         patience_s: float = 0.0,
     ) -> None:
-        """Serves those who prove the secret, or with `RelayOffers` other nodes.
+        """Serves clients that prove the secret, or with `RelayOffers` other nodes.
 
-        `patience_s`: how long to wait for a payload that nobody has announced.
+        `patience_s`: how long to wait for a payload that was not announced.
         """
-        self.shelf = shelf
+        self.store = store
         self._secret, self._node = secret, node
         self._patience_s = patience_s
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._max = max_connections
         self._open: set[socket.socket] = set()
-        self._strangers: dict[socket.socket, None] = {}  # those that have not proved themselves
+        self._strangers: dict[socket.socket, None] = {}  # not yet authenticated, oldest first
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="weight relay", daemon=True)
@@ -96,115 +96,118 @@ class RelayServer:
                     self._open.discard(plain)
                     self._open.add(connection)
                     self._strangers.pop(plain, None)
-                if self._closed:  # while it was not listed
+                if self._closed:  # `close` ran while the connection was in neither list
                     return
             else:
-                say.prove_as_server(connection, self._secret)
+                protocol.prove_as_server(connection, self._secret)
             with self._lock:
                 self._strangers.pop(connection, None)
             while not self._closed:
-                say.limit_silence(connection, None)
-                request = say.receive_request(connection)
-                say.limit_silence(connection, _STALL_S)
+                protocol.limit_silence(connection, None)
+                request = protocol.receive_request(connection)
+                protocol.limit_silence(connection, _STALL_S)
                 if request is None:
                     return
                 self._answer(connection, request, peer)
         except (OSError, SlackwaterError) as error:
             logger.debug("connection ended: %s", error)
         finally:
-            self.shelf.release(connection)
+            self.store.release(connection)
             with self._lock:
                 self._open.discard(connection)
                 self._strangers.pop(connection, None)
             connection.close()
 
-    def _check(self, peer: str, request: say.Request) -> None:
-        """Another node may only read what it was offered."""
+    def _check(self, peer: str, request: protocol.Request) -> None:
+        """Refuse another node's request unless it reads a payload that it was offered."""
         assert isinstance(self._secret, RelayOffers)
         match request:
-            case say.GetManifest(version):
+            case protocol.GetManifest(version):
                 self._secret.check(peer, version, None)
-            case say.GetBucket(key):
+            case protocol.GetBucket(key):
                 self._secret.check(peer, key.payload.version, key.payload.base)
             case _:
                 raise RefusedError(f"{type(request).__name__}: another node may not do that here")
 
-    def _answer(self, connection: socket.socket, request: say.Request, peer: str) -> None:
-        """Execute a request; errors are answered, but errors amid raw bytes end the connection."""
+    def _answer(self, connection: socket.socket, request: protocol.Request, peer: str) -> None:
+        """Execute a request and reply; an error within raw bytes ends the connection instead."""
         try:
             if peer:
                 self._check(peer, request)
-            if isinstance(request, say.GetBucket):
+            if isinstance(request, protocol.GetBucket):
                 self._get(connection, request)
-            elif isinstance(request, say.PutBucket):
+            elif isinstance(request, protocol.PutBucket):
                 self._put(connection, request)
-            elif isinstance(request, say.ConfirmRead):
-                say.send(connection, say.Success())
+            elif isinstance(request, protocol.ConfirmRead):
+                protocol.send(connection, protocol.Success())
             else:
-                say.send(connection, say.Success(self._done(request)))
+                protocol.send(connection, protocol.Success(self._execute(request)))
         except SlackwaterError as error:
-            say.send(connection, say.Failure(type(error).__name__, str(error)))
+            protocol.send(connection, protocol.Failure(type(error).__name__, str(error)))
 
-    def _done(
+    def _execute(
         self,
-        request: say.SealVersion | say.ListVersions | say.GetManifest | say.DropRelayVersion,
+        request: protocol.SealVersion
+        | protocol.ListVersions
+        | protocol.GetManifest
+        | protocol.DropRelayVersion,
     ) -> object:
-        shelf = self.shelf
+        store = self.store
         match request:
-            case say.SealVersion(manifest):
-                shelf.seal(manifest)
-            case say.ListVersions():
+            case protocol.SealVersion(manifest):
+                store.seal(manifest)
+            case protocol.ListVersions():
                 return [
-                    say.VersionListing(m.version, {base: m.bytes_of(base) for base in m.sizes})
-                    for m in shelf.manifests()
+                    protocol.VersionListing(m.version, {base: m.bytes_of(base) for base in m.sizes})
+                    for m in store.manifests()
                 ]
-            case say.GetManifest(version, wait_s):
-                return shelf.manifest(version, min(wait_s, _STALL_S / 2))
-            case say.DropRelayVersion(payload):
-                shelf.drop(payload)
+            case protocol.GetManifest(version, wait_s):
+                return store.manifest(version, min(wait_s, _STALL_S / 2))
+            case protocol.DropRelayVersion(payload):
+                store.drop(payload)
             case _:
                 assert_never(request)
         return None
 
-    def _put(self, connection: socket.socket, request: say.PutBucket) -> None:
-        slot = self.shelf.begin(
+    def _put(self, connection: socket.socket, request: protocol.PutBucket) -> None:
+        slot = self.store.begin_write(
             request.key, request.size, request.tag, _STALL_S / 2, owner=connection
         )
-        say.send(connection, say.Success(None if slot is None else slot.filled))
+        protocol.send(connection, protocol.Success(None if slot is None else slot.filled))
         if slot is None:
             return
         try:
             filled = slot.filled
             while filled < slot.size:
                 for piece in slot.pieces(filled, filled + _PIECE):
-                    say.receive_into(connection, piece)
+                    protocol.receive_into(connection, piece)
                     filled += len(piece)
-                self.shelf.advance(slot, filled)
+                self.store.advance(slot, filled)
         except SlackwaterError as error:
             raise ConnectionAbortedError(str(error)) from None
         finally:
-            self.shelf.fail(slot)
-        say.send(connection, say.Success())
+            self.store.fail(slot)
+        protocol.send(connection, protocol.Success())
 
-    def _get(self, connection: socket.socket, request: say.GetBucket) -> None:
-        slot = self.shelf.open(request.key, _STALL_S, self._patience_s)
+    def _get(self, connection: socket.socket, request: protocol.GetBucket) -> None:
+        slot = self.store.open(request.key, _STALL_S, self._patience_s)
         try:
             if request.node and request.node == self._node and slot.path:
-                self.shelf.wait(slot, slot.size - 1, _STALL_S)
-                say.send(connection, say.Success((slot.size, slot.path)))
-                # Until the peer says `Read` the slot stays open: its descriptor's number must not
-                # pass to another.
-                say.receive_request(connection)
-                say.send(connection, say.Success())
+                self.store.wait(slot, slot.size - 1, _STALL_S)
+                protocol.send(connection, protocol.Success((slot.size, slot.path)))
+                # The slot stays open until the peer sends `ConfirmRead`: its descriptor's number
+                # must not be reused for another bucket meanwhile.
+                protocol.receive_request(connection)
+                protocol.send(connection, protocol.Success())
                 return
-            say.send(connection, say.Success((slot.size, "")))
+            protocol.send(connection, protocol.Success((slot.size, "")))
             sent = request.offset
             while sent < slot.size:
-                filled = self.shelf.wait(slot, sent, _STALL_S)
+                filled = self.store.wait(slot, sent, _STALL_S)
                 for piece in slot.pieces(sent, filled):
                     connection.sendall(piece)
                 sent = filled
         except UnavailableError as error:
             raise ConnectionAbortedError(str(error)) from None
         finally:
-            self.shelf.close(slot)
+            self.store.close(slot)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slackwater.tensors.checked_file import FOR_TRANSFORMERS, file_entries
-from slackwater.weights.relay.memory import SharedMap, shared
+from slackwater.weights.relay.memory import SharedMap, allocate_shared
 
 # `_FILES` memory files may take this part of the machine's memory.
 _MEMORY_DIVISOR = 4
@@ -37,7 +37,7 @@ class MemoryFile:
         text = text.ljust(-(-len(text) // 8) * 8)  # readers want aligned data
         header = struct.pack("<Q", len(text)) + text
         self._begin = len(header)
-        self._memory = shared(self._begin + size)
+        self._memory = allocate_shared(self._begin + size)
         self._memory[: self._begin] = header
         shared_map = self._memory.obj
         assert isinstance(shared_map, SharedMap)

@@ -14,8 +14,8 @@ from slackwater.weights.plan.shard_map import Box, RankShards, ShardMap
 from slackwater.weights.plan.transfer import (
     PublishedSlice,
     SliceFetch,
-    fetches,
-    publishing,
+    plan_fetches,
+    plan_publishing,
 )
 
 Array = NDArray[Any]
@@ -70,7 +70,7 @@ def held(shards: RankShards, whole: dict[str, Array]) -> dict[str, Array]:
     """A rank's own tensors, cut from the model."""
     mine = {name: np.zeros(shape, int) for name, shape in shards.shapes.items()}
     for piece in shards.pieces:
-        mine[piece.tensor] = whole[piece.tensor][piece.box.within(all_of(whole, piece.tensor))]
+        mine[piece.tensor] = whole[piece.tensor][piece.box.index_in(all_of(whole, piece.tensor))]
     return mine
 
 
@@ -103,19 +103,19 @@ def test_every_receiver_ends_with_exactly_its_slices_whatever_the_two_layouts(
         ShardMap(shapes, HEAD_DIM, sending),
         ShardMap(shapes, HEAD_DIM, receiving),
     )
-    published = publishing(senders, small)
+    published = plan_publishing(senders, small)
     check_each_element_is_published_once(whole, published)
     ranks = [senders.rank(rank) for rank in range(sending.ranks)]
     theirs = [held(shards, whole) for shards in ranks]
     for rank in range(receiving.ranks):
         shards = receivers.rank(rank)
-        plan = fetches(published, shards)
+        plan = plan_fetches(published, shards)
         mine = {name: np.zeros(shape, int) for name, shape in shards.shapes.items()}
         for fetch in plan:
             source = fetch.published.rank
             sent = read(theirs[source], ranks[source], fetch.published.tensor, fetch.published.box)
             tensor = fetch.published.tensor
-            place(mine[tensor], fetch.place, sent[fetch.box.within(fetch.published.box)])
+            place(mine[tensor], fetch.place, sent[fetch.box.index_in(fetch.published.box)])
         expected = held(shards, whole)
         assert mine.keys() == expected.keys()
         for name, array in mine.items():
@@ -128,7 +128,7 @@ def check_each_element_is_published_once(
 ) -> None:
     times = {name: np.zeros(array.shape, int) for name, array in whole.items()}
     for each in published:
-        times[each.tensor][each.box.within(all_of(whole, each.tensor))] += 1
+        times[each.tensor][each.box.index_in(all_of(whole, each.tensor))] += 1
     assert all((counts == 1).all() for counts in times.values())
 
 
@@ -159,7 +159,7 @@ def test_the_last_ranks_have_fewer_rows_of_the_vocabulary() -> None:
 
 
 def test_replicas_share_the_work_of_publishing() -> None:
-    published = publishing(ShardMap(model(), HEAD_DIM, Layout(dp=4)), small=16)
+    published = plan_publishing(ShardMap(model(), HEAD_DIM, Layout(dp=4)), small=16)
     loads = [sum(p.box.elements for p in published if p.rank == rank) for rank in range(4)]
     assert max(loads) < 1.2 * min(loads)
 

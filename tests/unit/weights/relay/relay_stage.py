@@ -56,14 +56,14 @@ class Stage:
     last: HostVersion | None = None
 
     def __post_init__(self) -> None:
-        self.shelf = BucketStore(self.max_bytes, self.shared)
+        self.store = BucketStore(self.max_bytes, self.shared)
         self.tracker = RelayTracker("trainer node", "train")
-        self.server = RelayServer(self.shelf, SECRET, node="trainer node")
-        self.stack.callback(self.shelf.close_all)
+        self.server = RelayServer(self.store, SECRET, node="trainer node")
+        self.stack.callback(self.store.close_all)
         self.stack.callback(self.server.close)
 
     def publish(self, new: HostVersion) -> Manifest:
-        manifest = publish(ShelfTarget(self.shelf), new, self.last, BUCKET)
+        manifest = publish(ShelfTarget(self.store), new, self.last, BUCKET)
         self.last = new
         return manifest
 

@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket import tensor_memory
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
-from slackwater.weights.relay.memory import anonymous
+from slackwater.weights.relay.memory import allocate_anonymous
 
 _HUGE = 2 << 20
 
@@ -24,7 +24,7 @@ def test_tensors_have_their_sizes_and_none_reaches_into_another() -> None:
 
 
 def test_large_memory_begins_a_huge_page() -> None:
-    memory = np.frombuffer(anonymous(_HUGE + 5), np.uint8)
+    memory = np.frombuffer(allocate_anonymous(_HUGE + 5), np.uint8)
     assert len(memory) == _HUGE + 5
     assert memory.ctypes.data % _HUGE == 0
 
@@ -40,19 +40,19 @@ def test_who_reads_a_part_of_a_tensor_is_counted() -> None:
 
 
 def test_readers_of_a_bucket_are_each_woken_when_their_bytes_are_there() -> None:
-    shelf = BucketStore(1 << 20)
-    slot = shelf.begin(BucketKey(Payload("v"), 0), 1000, 1)
+    store = BucketStore(1 << 20)
+    slot = store.begin_write(BucketKey(Payload("v"), 0), 1000, 1)
     assert slot is not None
     found: list[int] = []
     beyond = (0, 499, 999)
     threads = [
-        threading.Thread(target=lambda at=at: found.append(shelf.wait(slot, at, 30.0)))
+        threading.Thread(target=lambda at=at: found.append(store.wait(slot, at, 30.0)))
         for at in beyond
     ]
     for thread in threads:
         thread.start()
     for reader, filled in zip(threads, (1, 500, 1000), strict=True):
-        shelf.advance(slot, filled)
+        store.advance(slot, filled)
         reader.join(30.0)
         assert not reader.is_alive()
     assert found == [1, 500, 1000]

@@ -25,7 +25,7 @@ from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.weights.relay.peers import RelayPeer
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.worker.weight_lane import WeightLane
 
 DEADLINE_S = 120.0
@@ -47,7 +47,7 @@ class Node:
         return self.bring_unoffered(payload, source, source.relay.certificate)
 
     def bring_unoffered(self, payload: Payload, source: "Node", certificate: str) -> FetchOutcome:
-        self.relay.bring(payload, source.name, source.relay.peer_address, certificate)
+        self.relay.fetch(payload, source.name, source.relay.peer_address, certificate)
         return self.said.get(timeout=DEADLINE_S)
 
     def dial(self, source: "Node") -> RelayClient:
@@ -55,8 +55,8 @@ class Node:
         peer = RelayPeer(self.relay._identity, source.relay.certificate)
         return RelayClient(source.relay.peer_address, peer, 20.0)
 
-    def stocker(self) -> RelayStocker:
-        return RelayStocker(self.relay.address, SECRET, bucket_bytes=1 << 16)
+    def stocker(self) -> RelayPublisher:
+        return RelayPublisher(self.relay.address, SECRET, bucket_bytes=1 << 16)
 
 
 @pytest.fixture(name="stack")
@@ -83,7 +83,7 @@ def tensors(seed: int, changed: int = 0) -> dict[str, Tensor]:
     return found
 
 
-def stocked(stocker: RelayStocker, version: str, content: dict[str, Tensor]) -> Manifest:
+def stocked(stocker: RelayPublisher, version: str, content: dict[str, Tensor]) -> Manifest:
     return stocker.stock("model", host_version(version, content, {"lora": None}))
 
 
@@ -125,7 +125,7 @@ def test_a_version_goes_from_node_to_node_and_its_delta_changes_the_copy_that_a_
     assert engine.pulled_over_relay == 2
     rollout.relay.drop(Payload("v1"))
     rollout.relay.drop(Payload("v2", "v1"))
-    assert rollout.relay.shelf.used_bytes == 0 and not rollout.relay.shelf.manifests()
+    assert rollout.relay.store.used_bytes == 0 and not rollout.relay.store.manifests()
 
 
 def test_a_worker_may_ask_before_the_payload_is_on_its_way(
@@ -136,7 +136,7 @@ def test_a_worker_may_ask_before_the_payload_is_on_its_way(
     engine = lane(stack, rollout, tmp_path)
     later = threading.Timer(
         0.2,
-        rollout.relay.bring,
+        rollout.relay.fetch,
         (Payload("v1"), "trainer", trainer.relay.peer_address, trainer.relay.certificate),
     )
     trainer.relay.offer(Payload("v1"), rollout.relay.certificate)
@@ -165,7 +165,7 @@ def test_a_source_that_is_gone_or_falls_silent_is_named_and_another_goes_on(
     broke = rollout.bring(Payload("v1"), gone)
     assert broke.error and (broke.payload, broke.source) == (Payload("v1"), "gone")
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    rollout.relay.bring(
+    rollout.relay.fetch(
         Payload("v1"), "silent", silent.getsockname()[:2], rollout.relay.certificate
     )
     assert rollout.bring(Payload("v1"), trainer) == FetchOutcome(Payload("v1"), "trainer")
@@ -179,7 +179,7 @@ def test_a_payload_that_is_given_up_leaves_nobody_waiting(stack: ExitStack, tmp_
     silent = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     DirectoryWeightStore(tmp_path).publish("v1", tensors(1), {"lora": None})
     engine = lane(stack, rollout, tmp_path, within_s=10_000.0)
-    rollout.relay.bring(
+    rollout.relay.fetch(
         Payload("v1"), "silent", silent.getsockname()[:2], rollout.relay.certificate
     )
     later = threading.Timer(0.2, rollout.relay.drop, (Payload("v1"),))
@@ -194,7 +194,7 @@ def test_a_node_to_which_nothing_is_offered_gets_nothing(stack: ExitStack, hasty
     stocked(trainer.stocker(), "v1", tensors(1))
     certificate = trainer.relay.certificate
     assert stranger.bring_unoffered(Payload("v1"), trainer, certificate).error
-    assert stranger.relay.shelf.payloads() == ()
+    assert stranger.relay.store.payloads() == ()
     # Nor does one that shows no certificate, or one that only knows the secret of the node's own
     # processes.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -214,7 +214,7 @@ def test_a_relay_that_is_not_the_one_meant_is_given_no_trust(stack: ExitStack) -
     impostor.relay.offer(Payload("v1"), rollout.relay.certificate)
     broke = rollout.bring_unoffered(Payload("v1"), impostor, trainer.relay.certificate)
     assert "is not the one meant" in broke.error
-    assert rollout.relay.shelf.payloads() == ()
+    assert rollout.relay.store.payloads() == ()
 
 
 def test_a_node_reads_what_it_is_offered_and_changes_nothing(stack: ExitStack, hasty: None) -> None:
@@ -235,7 +235,7 @@ def test_a_node_reads_what_it_is_offered_and_changes_nothing(stack: ExitStack, h
             with pytest.raises(RefusedError, match=r"not offered|may not do that"):
                 forbidden()
         assert client.manifest("v1") == manifest
-    assert {payload.version for payload in trainer.relay.shelf.payloads()} == {"v1", "v2"}
+    assert {payload.version for payload in trainer.relay.store.payloads()} == {"v1", "v2"}
     trainer.relay.drop(Payload("v1"))
     with pytest.raises(UnavailableError):
         rollout.dial(trainer)

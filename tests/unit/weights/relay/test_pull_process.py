@@ -22,7 +22,7 @@ from slackwater.model.errors import NotFoundError, RefusedError, UnavailableErro
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.host_copy import host_version, torch_tensors
 from slackwater.weights.relay.node_relay import NodeRelay
-from slackwater.weights.relay.publisher import RelayStocker
+from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.weights.relay.pull_process import NICENESS, PullProcess
 
 DEADLINE_S = 120.0
@@ -72,7 +72,7 @@ def content(version: int) -> dict[str, Tensor]:
     return found
 
 
-def stocked(stocker: RelayStocker, number: int) -> None:
+def stocked(stocker: RelayPublisher, number: int) -> None:
     stocker.stock("model", host_version(f"v{number}", content(number), {"lora": None}))
 
 
@@ -84,7 +84,7 @@ def taken(pulls: PullProcess, number: int, base: str = "") -> dict[str, Tensor]:
 
 def started(relay: NodeRelay, pulls: PullProcess) -> int:
     """The process, after its first pull."""
-    stocked(RelayStocker(relay.address, SECRET), 1)
+    stocked(RelayPublisher(relay.address, SECRET), 1)
     assert same(taken(pulls, 1), content(1))
     assert pulls.pid is not None
     return pulls.pid
@@ -134,7 +134,7 @@ def test_the_process_is_ready_before_the_first_pull(pulls: PullProcess) -> None:
 def test_whole_then_deltas_and_nothing_that_is_read_is_changed(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocker = RelayStocker(relay.address, SECRET, bucket_bytes=1 << 16)
+    stocker = RelayPublisher(relay.address, SECRET, bucket_bytes=1 << 16)
     stocked(stocker, 1)
     first = taken(pulls, 1)
     assert same(first, content(1))
@@ -151,7 +151,7 @@ def test_whole_then_deltas_and_nothing_that_is_read_is_changed(
 def test_a_copy_that_nobody_reads_is_changed_where_it_lies(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocker = RelayStocker(relay.address, SECRET)
+    stocker = RelayPublisher(relay.address, SECRET)
     stocked(stocker, 1)
     assert same(taken(pulls, 1), content(1))
     memory = shared_maps(pulls.pid)
@@ -167,7 +167,7 @@ def test_a_copy_that_nobody_reads_is_changed_where_it_lies(
 def test_a_process_that_is_killed_is_an_error_of_its_pull_and_the_next_pull_has_another(
     relay: NodeRelay, pulls: PullProcess
 ) -> None:
-    stocked(RelayStocker(relay.address, SECRET), 1)
+    stocked(RelayPublisher(relay.address, SECRET), 1)
     first = taken(pulls, 1)
     killed = pulls.pid
     assert killed is not None and pulls._channel is not None
@@ -200,7 +200,7 @@ def test_a_process_that_was_killed_between_two_pulls_is_replaced_without_an_erro
 def test_when_its_caller_is_killed_the_process_ends_in_the_middle_of_a_pull(
     relay: NodeRelay,
 ) -> None:
-    stocked(RelayStocker(relay.address, SECRET), 1)
+    stocked(RelayPublisher(relay.address, SECRET), 1)
     command = [sys.executable, "-c", CALLER, *map(str, relay.address), SECRET.decode()]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
         assert caller.stdout is not None

@@ -16,7 +16,7 @@ from relay_stage import stage as make_stage
 
 from harness.relay_members import ChoosingReceiver
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
-from slackwater.weights.relay import protocol as say
+from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket import Payload, buckets_of, part_checksums, tag_of, whole_views
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
@@ -90,7 +90,7 @@ def test_a_version_is_seen_when_all_of_it_is_there(stage: Stage) -> None:
             client.manifest("v1")
         manifest = publish(client, new, None, BUCKET)  # goes on where it stood
         assert [line.version for line in client.versions()] == ["v1"]
-        assert manifest.bytes_of("") == stage.shelf.used_bytes
+        assert manifest.bytes_of("") == stage.store.used_bytes
 
 
 def test_what_a_dead_sender_left_is_not_mixed_with_another_ones_bytes(stage: Stage) -> None:
@@ -193,8 +193,8 @@ def test_a_receiver_that_stops_reading_slows_nobody(stage: Stage) -> None:
     stuck = socket.create_connection(stage.server.address)
     stage.stack.callback(stuck.close)
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    say.prove_as_client(stuck, SECRET)
-    say.send(stuck, say.GetBucket(BucketKey(Payload("v1"), 0)))
+    protocol.prove_as_client(stuck, SECRET)
+    protocol.send(stuck, protocol.GetBucket(BucketKey(Payload("v1"), 0)))
     assert same(stage.receiver("r").pull("v1", DEADLINE_S), new)
 
 
@@ -209,8 +209,8 @@ def test_a_relay_that_comes_back_empty_is_filled_again_and_receivers_go_on(stage
     found = []
     thread = threading.Thread(target=lambda: found.append(receiver.pull("v2", DEADLINE_S)))
     thread.start()
-    stage.shelf = BucketStore(64 << 20)
-    stage.server = RelayServer(stage.shelf, SECRET, host=host, port=port)
+    stage.store = BucketStore(64 << 20)
+    stage.server = RelayServer(stage.store, SECRET, host=host, port=port)
     stage.stack.callback(stage.server.close)
     stage.publish(second)
     thread.join(DEADLINE_S)
@@ -224,11 +224,11 @@ def test_a_delta_that_is_damaged_at_its_source_is_left_for_the_whole(stage: Stag
     stage.publish(first)
     receiver.pull("v1")
     stage.publish(second)
-    slot = stage.shelf.open(BucketKey(Payload("v2", "v1"), 0))
+    slot = stage.store.open(BucketKey(Payload("v2", "v1"), 0))
     damaged = bytearray(slot.views[0])
     damaged[60] ^= 0xFF
     slot.views = (memoryview(damaged),)
-    stage.shelf.close(slot)
+    stage.store.close(slot)
     assert same(receiver.pull("v2", DEADLINE_S), second)
     assert receiver.last_way is not None
     assert receiver.last_way.fetch_start
@@ -236,27 +236,27 @@ def test_a_delta_that_is_damaged_at_its_source_is_left_for_the_whole(stage: Stag
 
 
 def test_memory_is_bounded_and_room_is_waited_for() -> None:
-    shelf = BucketStore(max_bytes=1000)
-    assert shelf.begin(BucketKey(Payload("a"), 0), 800, 0) is not None
+    store = BucketStore(max_bytes=1000)
+    assert store.begin_write(BucketKey(Payload("a"), 0), 800, 0) is not None
     with pytest.raises(UnavailableError, match="relay memory"):
-        shelf.begin(BucketKey(Payload("b"), 0), 300, 0)
+        store.begin_write(BucketKey(Payload("b"), 0), 300, 0)
     with pytest.raises(RefusedError, match="above 1000"):
-        shelf.begin(BucketKey(Payload("b"), 1), 1001, 0)
-    threading.Timer(0.1, lambda: shelf.drop(Payload("a"))).start()
-    assert shelf.begin(BucketKey(Payload("b"), 0), 300, 0, wait_s=DEADLINE_S) is not None
-    assert shelf.used_bytes == 300
+        store.begin_write(BucketKey(Payload("b"), 1), 1001, 0)
+    threading.Timer(0.1, lambda: store.drop(Payload("a"))).start()
+    assert store.begin_write(BucketKey(Payload("b"), 0), 300, 0, wait_s=DEADLINE_S) is not None
+    assert store.used_bytes == 300
 
 
 def test_what_is_being_read_stays_until_it_is_read(stage: Stage) -> None:
     new = version("v1", 1)
     stage.publish(new)
-    slot = stage.shelf.open(BucketKey(Payload("v1"), 0))
-    stage.shelf.drop(Payload("v1"))
-    assert stage.shelf.manifests() == ()
+    slot = stage.store.open(BucketKey(Payload("v1"), 0))
+    stage.store.drop(Payload("v1"))
+    assert stage.store.manifests() == ()
     assert bytes(slot.views[0][:64]) == new.arrays[0].tobytes()[:64]
-    assert stage.shelf.used_bytes == slot.size
-    stage.shelf.close(slot)
-    assert stage.shelf.used_bytes == 0
+    assert stage.store.used_bytes == slot.size
+    stage.store.close(slot)
+    assert stage.store.used_bytes == 0
 
 
 @pytest.fixture(name="shared_stage")
@@ -268,12 +268,12 @@ def test_on_one_node_buckets_are_shared_memory(shared_stage: Stage) -> None:
     stage, new = shared_stage, version("v1", 1)
     stage.publish(new)
     agent = stage.agent("r", node="trainer node")
-    slot = stage.shelf.open(BucketKey(Payload("v1"), 0))
+    slot = stage.store.open(BucketKey(Payload("v1"), 0))
     path = Path(slot.path)
     assert path.stat().st_size == slot.size
-    stage.shelf.close(slot)
+    stage.store.close(slot)
     assert same(ChoosingReceiver(agent).pull("v1", DEADLINE_S), new)
-    stage.shelf.drop(Payload("v1"))
+    stage.store.drop(Payload("v1"))
     assert slot.path == "" and not path.exists()
 
 
@@ -311,7 +311,7 @@ def test_bytes_that_are_no_request_end_that_connection_alone(stage: Stage) -> No
     for _ in range(30):
         with socket.create_connection(stage.server.address) as liar:
             liar.settimeout(DEADLINE_S)
-            say.prove_as_client(liar, SECRET)
+            protocol.prove_as_client(liar, SECRET)
             body = rng.bytes(int(rng.integers(1, 200)))
             liar.sendall(len(body).to_bytes(4, "little") + body)
             liar.shutdown(socket.SHUT_WR)
