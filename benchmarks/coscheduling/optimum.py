@@ -20,10 +20,10 @@ from slackwater.control.coschedule.config import CoScheduleConfig
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.report import JobRow
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import simulate
+from slackwater.sim.cluster.simulated_cluster import SimulatedCluster
 
 POLICIES = ("ours", "group", "regrouping", "horizon", "random", "most_idle")
 GROUP_SIZE = 5
@@ -122,7 +122,7 @@ def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
     config = CoScheduleConfig(ordering="round_robin", switching=scenario.switching)
     cluster = SimulatedCluster(scenario, tuple(jobs), CoScheduler(policy, fleet, config))
     cluster.run(None)
-    rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
+    rows = [body.account.row(cluster.now_s) for body in cluster.executions.values()]
     return _outcome(cluster.account.cost, rows)
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from benchmarks.rollout.measured_cost import MeasuredCost
+from slackwater.control.record import read_entry
 from slackwater.model.errors import RefusedError
 
 _KNOTS = (4, 16, 48)
@@ -78,7 +78,7 @@ def steps_of(lines: Iterable[bytes]) -> list[Step]:
     engines: dict[str, _Engine] = {}
     steps: list[Step] = []
     for line in lines:
-        entry = msgspec.json.decode(line)
+        entry = read_entry(line)
         event: dict[str, Any] = entry["event"]["body"]
         match entry["event"]["type"]:
             case "TokensArrived":
@@ -93,11 +93,11 @@ def steps_of(lines: Iterable[bytes]) -> list[Step]:
                 engines.pop(event["instance"], None)
         for command in entry["commands"]:
             body = command["body"]
-            if command["type"] == "Dispatch":
+            if command["type"] == "DispatchTurn":
                 engine = engines.setdefault(body["instance"], _Engine())
                 context = len(body["prompt"]) + len(body["generated"])
                 engine.sent(body["attempt"], context, event["now_s"])
-            elif command["type"] == "AbortOn" and body["instance"] in engines:
+            elif command["type"] == "AbortTurn" and body["instance"] in engines:
                 engines[body["instance"]].left(body["attempt"])
     return steps
 

@@ -32,9 +32,9 @@ from slackwater.model.device import CUDA, DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
-from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.scenario import ClusterScenario, FaultConfig
 from slackwater.sim.cluster.simulate import new_controller
+from slackwater.sim.cluster.simulated_cluster import SimulatedCluster
 
 _NODES, _PER_NODE, _PER_DOMAIN = 32, 64, 8
 _SIZES = (1, 1, 2, 4, 8, 8, 16, 32, 64)
@@ -108,7 +108,7 @@ def _coscheduled(options: BenchOptions, count: int, nodes: int) -> dict[str, Any
     timed = TimedScheduler(new_controller(scenario))
     cluster = SimulatedCluster(scenario, scenario.jobs, timed, check_every=1000)
     cluster.run(lambda share: options.progress("jobs through the co-scheduler", share))
-    rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
+    rows = [body.account.row(cluster.now_s) for body in cluster.executions.values()]
     found = {
         "devices": 16 * nodes,
         "decisions": sum(map(len, timed.took_s.values())),

@@ -60,7 +60,7 @@ class EngineFaults:
 
     def _drain(self, victim: StormInstance) -> None:
         fleet = self._fleet
-        fleet.tell(on.DrainAsked(fleet.now_s, victim.instance, move_turns=fleet.chance(0.5)))
+        fleet.tell(on.DrainRequested(fleet.now_s, victim.instance, move_turns=fleet.chance(0.5)))
 
     def _stall(self, victim: StormInstance) -> None:
         """Short of the limit, or beyond."""

@@ -20,7 +20,7 @@ from harness.rollout_floor import Before
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.jobs.events import JobSubmitted
-from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.commands import PullVersion
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
@@ -50,7 +50,7 @@ class CountedPulls:
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
         commands = self._controller.handle(event)
         for command in commands:
-            if isinstance(command, PullWeights):
+            if isinstance(command, PullVersion):
                 self.pulls[command.instance, command.version] += 1
         return commands
 

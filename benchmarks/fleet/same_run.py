@@ -36,7 +36,7 @@ from slackwater.zoo.tiny import make_model
 _JOBS = ("first", "second")
 _MODEL = "tiny"
 _LIMIT_S = 900.0
-_FACTS = ("LendNode", "InstanceLost", "InstanceJoined", "PullWeights", "PermitGiven")
+_FACTS = ("LendNode", "InstanceLost", "InstanceJoined", "PullVersion", "PermitGiven")
 
 
 @dataclass(slots=True)

@@ -127,9 +127,9 @@ class FleetStorm:
         ):
             self._again(trouble, mean_s / self._rate)
         fleet.run(self._end_s + calm_s)
-        assert not fleet.unsettled, f"jobs never ended: {fleet.stuck()}"
+        assert not fleet.unsettled, f"jobs never ended: {fleet.describe_unfinished()}"
         self._check_end()
-        counters = fleet.controller.rollout.books.counters
+        counters = fleet.controller.rollout.state.counters
         entries = fleet.controller.jobs.entries()
         return FleetStormReport(
             *(fleet.seed, self.policy, fleet.now_s / 3600, fleet.events, len(fleet.jobs) - 1),

@@ -31,7 +31,7 @@ from slackwater.control.rollout.settings import RolloutSettings
 _DEADLINE_S = 900.0
 _INSTANCES = 2
 _MAX_RUNNING = 128
-_SETTINGS = RolloutSettings(barren_losses=50)
+_SETTINGS = RolloutSettings(max_losses_without_progress=50)
 
 
 def run(options: BenchOptions) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.options import BenchOptions
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetEvent
-from slackwater.control.rollout.commands import Dispatch
+from slackwater.control.rollout.commands import DispatchTurn
 from slackwater.control.rollout.events import (
     InstanceHeartbeat,
     InstanceJoined,
@@ -63,12 +63,12 @@ class FleetLoad:
         self.manager = self.controller.rollout
         self.rng = np.random.default_rng(seed)
         self.now_s = 0.0
-        self.running: dict[TurnId, Dispatch] = {}
+        self.running: dict[TurnId, DispatchTurn] = {}
         self.submitted = 0
         self.tell(WeightsPublished(0.0, None, "v1"))
         for number in range(instances):
             self.join(number)
-        while len(self.manager.books.turns) < live_turns:
+        while len(self.manager.state.turns) < live_turns:
             self.submit()
 
     def tell(self, event: FleetEvent) -> TimedEvent:
@@ -76,7 +76,7 @@ class FleetLoad:
         began_s, cpu_s = perf_counter(), process_time()
         commands = self.controller.handle(event)
         cpu_s, wall_s = process_time() - cpu_s, perf_counter() - began_s
-        sent = [command for command in commands if isinstance(command, Dispatch)]
+        sent = [command for command in commands if isinstance(command, DispatchTurn)]
         for command in sent:
             self.running[command.turn] = command
         return TimedEvent(wall_s, cpu_s, len(sent))
@@ -115,7 +115,7 @@ class FleetLoad:
         """A heartbeat of every instance, a second later."""
         self.now_s += 1.0
         beats: list[TimedEvent] = []
-        for record in list(self.manager.books.instances):
+        for record in list(self.manager.state.instances):
             load = record.load
             beat = InstanceHeartbeat(
                 self.now_s,
@@ -158,7 +158,7 @@ def run(options: BenchOptions) -> dict[str, float]:
         "cpu_p50_ms": float(np.percentile(cpu_ms, 50)),
         "cpu_p99_ms": float(np.percentile(cpu_ms, 99)),
         "watch_p99_ms": float(np.percentile(watch_ms, 99)),
-        "live_turns": float(len(load.manager.books.turns)),
-        "waiting_turns": float(len(load.manager.books.dispatcher.line)),
+        "live_turns": float(len(load.manager.state.turns)),
+        "waiting_turns": float(len(load.manager.state.dispatcher.queue)),
         "instances": float(INSTANCES),
     }

@@ -77,7 +77,10 @@ async def disturbed_and_not(
             wanted = await workload.run(fleet.floor.generate)
             calm_s = loop.time() - calm_s
         settings = RolloutSettings(
-            balancing=MovingAlways(), balance_every_s=0.2, watch_every_s=0.1, barren_losses=50
+            balancing=MovingAlways(),
+            balance_every_s=0.2,
+            watch_every_s=0.1,
+            max_losses_without_progress=50,
         )
         async with LiveFleet(plan, settings, lines.append) as fleet:
             fleet.provider.start(3)

@@ -45,7 +45,7 @@ class StartingOver:
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
         record = None
         if isinstance(event, InstanceLost):
-            record = self._controller.rollout.books.instances.records.get(event.instance)
+            record = self._controller.rollout.state.instances.records.get(event.instance)
         for turn in record.attempts.values() if record is not None else ():
             turn.base_tokens = 0
             turn.roll_back()
@@ -155,7 +155,9 @@ class _Steps:
 
     def __init__(self, plan: FleetPlan, step: StepPlan, *, start_over: bool = False) -> None:
         before = StartingOver if start_over else None
-        self._fleet = LiveFleet(plan, RolloutSettings(barren_losses=50), before=before)
+        self._fleet = LiveFleet(
+            plan, RolloutSettings(max_losses_without_progress=50), before=before
+        )
         self._step = step
         self._count = 0
 

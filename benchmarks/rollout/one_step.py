@@ -16,8 +16,8 @@ from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.core.queue import EventQueue
-from slackwater.sim.rollout.body import BodySettings
 from slackwater.sim.rollout.engine_cost import CostModel
+from slackwater.sim.rollout.simulated_instances import InstanceSettings
 
 _HORIZON_S = 1e6
 
@@ -36,7 +36,7 @@ class _OpenTurns:
             raise RefusedError(f"turn {command.turn} failed in simulation: {command.error}")
         if isinstance(command, CompleteTurn):
             self.left.discard(command.turn)
-            self._body.at(self._body.now_s, self._share)
+            self._body.schedule(self._body.now_s, self._share)
 
     def _share(self) -> None:
         busy = sum(bool(place.engine.requests) for place in self._body.places.values())
@@ -66,20 +66,20 @@ def simulate_step(
     """
     queue: EventQueue[Callable[[], None]] = EventQueue()
     wanted = {spec.turn: spec.sampling.max_tokens for spec in specs}
-    links = BodySettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9)
+    links = InstanceSettings(heartbeat_s=heartbeat_s, pull_gb_per_s=1e6, sender_gb_per_s=1e9)
     body = DrivenEngines(FleetController(settings), queue, wanted.__getitem__, links)
     turns = _OpenTurns(body, wanted, alone_slowdown)
     job, version = specs[0].job, specs[0].version
     for name in names:
         body.join(InstanceId(name), InstanceKind.SPOT, cost, max_running=max_running, job=job)
     body.tell(WeightsPublished(0.0, None, version))
-    body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.books.instances))
+    body.run_until(_HORIZON_S, lambda: all(r.versions for r in body.manager.state.instances))
     began_s = body.now_s
     for spec in specs:
         body.tell(TurnSubmitted(began_s, spec))
     if kill is not None:
         after_s, victim = kill
-        body.at(began_s + after_s, lambda: turns.lose(InstanceId(victim)))
+        body.schedule(began_s + after_s, lambda: turns.lose(InstanceId(victim)))
     body.run_until(began_s + _HORIZON_S, lambda: not turns.left)
     body.controller.check_integrity()
     return body.now_s - began_s

@@ -23,22 +23,22 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.rollout import events as ev
 from slackwater.control.rollout.commands import (
-    AbortOn,
+    AbortTurn,
     CompleteTurn,
-    Dispatch,
+    DispatchTurn,
     FailTurn,
     ReleaseInstance,
 )
 from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps.commands import RestEngine, StartEngine
-from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
+from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullVersion
 from slackwater.control.weights.events import InstanceReady, PullFailed, WeightsPublished
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.policy.rollout.balancing import FillIdle
 from slackwater.policy.rollout.routing import CacheAffine
 from slackwater.policy.rollout.seeding import AdaptiveWindow
-from slackwater.sim.core.queue import EventQueue, explained
+from slackwater.sim.core.queue import EventQueue, name_failing_event
 from slackwater.sim.rollout.storm_instance import StormRequest
 
 BEAT_S = 4.0
@@ -116,14 +116,14 @@ class Storm:
         self.trainer.start()
         self._run_until(hours * 3600)
         self.raging = False
-        calm_s = self.now_s + 4 * self.manager.books.settings.turn_timeout_s
+        calm_s = self.now_s + 4 * self.manager.state.settings.turn_timeout_s
         if not any(i.spec.kind is not InstanceKind.BORROWED for i in self.instances.values()):
             self.join()
-        self._run_until(calm_s, lambda: not self.manager.books.turns and not self.trainer.stepping)
-        left = len(self.manager.books.turns)
+        self._run_until(calm_s, lambda: not self.manager.state.turns and not self.trainer.stepping)
+        left = len(self.manager.state.turns)
         assert left == 0, f"{left} turns never ended"
         assert not self.trainer.stepping, "the trainer's step never ended"
-        counters = self.manager.books.counters
+        counters = self.manager.state.counters
         return StormReport(
             self.seed,
             hours,
@@ -156,7 +156,7 @@ class Storm:
         """
         if isinstance(event, ev.InstanceLost):
             self.trainer.lost(event.instance)
-        with explained(self.driver, self.queue):
+        with name_failing_event(self.driver, self.queue):
             self.driver.feed(event)
 
     def _check(self) -> None:
@@ -201,11 +201,11 @@ class Storm:
 
     def _do(self, command: FleetCommand) -> None:
         match command:
-            case Dispatch():
+            case DispatchTurn():
                 self._deliver(command.instance, lambda: self._receive(command))
-            case AbortOn(instance, attempt):
+            case AbortTurn(instance, attempt):
                 self._deliver(instance, lambda: self._forget(instance, attempt))
-            case PullWeights(instance, version):
+            case PullVersion(instance, version):
                 place, took_s = self.instances.get(instance), self.wait_s(4.0)
                 # It begins when it is told to: a version that it drops before may be the same.
                 pulled = partial(self.after, took_s, partial(self._pulled, place, version))
@@ -232,7 +232,7 @@ class Storm:
         self._heard_s[instance] = at_s
         self.queue.push(at_s, happen)
 
-    def _receive(self, command: Dispatch) -> None:
+    def _receive(self, command: DispatchTurn) -> None:
         instance = self.instances.get(command.instance)
         if instance is None:
             return
@@ -243,7 +243,7 @@ class Storm:
                 ev.TurnRefused(self.now_s, command.instance, command.attempt, why, at_fault)
             )
             return
-        current = command.attempt in self.manager.books.dispatcher.attempts
+        current = command.attempt in self.manager.state.dispatcher.attempts
         held = command.version in instance.versions
         assert held or not current, (
             f"{command.turn} sent to {command.instance} without {command.version}"

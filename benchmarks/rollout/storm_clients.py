@@ -121,7 +121,7 @@ class StormClients:
         turn = command.turn
         assert turn in self._specs, f"{turn} ended twice"
         del self._specs[turn]
-        known = ("deadline passed", "in a row without a token", "given back")
-        explained = turn in self._bad or any(text in command.error for text in known)
-        assert explained, f"{turn} failed without a cause: {command.error}"
+        known = ("deadline passed", "in a row without a token", "refused")
+        name_failing_event = turn in self._bad or any(text in command.error for text in known)
+        assert name_failing_event, f"{turn} failed without a cause: {command.error}"
         self._then.pop(turn)()

@@ -76,7 +76,7 @@ class StormFaults:
 
     def _drain(self, victim: TroubledInstance) -> None:
         storm = self._storm
-        storm.happen(ev.DrainAsked(storm.now_s, victim.instance, move_turns=storm.chance(0.5)))
+        storm.happen(ev.DrainRequested(storm.now_s, victim.instance, move_turns=storm.chance(0.5)))
 
     def _freeze(self, victim: TroubledInstance) -> None:
         """Silence: short of the lease or beyond it; the frames come late."""

@@ -233,7 +233,7 @@ class StormTrainer:
 
     def check_integrity(self) -> None:
         """The devices are the trainers' or the local engines', never both's."""
-        fleet = self._storm.manager.books.instances
-        local = [record.spec.instance for record in fleet if record.local]
+        fleet = self._storm.manager.state.instances
+        local = [record.spec.instance for record in fleet if record.is_local]
         assert not (self._training and local), f"{local} on devices that {self._training} have"
         assert self._training == set(self._storm.controller.steps.holders())

@@ -46,7 +46,7 @@ class Alone:
     def attainment(self, windows: Sequence[Sequence[Arrival]]) -> float:
         """Over all windows, each from an idle device on."""
         requests = [request for window in windows for request in self.served(window)]
-        met = sum(self.slo.met(one.ttft_s, one.tpot_s) for one in requests)
+        met = sum(self.slo.is_met(one.ttft_s, one.tpot_s) for one in requests)
         return met / max(len(requests), 1)
 
     def most_density(self, windows: Sequence[Sequence[Arrival]], seconds: float) -> float:

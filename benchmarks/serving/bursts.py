@@ -197,7 +197,7 @@ async def _leaks(floor: ServingFloor, chat: WorkerId) -> float:
             held = (
                 gauges["running"] + gauges["waiting"] + gauges["kv_blocks_in_use"] + gauges["lent"]
             )
-            left = held + len(floor.borrowed()) + len(floor.floor.manager.books.turns)
+            left = held + len(floor.borrowed()) + len(floor.floor.manager.state.turns)
             if left == 0:
                 break
         await asyncio.sleep(0.05)

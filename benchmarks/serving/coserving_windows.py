@@ -33,7 +33,7 @@ class Played:
 
     @property
     def met(self) -> int:
-        return sum(SLO.met(one.ttft_s, one.tpot_s) for one in self.times)
+        return sum(SLO.is_met(one.ttft_s, one.tpot_s) for one in self.times)
 
 
 def pooled(plays: Sequence[Played], kept: Sequence[Played], alone: float) -> dict[str, float]:

@@ -18,7 +18,7 @@ from slackwater.policy.serving.modes import MODES, LendingMode
 from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.game_sessions import draw_games
 from slackwater.sim.serving.serving_trace import Arrival
 
 AUTOSCALE = (
@@ -86,7 +86,7 @@ def outcome_of(case: LendingCase) -> LendingOutcome:
         roles=case.roles,
     )
     arrivals = scaled(case.arrivals, case.density, case.seconds, case.seed)
-    stages = RolloutStages(drawn_games(case.games, case.seed), case.stages if case.games else 0)
+    stages = RolloutStages(draw_games(case.games, case.seed), case.stages if case.games else 0)
     cluster = AutoscaledCluster if case.mode == AUTOSCALE else LendingCluster
     run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals, cluster=cluster)
     result = run.run(case.seconds, begins_s=case.begins_s)

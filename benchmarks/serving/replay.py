@@ -167,7 +167,7 @@ def figures_of(answers: Sequence[Answer], asked: ReplayOptions) -> dict[str, obj
     """Attainment over all and by minute of sending; percentiles of those that were answered."""
     began_s = min(answer.sent_s for answer in answers)
     done = [answer for answer in answers if answer.end_s is not None and not answer.error]
-    met = [answer for answer in done if asked.slo.met(answer.ttft_s, answer.tpot_s)]
+    met = [answer for answer in done if asked.slo.is_met(answer.ttft_s, answer.tpot_s)]
     kept = {id(answer) for answer in met}
     minutes: dict[int, list[bool]] = {}
     for answer in answers:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.options import BenchOptions
 from benchmarks.slacks.live import live_figures
-from slackwater.sim.slacks.contributions import SlackStudy, every_combination
+from slackwater.sim.slacks.contributions import SlackStudy, all_combinations
 from slackwater.sim.slacks.scenario import read_slack_scenario
 
 PARTS = ("simulated", "live")
@@ -36,7 +36,7 @@ def _simulated(options: BenchOptions) -> dict[str, float]:
         def moved(share: float, seed: int = seed) -> None:
             options.progress(f"seed {seed}", share)
 
-        study.run([seed], every_combination(), options.processes, moved)
+        study.run([seed], all_combinations(), options.processes, moved)
     found = study.figures()
     figures = {name: float(found[name]) for name in ("seeds", "kinds_seen")}
     for name in ("none", "all"):

@@ -223,14 +223,14 @@ class DemoFleet(FiveSlackFleet):
             self._began_s = self.now_s
         if not asked and done >= 0.25 * self._iterations:
             asked = True
-            self.after(self._visit_start_s, self._come)
+            self.after(self._visit_start_s, self._schedule_arrival)
         if self._up_s is not None and done >= 0.66 * self._iterations:
             self._spot_s = self.now_s - self._up_s
             self.engines.lose(_SPOT, "killed")
             return
         self.after(_LOOK_S, partial(self._watch_iterations, asked=asked))
 
-    def _come(self) -> None:
+    def _schedule_arrival(self) -> None:
         self._up_s = self.now_s
         turns = self.scenario.turns_per_device
         cost = self.scenario.engine()

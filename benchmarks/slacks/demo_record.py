@@ -1,12 +1,13 @@
 """What the demo's jobs took alone, from the record of its controllers' events."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from slackwater.control.record import read_entry
 
 _TRAINING = ("forward_backward", "optim_step")
 
@@ -54,8 +55,8 @@ def _quick(took_s: list[float]) -> float:
 
 
 def _lines(record: Path, controller: str) -> Iterator[dict[str, Any]]:
-    with record.with_name(f"{record.name}.{controller}.jsonl").open() as file:
-        yield from map(json.loads, file)
+    with record.with_name(f"{record.name}.{controller}.jsonl").open("rb") as file:
+        yield from map(read_entry, file)
 
 
 class _CoreClock:
@@ -190,7 +191,7 @@ class _Alone:
     def _run(self, kind: str, body: dict[str, Any]) -> None:
         """What begins to run, and in which process."""
         match kind:
-            case "Dispatch":  # what is lent is a part of the serving engine's process
+            case "DispatchTurn":  # what is lent is a part of the serving engine's process
                 what, process = f"attempt {body['attempt']}", body["instance"].partition("~")[0]
             case "StartAction":
                 what = process = f"action {body['spec']['action']}"
@@ -208,12 +209,12 @@ class _Alone:
     def _command(self, kind: str, body: dict[str, Any], now_s: float) -> None:
         self._run(kind, body)
         match kind:
-            case "Dispatch" if self._jobs.get(body["turn"], "").endswith("-alone"):
+            case "DispatchTurn" if self._jobs.get(body["turn"], "").endswith("-alone"):
                 self._begun["turn", str(body["attempt"])] = now_s
                 self._requests[str(body["attempt"])] = body["turn"].partition("/")[0]
             case "LendNode":
                 self._begun["loan", body["node"]] = now_s
-            case "PullWeights" if not body["version"].startswith("base:"):
+            case "PullVersion" if not body["version"].startswith("base:"):
                 name = self._kinds.get(body["instance"])
                 self._begun[f"pull {name}", body["instance"], body["version"]] = now_s
             case "StartAction":

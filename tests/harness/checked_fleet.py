@@ -97,14 +97,14 @@ class InvariantChecks(SimulatedFleet):
         else:
             super()._execute(command)
 
-    def started(self, place: NodeId, role: str) -> None:
+    def record_start(self, place: NodeId, role: str) -> None:
         self.devices.start(place, role)
 
     def lose_node(self, node: NodeId) -> None:
         self.devices.lose_node(node)
         super().lose_node(node)
 
-    def _handled(self) -> None:
+    def _check_event(self) -> None:
         self.controller.check_changed()
         if self.driver.idle:
             self.check_integrity()
@@ -181,7 +181,7 @@ class LentNodes:
                 assert node not in self._job_of, f"{node} is lent twice"
                 self._job_of[node] = job
                 fleet.after(fleet.costs.start_s, partial(self._lend, node, job))
-            case do.TakeBack(node):
+            case do.ReclaimNode(node):
                 self._leaving.add(node)
                 fleet.after(0.1, partial(self._clear, node))
             case do.BeginStep():
@@ -228,7 +228,7 @@ class LentNodes:
         """Whoever runs on a serving node was lent it."""
         lending = self._fleet.controller.lending
         assert lending is not None
-        lent = lending.lender.lent()
+        lent = lending.lender.loans()
         held = {node: job for node, job in self._job_of.items() if node not in self._leaving}
         assert lent == held, f"lent are {lent}, and in use {held}"
         assert self.lent.keys() <= self._job_of.keys(), f"{self.lent} runs what it was not lent for"

@@ -85,7 +85,7 @@ class LiveFleet:
 
     def ready(self) -> list[InstanceRecord]:
         """Instances that can be given turns, by name."""
-        found = self.floor.manager.books.instances.records
+        found = self.floor.manager.state.instances.records
         return [found[name] for name in sorted(found) if found[name].state is InstanceState.READY]
 
     async def until_ready(self, count: int) -> None:

@@ -31,10 +31,12 @@ MODEL = "m"
 def encoded(step: int, part: int = 0, *, wrong: bool = False) -> bytes:
     examples = []
     for datum in batch(step, part):
-        inputs = {name: Array.of(np.asarray(values)) for name, values in datum.inputs.items()}
+        inputs = {
+            name: Array.from_numpy(np.asarray(values)) for name, values in datum.inputs.items()
+        }
         if wrong:
             inputs.pop("advantages")
-        examples.append(Example(Array.of(datum.tokens), inputs))
+        examples.append(Example(Array.from_numpy(datum.tokens), inputs))
     return encode_batch(PassBatch("importance_sampling", {}, False, examples))
 
 

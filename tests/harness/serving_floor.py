@@ -70,7 +70,9 @@ class ServingFloor:
         )
         settings = LenderSettings(rule, window_s=2.0, review_every_s=0.3)
         self.floor = RolloutFloor(
-            RolloutSettings(borrowed_stall_s=4.0, barren_losses=100, watch_every_s=0.2),
+            RolloutSettings(
+                borrowed_stall_s=4.0, max_losses_without_progress=100, watch_every_s=0.2
+            ),
             lending=LendingController([BASE], settings),
             offers={BASE: Offer(BASE_VERSION, f"slackwater:models/{BASE}")},
         )

@@ -108,7 +108,7 @@ async def _budgets(plan: ServingPlan) -> None:
         (loan,) = floor.borrowed()
 
         def lent() -> int:
-            records = floor.floor.manager.books.instances
+            records = floor.floor.manager.state.instances
             return next(
                 one.load.kv_tokens for one in records if one.spec.instance == InstanceId(loan)
             )

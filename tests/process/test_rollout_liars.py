@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LIAR = Path(__file__).with_name("lying_engine.py")
 SETTINGS = RolloutSettings(
-    stall_s=8.0, lease_s=6.0, watch_every_s=0.1, barren_losses=50, faults_allowed=0
+    stall_s=8.0, lease_s=6.0, watch_every_s=0.1, max_losses_without_progress=50, faults_allowed=0
 )
 # how it lies -> what is reported about it
 REPORTED = {
@@ -36,7 +36,7 @@ REPORTED = {
 }
 # how it breaks the protocol -> what ends its connection
 DISCONNECTED = {
-    "garbage": "the peer is no worker",
+    "garbage": "the peer is not a worker",
     "oversize": "above the limit",
     "bad_rows": "does not hold",
     "bad_endings": "endings that cannot be read",
@@ -87,7 +87,7 @@ async def lies(fleet: LiveFleet, modes: Sequence[str], wanted: list[list[int]]) 
     """Liars join beside the honest engine and are given turns; all must come out right, and they
     must go.
     """
-    records = fleet.floor.manager.books.instances.records
+    records = fleet.floor.manager.state.instances.records
     names = [InstanceId(mode) for mode in modes]
     processes = [await liar(fleet, mode, name) for mode, name in zip(modes, names, strict=True)]
     label = "+".join(modes)

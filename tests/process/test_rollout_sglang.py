@@ -75,7 +75,7 @@ async def run_all(bench: SglangBench) -> None:
 
 
 async def tokens_and_extras_are_the_servers(bench: SglangBench) -> None:
-    spec = bench.floor.manager.books.instances.records[InstanceId("s")].spec
+    spec = bench.floor.manager.state.instances.records[InstanceId("s")].spec
     assert (spec.max_context_tokens, spec.kv_tokens, spec.exact_continuation) == (512, 4096, False)
     asked = Sampling(8, seed=5, topk_logprobs=3, prompt_logprobs=True, topk_prompt_logprobs=2)
     result = await bench.floor.generate(turn("extras", asked))
@@ -144,7 +144,7 @@ async def a_cancelled_turn_leaves_the_server(bench: SglangBench) -> None:
     others = [turn(f"other-{n}", Sampling(40, seed=n)) for n in range(12)]
     tasks = [asyncio.create_task(bench.floor.generate(spec)) for spec in others]
     endless = asyncio.create_task(bench.floor.generate(turn("endless", Sampling(500, seed=1))))
-    live = bench.floor.manager.books.turns
+    live = bench.floor.manager.state.turns
     await until(lambda: TurnId("endless") in live and len(live[TurnId("endless")].tokens) > 0)
     bench.floor.rollout.cancel(TurnId("endless"))
     for spec, task in zip(others, tasks, strict=True):  # it aborts that one alone

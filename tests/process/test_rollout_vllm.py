@@ -98,7 +98,7 @@ async def run_all(bench: ServerBench) -> None:
 
 
 def says_what_it_cannot_do(bench: ServerBench) -> None:
-    spec = bench.floor.manager.books.instances.records[InstanceId("v")].spec
+    spec = bench.floor.manager.state.instances.records[InstanceId("v")].spec
     assert not spec.exact_continuation
     assert spec.max_context_tokens == 512
     assert spec.kv_tokens > 512
@@ -221,9 +221,9 @@ async def a_prompt_over_the_context_fails_alone(bench: ServerBench) -> None:
 
 
 async def a_cancelled_turn_leaves_the_server(bench: ServerBench) -> None:
-    record = bench.floor.manager.books.instances.records[InstanceId("v")]
+    record = bench.floor.manager.state.instances.records[InstanceId("v")]
     running = asyncio.create_task(bench.floor.generate(turn("endless", Sampling(500, seed=1))))
-    live = bench.floor.manager.books.turns
+    live = bench.floor.manager.state.turns
     async with asyncio.timeout(30):
         await until(lambda: TurnId("endless") in live and len(live[TurnId("endless")].tokens) > 0)
         bench.floor.rollout.cancel(TurnId("endless"))
@@ -240,7 +240,7 @@ async def turns_go_on_elsewhere_when_the_adapter_is_killed(
 ) -> None:
     await bench.start("own", "engine_worker", "--kv-mb", "32")
     await bench.floor.until_joined(2)
-    books = bench.floor.manager.books
+    books = bench.floor.manager.state
     bench.floor.rollout.drain(InstanceId("own"), move_turns=True)  # so that all begin on the server
     turns = [turn(f"moved-{n}", Sampling(300, seed=n)) for n in range(4)]
     tasks = [asyncio.create_task(bench.floor.generate(spec)) for spec in turns]

@@ -14,19 +14,19 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import drawn_games
+from slackwater.sim.serving.game_sessions import draw_games
 from slackwater.sim.serving.node import ServingNode
-from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals
+from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals
 
 SLO = ServingSlo(0.5, 0.15)
 ENGINE = EngineCost(QWEN3_8B, H800, 1)
 SECONDS = 20.0
-ARRIVALS = drawn_arrivals(SECONDS, 1, rate=4.0, burst_requests=6)
+ARRIVALS = draw_arrivals(SECONDS, 1, rate=4.0, burst_requests=6)
 
 
 def outcome(mode: str, cluster: type[LendingCluster] = LendingCluster) -> CoservingResult:
     plan = LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
-    games = [session[:5] for session in drawn_games(64, 0)]
+    games = [session[:5] for session in draw_games(64, 0)]
     stages = RolloutStages(games, 1)
     return CoservingRun(plan, AgentFleet(ENGINE, 1), stages, ARRIVALS, cluster=cluster).run(SECONDS)
 
@@ -52,12 +52,12 @@ def test_a_service_that_is_overloaded_lends_nothing_and_loses_nothing_by_offerin
     device.
     """
     seconds = 60.0
-    arrivals = drawn_arrivals(seconds, 3, rate=2.0, burst_every_s=6.0, burst_requests=30)
+    arrivals = draw_arrivals(seconds, 3, rate=2.0, burst_every_s=6.0, burst_requests=30)
     plans = {
         mode: LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
         for mode in ("none", "ours", "dual", "prefix")
     }
-    stages = RolloutStages([session[:5] for session in drawn_games(64, 0)], 1)
+    stages = RolloutStages([session[:5] for session in draw_games(64, 0)], 1)
     found = {
         mode: CoservingRun(plan, AgentFleet(ENGINE, 1), stages, arrivals).run(seconds)
         for mode, plan in plans.items()

@@ -70,13 +70,13 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
     spec = {"turn": turn, "job": "default/one-alone"}
     pull = {"instance": engine, "version": version}
     lend = {"LendNode": {"node": "engine"}}
-    sent = {"Dispatch": {"turn": turn, "attempt": start_s, "instance": engine}}
+    sent = {"DispatchTurn": {"turn": turn, "attempt": start_s, "instance": engine}}
     update = {"RunOp": {"ticket": start_s, "operation": {"kind": "optim_step"}}}
     save = {"RunOp": {"ticket": start_s + 1, "operation": {"kind": "save_weights"}}}
     borrowed = {"instance": engine, "kind": "borrowed", "max_running": 3}
     fleet = [
         line("TurnSubmitted", start_s, lend, spec=spec),
-        line("InstanceJoined", start_s + 0.5, {"PullWeights": pull}, spec=borrowed),
+        line("InstanceJoined", start_s + 0.5, {"PullVersion": pull}, spec=borrowed),
         line("InstanceReady", start_s + 0.75, sent, **pull),
         line("TurnEnded", start_s + 1.75, {}, attempt=start_s, total_tokens=3),
         line("OpSubmitted", start_s + 4.5, update, operation={"kind": "optim_step"}),
@@ -98,7 +98,7 @@ def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_togeth
     dedicated = {"instance": "own", "kind": "dedicated", "max_running": 3}
     pulled = {"instance": "own", "version": "v"}
     begins = [
-        line("InstanceJoined", 0.0, {"PullWeights": pulled}, spec=dedicated),
+        line("InstanceJoined", 0.0, {"PullVersion": pulled}, spec=dedicated),
         line("InstanceReady", 0.125, {}, **pulled),
         line("ServingNodeJoined", 0.0, {}),
     ]
@@ -120,7 +120,7 @@ def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_togeth
 def test_what_ran_beside_others_is_measured_as_if_it_had_a_core_to_itself(tmp_path: Path) -> None:
     fleet, actions = iteration(0.0)
     second, _ = iteration(8.0)
-    pull = {"PullWeights": {"instance": "own", "version": "v"}}
+    pull = {"PullVersion": {"instance": "own", "version": "v"}}
     own = {"instance": "own", "kind": "dedicated", "max_running": 3}
     begins = [
         line("InstanceJoined", 0.0, pull, spec=own),

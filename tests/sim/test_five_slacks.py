@@ -14,8 +14,8 @@ from slackwater.sim.slacks.contributions import (
     ALL,
     NONE,
     SlackStudy,
+    all_combinations,
     contributions,
-    every_combination,
     first_combinations,
 )
 from slackwater.sim.slacks.fleet import FiveSlackFleet, Kinds, Slack, SlackRun
@@ -65,8 +65,8 @@ def test_contributions_add_up_to_the_whole() -> None:
         both = 30.0 if {Slack.SPOT, Slack.SERVING} <= on else 0.0
         return 10.0 * (Slack.PHASES in on) + both
 
-    found = contributions({on: saved(on) for on in every_combination()})
-    assert len(every_combination()) == 32
+    found = contributions({on: saved(on) for on in all_combinations()})
+    assert len(all_combinations()) == 32
     assert found[Slack.PHASES] == pytest.approx(10.0)
     assert found[Slack.SPOT] == found[Slack.SERVING] == pytest.approx(15.0)
     assert found[Slack.ACTIONS] == found[Slack.WEIGHTS] == 0.0

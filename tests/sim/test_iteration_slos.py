@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from slackwater.control.coschedule.job_state import JobState
 from slackwater.model.ids import JobId
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
-from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.ledger import SimulatedAccount
 from slackwater.sim.cluster.scenario import ClusterScenario, LengthConfig, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller, scenario_jobs, simulate
+from slackwater.sim.cluster.simulated_cluster import SimulatedCluster
 from slackwater.sim.cluster.workload import ProductionWorkload
 
 
@@ -46,10 +46,10 @@ def test_a_run_keeps_the_slo_if_one_iteration_in_a_hundred_is_broken(
     iterations: int, broken: int, kept: bool
 ) -> None:
     account, now_s = SimulatedAccount(spec(iterations)), 0.0
-    account.permitted(now_s)
+    account.start_phase(now_s)
     for number in range(iterations):
         now_s += 200.0 if number < broken else 100.0
-        account.iteration_ended(now_s, 100.0)
+        account.end_iteration(now_s, 100.0)
     account.finished_s = now_s
     assert account.row(now_s).kept_slo is kept
 
@@ -66,7 +66,7 @@ def test_the_co_scheduler_counts_broken_iterations_as_the_accounts_do(kind: Any)
     controller = new_controller(scenario)
     cluster = SimulatedCluster(scenario, scenario_jobs(scenario), controller)
     cluster.run()
-    rows = [body.account.row(cluster.now_s) for body in cluster.bodies.values()]
+    rows = [body.account.row(cluster.now_s) for body in cluster.executions.values()]
     assert sum(row.moves for row in rows) > 0
     for row in rows:
         over = row.iterations_done - row.iterations_in_bound

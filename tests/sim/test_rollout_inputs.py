@@ -97,7 +97,7 @@ def test_a_recorded_storm_replays_to_the_same_commands(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(storm.controller, "handle", recorded)
     storm.run(hours=0.2)
-    fresh = FleetController(storm.manager.books.settings)
+    fresh = FleetController(storm.manager.state.settings)
     agreed, divergence = replay(fresh, lines, EVENT_TYPES)
     assert divergence is None
     assert agreed == len(lines) > 500

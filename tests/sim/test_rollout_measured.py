@@ -7,8 +7,8 @@ import pytest
 from benchmarks.engine.profile import Step, fit, steps_of
 from benchmarks.rollout.measured_cost import MeasuredCost
 from benchmarks.rollout.one_step import simulate_step
-from slackwater.control.record import tagged
-from slackwater.control.rollout.commands import AbortOn, Dispatch
+from slackwater.control.record import encode_message
+from slackwater.control.rollout.commands import AbortTurn, DispatchTurn
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnEnded, TurnSubmitted
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
@@ -71,14 +71,19 @@ def test_costs_are_found_again_in_the_steps_they_made() -> None:
 
 
 def line(event: object, *commands: object) -> bytes:
-    entry = {"event": tagged(event), "commands": [tagged(command) for command in commands]}
+    entry = {
+        "event": encode_message(event),
+        "commands": [encode_message(command) for command in commands],
+    }
     return msgspec.json.encode(entry)
 
 
-def dispatch(attempt: int, prompt: int, instance: str = "a") -> Dispatch:
+def dispatch(attempt: int, prompt: int, instance: str = "a") -> DispatchTurn:
     name = TurnId(f"t{attempt}")
     spec = Sampling(100)
-    return Dispatch(InstanceId(instance), AttemptId(attempt), name, "v1", (1,) * prompt, (), spec)
+    return DispatchTurn(
+        InstanceId(instance), AttemptId(attempt), name, "v1", (1,) * prompt, (), spec
+    )
 
 
 def tokens(now_s: float, attempts: list[int], instance: str = "a") -> TokensArrived:
@@ -113,7 +118,7 @@ def test_a_record_gives_every_step_its_batch_context_prefill_and_length() -> Non
 def test_aborted_turns_and_lost_instances_leave_the_books_of_the_profile() -> None:
     lines = [
         line(TurnSubmitted(0.0, turn("t", 5)), dispatch(1, 10), dispatch(2, 20)),
-        line(InstanceLost(0.5, InstanceId("b"), "gone"), AbortOn(InstanceId("a"), AttemptId(2))),
+        line(InstanceLost(0.5, InstanceId("b"), "gone"), AbortTurn(InstanceId("a"), AttemptId(2))),
         line(tokens(1.0, [1, 2])),
         line(InstanceLost(2.0, InstanceId("a"), "gone")),
         line(tokens(3.0, [1])),

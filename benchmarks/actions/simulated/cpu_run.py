@@ -71,7 +71,7 @@ class CpuRun:
         self._trajectories = [_Trajectory(steps) for steps in trajectories]
         for i in range(len(trajectories)):
             spec = EnvironmentSpec(EnvironmentId(str(i)), JOB, self.workload.memory_mib)
-            self._tell(broker, on.EnvironmentAsked(0.0, spec))
+            self._tell(broker, on.EnvironmentRequested(0.0, spec))
             self._think(broker, i)
         while len(self._queue):
             self._queue.pop()()
@@ -90,7 +90,7 @@ class CpuRun:
         name, home = ActionId(f"{i}:{trajectory.at}"), EnvironmentId(str(i))
         spec = ActionSpec(name, JOB, step.kind, _ONE_CORE, home)
         if step.kind == REWARD:
-            needs = (Need(CORES, Amounts.between(1, self.workload.most_cores)),)
+            needs = (Need(CORES, Amounts.from_range(1, self.workload.most_cores)),)
             elastic = Elastic(CORES, self.workload.efficiency)
             profiled = step.work_s if self.known else None
             spec = ActionSpec(

@@ -126,7 +126,7 @@ class BrokerRun:
         for i, gpus in enumerate(self._cluster.nodes()):
             capacity = WorkerCapacity((), 0, gpus, self._cluster.gpu_mib)
             self._tell(on.WorkerJoined(0.0, NodeId(f"g{i}"), capacity), requests)
-        sizes = Amounts.one_of(*(n for n in _SIZES if n <= self._cluster.gpus))
+        sizes = Amounts.from_choices(*(n for n in _SIZES if n <= self._cluster.gpus))
         elastic = Elastic(GPUS, self._workload.efficiency)
         for i, request in enumerate(requests):
             label = ServiceName(f"r{request.service}")

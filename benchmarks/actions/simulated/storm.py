@@ -205,14 +205,14 @@ class Storm:
         kind = str(rng.choice(["shell", "test", "judge", "search"]))
         environments = list(self.open)
         elastic = Elastic(CORES, Efficiency.amdahl(0.9, 8))
-        cores = Need(CORES, Amounts.between(1, int(rng.integers(1, 9))))
+        cores = Need(CORES, Amounts.from_range(1, int(rng.integers(1, 9))))
         if kind in ("shell", "test") and environments:
             home = environments[int(rng.integers(len(environments)))]
             limits = (Need(WEB, Amounts.exactly(1)),) if rng.random() < 0.2 else ()
             shared = elastic if kind == "test" else None
             return ActionSpec(name, job, kind, (cores, *limits), home, elastic=shared)
         if kind == "judge":
-            sizes = Amounts.one_of(*([1, 2, 4, 8][: int(rng.integers(1, 5))]))
+            sizes = Amounts.from_choices(*([1, 2, 4, 8][: int(rng.integers(1, 5))]))
             service = SERVICES[int(rng.integers(len(SERVICES)))].service
             split = Elastic(GPUS, Efficiency.amdahl(0.95, 8))
             needs = (Need(GPUS, sizes),)
@@ -232,7 +232,7 @@ class Storm:
         memory_mib = int(self.rng.integers(100, 4000))
         spec = EnvironmentSpec(name, JobId("j0"), memory_mib, tenant=self._tenant())
         self.open[name] = spec
-        self.happen(on.EnvironmentAsked(self.queue.now_s, spec))
+        self.happen(on.EnvironmentRequested(self.queue.now_s, spec))
 
     def _cancel(self) -> None:
         if self.log:

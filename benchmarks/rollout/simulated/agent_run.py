@@ -116,7 +116,7 @@ class Trajectories:
                 self._submit(self._waiting.pop(), 0)
             return
         pause_s = session[index].pause_s
-        self._body.at(self._body.now_s + pause_s, lambda: self._submit(number, index + 1))
+        self._body.schedule(self._body.now_s + pause_s, lambda: self._submit(number, index + 1))
 
 
 def run_agents(
@@ -145,7 +145,7 @@ def run_agents(
     engines = [place.engine for place in body.places.values()]
     if extra is not None:
         extra.attach(body, fleet.engine)
-    body.at(0.0, trajectories.start)
+    body.schedule(0.0, trajectories.start)
     body.run_until(7 * 86_400.0, lambda: trajectories.left == 0)
     assert trajectories.left == 0, f"{trajectories.left} trajectories never ended"
     return AgentResult(

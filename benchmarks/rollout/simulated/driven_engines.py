@@ -5,17 +5,17 @@ from collections.abc import Callable
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance
+from slackwater.control.rollout.commands import AbortTurn, DispatchTurn, ReleaseInstance
 from slackwater.control.rollout.events import BudgetChanged
 from slackwater.control.steps.commands import RestEngine
 from slackwater.control.timer import TimerFired
-from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.commands import PullVersion
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.sim.core.queue import EventQueue
-from slackwater.sim.rollout.body import BodySettings, SimulatedBody
+from slackwater.sim.rollout.simulated_instances import InstanceSettings, SimulatedInstances
 
 
-class DrivenEngines(SimulatedBody):
+class DrivenEngines(SimulatedInstances):
     """`on_command` hears of what engines do not execute."""
 
     def __init__(
@@ -23,7 +23,7 @@ class DrivenEngines(SimulatedBody):
         controller: FleetController,
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
-        settings: BodySettings | None = None,
+        settings: InstanceSettings | None = None,
     ) -> None:
         self.controller = controller
         self.manager = controller.rollout
@@ -32,7 +32,7 @@ class DrivenEngines(SimulatedBody):
             controller,
             self.execute,
             clock=lambda: queue.now_s,
-            schedule=self.at,
+            schedule=self.schedule,
             deliver=self._timer_due,
         )
         super().__init__(queue, tokens_of, driver.feed, settings)
@@ -43,7 +43,7 @@ class DrivenEngines(SimulatedBody):
 
     def execute(self, command: FleetCommand) -> None:
         match command:
-            case Dispatch() | AbortOn() | ReleaseInstance() | PullWeights():
+            case DispatchTurn() | AbortTurn() | ReleaseInstance() | PullVersion():
                 super().execute(command)
             case RestEngine(instance):
                 self.places.pop(instance, None)

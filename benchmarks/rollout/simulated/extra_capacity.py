@@ -54,7 +54,7 @@ class LentServing:
                 slowdown=1 / (1 - self.busy_share),
             )
             burst_s = float(rng.exponential(self.burst_every_s))
-            body.at(burst_s, partial(body.cut, instance, 0.5))
+            body.schedule(burst_s, partial(body.cut, instance, 0.5))
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class SpotProvider:
     def replay(self, events: Sequence[SpotEvent]) -> None:
         """Let the trace happen."""
         for row in events:
-            self._body.at(row.t_s, partial(self._happen, row))
+            self._body.schedule(row.t_s, partial(self._happen, row))
 
     def held_seconds(self, now_s: float) -> float:
         """Instance-seconds paid for so far."""
@@ -85,7 +85,7 @@ class SpotProvider:
                         self._body.lose(InstanceId(node))
                 case SetTimer(name, at_s):
                     self._due_s = at_s
-                    self._body.at(at_s, partial(self._due, name, at_s))
+                    self._body.schedule(at_s, partial(self._due, name, at_s))
 
     def _due(self, name: str, at_s: float) -> None:
         if at_s == self._due_s:  # else a later one has replaced it
@@ -106,7 +106,7 @@ class SpotProvider:
                     slowdown=slowdown,
                 )
 
-        self._body.at(since_s + self._start_s, up)
+        self._body.schedule(since_s + self._start_s, up)
 
     def _drop(self, instance: InstanceId) -> None:
         self._held_seconds += self._body.now_s - self._held.pop(instance)

@@ -19,7 +19,6 @@ from slackwater.model.ids import TurnId
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.inputs.traces import LengthDistribution
-from slackwater.sim.rollout.body import BodySettings
 from slackwater.sim.rollout.engine_cost import (
     H100,
     QWEN3_8B,
@@ -28,6 +27,7 @@ from slackwater.sim.rollout.engine_cost import (
     EngineCost,
     ModelShape,
 )
+from slackwater.sim.rollout.simulated_instances import InstanceSettings
 
 # RLBoost Table 2.
 RESERVED_NODE_PER_H = 83.79
@@ -132,7 +132,7 @@ def run_spot(
         controller,
         queue,
         lambda turn: length_of.get(turn, 1),
-        BodySettings(sender_gb_per_s=20.0 * setup.training_nodes),
+        InstanceSettings(sender_gb_per_s=20.0 * setup.training_nodes),
     )
     trainer = RolloutTrainer(
         body,
@@ -153,13 +153,15 @@ def run_spot(
     )
     trainer.on_limit = provider.limit
     provider.replay(trace)
-    body.at(0.0, trainer.begin_step)
+    body.schedule(0.0, trainer.begin_step)
     body.run_until(
         10 * seconds + 36_000,
         lambda: bool(trainer.reports) and trainer.reports[-1].ended_s >= seconds,
     )
     steps = tuple(trainer.reports)
     end_s = steps[-1].ended_s
-    held_h = provider.held_seconds(end_s) / 3600
-    moved = controller.rollout.books.counters.moved
-    return SpotResult(steps, held_h, setup.training_nodes, moved, held_h * 3600 / end_s)
+    instance_hours = provider.held_seconds(end_s) / 3600
+    moved = controller.rollout.state.counters.moved
+    return SpotResult(
+        steps, instance_hours, setup.training_nodes, moved, instance_hours * 3600 / end_s
+    )

@@ -183,7 +183,7 @@ class RolloutTrainer:
                 self._body.tell(DevicesUnwanted(self._body.now_s, TRAINER))
                 self._ask()
 
-        self._body.at(now_s + self._cost.switch_s, loaded)
+        self._body.schedule(now_s + self._cost.switch_s, loaded)
 
     def _start(self, command: StartEngine) -> None:
         """A local engine works: at once when a step begins, after loading when it takes over in
@@ -198,7 +198,7 @@ class RolloutTrainer:
                 self._body.join_as(spec, self._engine, holds=version)
 
         if command.again:
-            self._body.at(self._body.now_s + self._cost.switch_s, start)
+            self._body.schedule(self._body.now_s + self._cost.switch_s, start)
         else:
             start()
 
@@ -229,7 +229,7 @@ class RolloutTrainer:
         self._ready.clear()
         took_s = tokens / self._cost.tokens_per_s + self._cost.microbatch_overhead_s
         done_s = self._body.now_s + took_s
-        self._body.at(done_s, lambda: self._trained_batch(count, tokens, took_s))
+        self._body.schedule(done_s, lambda: self._trained_batch(count, tokens, took_s))
 
     def _end_wait(self) -> None:
         if self._idle_since_s is not None:
@@ -243,7 +243,7 @@ class RolloutTrainer:
         if self._trained == self._plan.turns:
             optimizer_s = self._cost.optimizer_s
             end_s = self._body.now_s + optimizer_s
-            self._body.at(end_s, lambda: self._end_step(tokens, took_s))
+            self._body.schedule(end_s, lambda: self._end_step(tokens, took_s))
             return
         self._body.stream_all()
         self._busy = False

@@ -42,7 +42,7 @@ class AutoscaledCluster(LendingCluster):
         self._needed_s = dict.fromkeys(self.nodes, 0.0)
 
     def start(self, period_s: float = 600.0) -> None:
-        self._come(0, 0.0, period_s)
+        self._schedule_arrival(0, 0.0, period_s)
         self._scale()
 
     def want(self, job: JobId, nodes: int) -> None:
@@ -57,7 +57,7 @@ class AutoscaledCluster(LendingCluster):
             if not node.open and name not in self._changing:
                 self._reopen(name)
 
-    def _lent_to(self, name: NodeId) -> JobId | None:
+    def _borrower_of(self, name: NodeId) -> JobId | None:
         return None if self.nodes[name].open else self._job
 
     def _scale(self) -> None:
@@ -75,7 +75,7 @@ class AutoscaledCluster(LendingCluster):
             self._reopen(idle[0])
         elif self._job is not None and load < self._rule.low and len(open_nodes) > 1:
             self._close(min(open_nodes, key=lambda name: self.nodes[name].load))
-        self.body.at(self.body.now_s + self._rule.every_s, self._scale)
+        self.body.schedule(self.body.now_s + self._rule.every_s, self._scale)
 
     def _close(self, name: NodeId) -> None:
         self.nodes[name].open = False
@@ -84,9 +84,9 @@ class AutoscaledCluster(LendingCluster):
 
     def _when_drained(self, name: NodeId) -> None:
         if self.nodes[name].service.busy:
-            self.body.at(self.body.now_s + 0.5, partial(self._when_drained, name))
+            self.body.schedule(self.body.now_s + 0.5, partial(self._when_drained, name))
             return
-        self.body.at(self.body.now_s + self._rule.reload_s, partial(self._roll_out, name))
+        self.body.schedule(self.body.now_s + self._rule.reload_s, partial(self._roll_out, name))
 
     def _roll_out(self, name: NodeId) -> None:
         self._changing.discard(name)
@@ -98,7 +98,7 @@ class AutoscaledCluster(LendingCluster):
     def _reopen(self, name: NodeId) -> None:
         self._changing.add(name)
         self._take_back(name)
-        self.body.at(self.body.now_s + self._rule.reload_s, partial(self._opened, name))
+        self.body.schedule(self.body.now_s + self._rule.reload_s, partial(self._opened, name))
 
     def _opened(self, name: NodeId) -> None:
         self._changing.discard(name)

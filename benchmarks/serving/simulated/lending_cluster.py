@@ -10,7 +10,7 @@ from slackwater.control.lending.commands import LendingCommand
 from slackwater.control.lending.lender import Lender, LenderSettings
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId, NodeId
-from slackwater.sim.rollout.body import SimulatedBody
+from slackwater.sim.rollout.simulated_instances import SimulatedInstances
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.serving.node import ServingNode
 from slackwater.sim.serving.service_share import ServedRequest
@@ -58,13 +58,15 @@ class LendingCluster(ServingCluster):
     plan: LendingPlan
     nodes: dict[NodeId, RoleNode]  # type: ignore[assignment]  # as `_node` makes them
 
-    def __init__(self, plan: LendingPlan, body: SimulatedBody, arrivals: Sequence[Arrival]) -> None:
+    def __init__(
+        self, plan: LendingPlan, body: SimulatedInstances, arrivals: Sequence[Arrival]
+    ) -> None:
         super().__init__(plan, body, arrivals, Lender(plan.lender), self.hear)
 
     def _node(self, number: int) -> RoleNode:
         plan, seed = self.plan, self.plan.seed * 1000 + number
         name = NodeId(f"s{number}")
-        node = RoleNode(name, plan.device, plan.slo, plan.mode, self.body.at, seed)
+        node = RoleNode(name, plan.device, plan.slo, plan.mode, self.body.schedule, seed)
         node.role = plan.roles[number] if plan.roles else ServingRole.MIXED
         return node
 
@@ -85,7 +87,7 @@ class LendingCluster(ServingCluster):
 
     def _follow(self, command: LendingCommand) -> None:
         if isinstance(command, SetTimer):
-            self.body.at(command.at_s, partial(self._fire, command.name))
+            self.body.schedule(command.at_s, partial(self._fire, command.name))
         else:
             self.execute(command)
 
@@ -93,7 +95,7 @@ class LendingCluster(ServingCluster):
         self.hear(TimerFired(self.body.now_s, name))
 
     # ---- requests ----
-    def _best_for_prompt(self) -> RoleNode:
+    def _least_loaded_node(self) -> RoleNode:
         fit = [n for n in self.nodes.values() if n.role is not ServingRole.DECODE and n.open]
         return min(fit, key=lambda node: node.load)
 
@@ -105,10 +107,10 @@ class LendingCluster(ServingCluster):
         node.hand_on(request)
         if request.output_tokens <= 1:
             request.done_s = now_s
-            self._done(request)
+            self._record_answer(request)
             return
         decoders = [n for n in self.nodes.values() if n.role is ServingRole.DECODE and n.open]
         target = min(decoders, key=lambda one: one.service.kv_tokens)
         kv_gb = request.prompt_tokens * self.plan.device.serving.model.kv_bytes_per_token / 1e9
         arrives_s = now_s + kv_gb / _TRANSFER_GB_PER_S
-        self.body.at(arrives_s, lambda: target.take_in(request, self.body.now_s))
+        self.body.schedule(arrives_s, lambda: target.take_in(request, self.body.now_s))

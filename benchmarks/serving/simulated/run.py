@@ -19,7 +19,7 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
-from slackwater.sim.rollout.body import BodySettings
+from slackwater.sim.rollout.simulated_instances import InstanceSettings
 from slackwater.sim.serving.serving_trace import Arrival
 
 _END_S = 86_400.0
@@ -92,7 +92,7 @@ class CoservingRun:
         queue: EventQueue[Callable[[], None]] = EventQueue()
         self.controller = FleetController(settings or RolloutSettings(turn_timeout_s=_END_S))
         self.manager = self.controller.rollout
-        links = BodySettings(borrowed_heartbeat_s=0.5)
+        links = InstanceSettings(borrowed_heartbeat_s=0.5)
         self.body = DrivenEngines(self.controller, queue, lambda turn: self._tokens_of[turn], links)
         self.cluster = cluster(plan, self.body, arrivals)
         self.stages_s: list[float] = []
@@ -121,11 +121,11 @@ class CoservingRun:
                 max_running=self._fleet.max_running,
                 holds="v0",
             )
-        body.at(0.0, lambda: self.cluster.start(seconds))
+        body.schedule(0.0, lambda: self.cluster.start(seconds))
         if self._stages.count:
-            body.at(begins_s, self._begin_stage)
+            body.schedule(begins_s, self._begin_stage)
 
-        def over() -> bool:
+        def end_step() -> bool:
             if after_event is not None:
                 after_event()
             self._look()
@@ -133,7 +133,7 @@ class CoservingRun:
                 self.cluster.closed = True
             return self.cluster.closed and not self.cluster.unanswered
 
-        body.run_until(_END_S, over)
+        body.run_until(_END_S, end_step)
         assert len(self.stages_s) == self._stages.count, "rollouts never ended"
         return self._result()
 
@@ -154,7 +154,7 @@ class CoservingRun:
         self.stages_s.append(self.body.now_s - self._began_s)
         self.cluster.release(ROLLOUT_JOB)
         if len(self.stages_s) < self._stages.count:
-            self.body.at(self.body.now_s + self._stages.train_s, self._begin_stage)
+            self.body.schedule(self.body.now_s + self._stages.train_s, self._begin_stage)
 
     def _result(self) -> CoservingResult:
         counted = self.cluster.requests
@@ -171,7 +171,7 @@ class CoservingRun:
             sum(node.use.rollout_s for node in nodes) / spent_s,
             sum(node.use.cuts for node in nodes),
             sum(node.use.given_back for node in nodes),
-            self.manager.books.counters.moved,
+            self.manager.state.counters.moved,
             sum(node.service.preemptions for node in nodes),
             rolled_s / free_s if free_s > 0 else 0.0,
         )

@@ -19,8 +19,8 @@ from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import drawn_games
-from slackwater.sim.serving.serving_trace import drawn_arrivals
+from slackwater.sim.serving.game_sessions import draw_games
+from slackwater.sim.serving.serving_trace import draw_arrivals
 
 _ROLES = (
     (ServingRole.MIXED,) * 3,
@@ -53,14 +53,14 @@ def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormR
         lender=LenderSettings(LenderRule(rest_s=3.0), window_s=5.0, review_every_s=1.0),
         seed=seed,
     )
-    arrivals = drawn_arrivals(
+    arrivals = draw_arrivals(
         seconds,
         seed,
         rate=float(rng.uniform(1, 12)),
         burst_every_s=8.0,
         burst_requests=int(rng.integers(5, 60)),
     )
-    games = [session[:8] for session in drawn_games(24, seed)]
+    games = [session[:8] for session in draw_games(24, seed)]
     stages = RolloutStages(games, 2, train_s=3.0)
     run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals)
     faults = _plant(run, rng, seconds, engine)
@@ -91,7 +91,7 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
 
     def refuse() -> None:
         cluster.hear(on.LendingStopped(body.now_s, ServiceName("service"), "a storm"))
-        body.at(body.now_s + 4.0, allow)
+        body.schedule(body.now_s + 4.0, allow)
 
     def allow() -> None:
         cluster.hear(on.ServiceOpened(body.now_s, ServiceName("service"), 3))
@@ -102,9 +102,9 @@ def _plant(run: CoservingRun, rng: np.random.Generator, seconds: float, engine: 
     def slow() -> None:
         node = nodes[int(rng.integers(len(nodes)))]
         node.slowdown = 3.0
-        body.at(body.now_s + 3.0, partial(setattr, node, "slowdown", 1.0))
+        body.schedule(body.now_s + 3.0, partial(setattr, node, "slowdown", 1.0))
 
     count = int(rng.integers(3, 10))
     for at_s in rng.uniform(2.0, seconds, count).tolist():
-        body.at(at_s, (die, refuse, slow, step)[int(rng.integers(4))])
+        body.schedule(at_s, (die, refuse, slow, step)[int(rng.integers(4))])
     return count

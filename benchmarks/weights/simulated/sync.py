@@ -83,7 +83,7 @@ class WeightWorld:
         self._here: dict[NodeId, set[Payload]] = {
             node: set() for node in (_TRAINER, *self._engines)
         }
-        self._pulls: list[do.PullWeights] = []
+        self._pulls: list[do.PullVersion] = []
         self._joined_s: dict[InstanceId, float] = {}
         self.ready_s: dict[tuple[InstanceId, str], float] = {}
 
@@ -189,7 +189,7 @@ class WeightWorld:
                     self._bring(node, Payload(version, base), source)
                 case do.DropPayload(node, version, base):
                     self._here[node].discard(Payload(version, base))
-                case do.PullWeights():
+                case do.PullVersion():
                     self._pulls.append(command)
                 case VersionRecalled(_, instance, version):
                     freed = on.VersionFreed(self._queue.now_s, instance, version)

@@ -174,9 +174,9 @@ def list_shipped(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     from slackwater.cli.run_tables import show
-    from slackwater.sim.inputs.scenario_file import shipped_scenarios
+    from slackwater.sim.inputs.scenario_file import load_shipped_scenarios
 
-    shipped = shipped_scenarios()
+    shipped = load_shipped_scenarios()
     if as_json:
         print(json.dumps({name: file.description for name, file in shipped.items()}))
         return

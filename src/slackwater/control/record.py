@@ -1,4 +1,4 @@
-"""Recording what a controller saw and did, and replaying it.
+"""Records of what a controller handled and commanded, and their replay.
 
 One JSON line per event: `{"event": {"type": ..., "body": ...}, "commands": [...]}`. A driver
 (`driver.py`) writes them; a fresh controller that is fed the record must give the same commands.
@@ -14,9 +14,23 @@ import msgspec
 from slackwater.control.controller import Controller
 from slackwater.model.errors import ConfigError
 
+# Former names of messages, as older records have them.
+_FORMER_NAMES = {
+    "AbortOn": "AbortTurn",
+    "Dispatch": "DispatchTurn",
+    "DrainAsked": "DrainRequested",
+    "DropGradients": "DiscardGradients",
+    "EnvironmentAsked": "EnvironmentRequested",
+    "ForgetModel": "DropModel",
+    "PullWeights": "PullVersion",
+    "RestoreState": "RestoreModel",
+    "TakeBack": "ReclaimNode",
+    "TakeSnapshot": "SaveState",
+}
 
-def tagged(value: object) -> dict[str, Any]:
-    """A dataclass as plain data that names its type."""
+
+def encode_message(value: object) -> dict[str, Any]:
+    """A message as plain data with its type's name."""
     return {"type": type(value).__name__, "body": msgspec.to_builtins(value, enc_hook=_plain)}
 
 
@@ -27,14 +41,25 @@ def _plain(value: object) -> list[Any]:
 
 
 def record_line(event: object, commands: Sequence[object]) -> bytes:
-    """One event, and what the controller answered, as a line of a record."""
-    line = {"event": tagged(event), "commands": [tagged(command) for command in commands]}
+    """One event and the commands that answered it, as a line of a record."""
+    line = {
+        "event": encode_message(event),
+        "commands": [encode_message(command) for command in commands],
+    }
     return msgspec.json.encode(line) + b"\n"
+
+
+def read_entry(line: bytes) -> dict[str, Any]:
+    """A line of a record as plain data; messages have their present names."""
+    entry: dict[str, Any] = msgspec.json.decode(line)
+    for message in (entry["event"], *entry["commands"]):
+        message["type"] = _FORMER_NAMES.get(message["type"], message["type"])
+    return entry
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first recorded event to which the controller answered otherwise."""
+    """The first recorded event that the controller answered with other commands."""
 
     line: int
     event: dict[str, Any]
@@ -45,15 +70,19 @@ class Divergence:
 def replay(
     controller: Controller[Any, Any], lines: Iterable[bytes], event_types: Mapping[str, type]
 ) -> tuple[int, Divergence | None]:
-    """Feed a record to a fresh controller: how many events agreed, and the first that did not."""
+    """Feed a record to a fresh controller; return how many events agreed, and the first that did
+    not.
+    """
     agreed = 0
     for number, line in enumerate(lines, start=1):
-        entry = msgspec.json.decode(line)
+        entry = read_entry(line)
         name = entry["event"]["type"]
         if name not in event_types:
-            raise ConfigError.of(f"record line {number}", name, "is no event of this controller")
+            raise ConfigError.of(
+                f"record line {number}", name, "is not an event of this controller"
+            )
         event: Any = msgspec.convert(entry["event"]["body"], event_types[name])
-        answered = [tagged(command) for command in controller.handle(event)]
+        answered = [encode_message(command) for command in controller.handle(event)]
         # Through JSON and back, so that tuples and lists compare equal.
         replayed = msgspec.json.decode(msgspec.json.encode(answered))
         if replayed != entry["commands"]:

@@ -1,1 +1,1 @@
-"""What things are: ids, units, errors, and frozen dataclasses for jobs, pools, nodes and turns."""
+"""The data model: ids, units, errors, and frozen dataclasses of jobs, pools, nodes and turns."""

@@ -20,12 +20,12 @@ from slackwater.model.ids import (
 
 @dataclass(frozen=True, slots=True)
 class ActionSpec:
-    """What is asked for: who asks, where it must run, and what it costs (ARL-Tangram 4.1).
+    """An action: its owner, where it must run, and the resources it needs (ARL-Tangram 4.1).
 
     `kind` is the label under which durations are learned. `single_unit_s` is the duration on one
-    unit of the elastic resource, if known. It must have begun and ended `deadline_s` after it was
-    submitted, and may run `limit_s`. If its worker is lost it is run again `retries` times; never
-    in an environment, whose state is lost too.
+    unit of the elastic resource, if known. The action must end within `deadline_s` of its
+    submission, and may run for `limit_s`. If its worker is lost it is retried `retries` times, but
+    never in an environment, because the environment's state is lost too.
     """
 
     action: ActionId
@@ -77,19 +77,19 @@ class ActionSpec:
 
 
 class OutcomeKind(StrEnum):
-    """How an action ended. `done` means that it ran to its end, whatever its exit status."""
+    """How an action ended. DONE: it ran to its end, whatever its exit status."""
 
     DONE = "done"
     FAILED = "failed"  # it could not be run, or broke its limits of memory, output or processes
     TIMED_OUT = "timed_out"  # its deadline passed or its running time was used up
     CANCELLED = "cancelled"  # by its owner
-    LOST = "lost"  # its worker or environment vanished under it
+    LOST = "lost"  # its worker or environment was lost
     REFUSED = "refused"  # it can never run here, or the queue is full
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one action was given. Cores and GPUs are its own until it ends.
+    """The resources of one running action. Cores and GPUs are exclusive until it ends.
 
     `amounts` has every requested resource; `gpus` are an aligned chunk of the node.
     """
@@ -100,7 +100,7 @@ class Grant:
     gpus: tuple[int, ...] = ()
 
     def amount(self, resource: ResourceName) -> int:
-        """How much of a resource it holds."""
+        """Units of a resource in the grant."""
         return next((units for name, units in self.amounts if name == resource), 0)
 
 
@@ -117,7 +117,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """A trajectory's place on one node: keeps its memory for life, no cores between actions."""
+    """A trajectory's environment on one node. It holds memory for life, but no cores between
+    actions.
+    """
 
     environment: EnvironmentId
     job: JobId
@@ -134,8 +136,9 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCapacity:
-    """What one worker brings: its core numbers by NUMA node, memory for environments, GPUs with
-    their memory each, and host memory to stage services."""
+    """A worker's resources: core numbers by NUMA node, memory for environments, GPUs with their
+    memory each, and host memory to stage services.
+    """
 
     cores: tuple[tuple[int, ...], ...] = ()
     memory_mib: int = 0
@@ -153,7 +156,7 @@ class WorkerCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A resource no worker brings: at most `concurrency` at once, `quota` per `window_s`."""
+    """A resource without workers: at most `concurrency` units at once, `quota` per `window_s`."""
 
     resource: ResourceName
     concurrency: int | None = None
@@ -174,7 +177,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class ServiceShape:
-    """One way to hold a service: on so many GPUs, with so much memory, restored in so long."""
+    """One way to load a service: the number of GPUs, memory of each, and time to restore."""
 
     gpus: int
     gpu_mib: int
@@ -197,5 +200,5 @@ class GpuService:
             )
 
     def degree(self, gpus: int) -> ServiceShape | None:
-        """How it is held on so many GPUs, if it can be."""
+        """The shape on this many GPUs, if there is one."""
         return next((degree for degree in self.degrees if degree.gpus == gpus), None)

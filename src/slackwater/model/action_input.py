@@ -1,7 +1,7 @@
-"""What a caller may hand to an environment or an action: names of files, commands, variables.
+"""Checks of callers' input to environments and actions: file names, commands, variables.
 
-The HTTP layer and the sandbox worker check the same rules with the same functions. What passes can
-be given to the kernel: it has no NUL byte, it can be encoded, and no path leaves its environment.
+The HTTP layer and the sandbox worker use the same functions. Input that passes can be given to the
+kernel: it has no NUL byte, it can be encoded, and no path leaves its environment.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,15 +16,15 @@ NAME_MOST = 200
 
 
 def check_environment_name(field: str, name: str) -> None:
-    """Refuse what cannot be the name of a folder of our own."""
+    """Refuse a name that cannot be that of a folder."""
     if not name or name[0] == "." or "/" in name or len(name) > NAME_MOST:
-        raise ConfigError.of(field, _shown(name), f"must be a file name of at most {NAME_MOST}")
+        raise ConfigError.of(field, _excerpt(name), f"must be a file name of at most {NAME_MOST}")
     if not is_plain(name) or len(name.encode()) > NAME_MOST:
-        raise ConfigError.of(field, _shown(name), f"must be a file name of at most {NAME_MOST}")
+        raise ConfigError.of(field, _excerpt(name), f"must be a file name of at most {NAME_MOST}")
 
 
 def check_file_names(names: Iterable[str]) -> None:
-    """Refuse a set of files that cannot all be put into an environment."""
+    """Refuse files that cannot all be written into an environment."""
     folders: set[str] = set()
     files: set[str] = set()
     for count, name in enumerate(names, 1):
@@ -34,45 +34,45 @@ def check_file_names(names: Iterable[str]) -> None:
         files.add("/".join(parts))
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     if both := files & folders:
-        raise ConfigError.of("files", _shown(min(both)), "must be a file or a folder, not both")
+        raise ConfigError.of("files", _excerpt(min(both)), "must be a file or a folder, not both")
 
 
 def _parts(name: str) -> list[str]:
     """The components of one file's path."""
     if not is_plain(name):
-        raise ConfigError.of("files", _shown(name), "must be text without NUL and surrogates")
+        raise ConfigError.of("files", _excerpt(name), "must be text without NUL and surrogates")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts or name.startswith("/") or ".." in parts or name.endswith(("/", "/.")):
-        raise ConfigError.of("files", _shown(name), "must be a path inside the environment")
+        raise ConfigError.of("files", _excerpt(name), "must be a path inside the environment")
     if len(parts) > FILE_DEPTH_MOST:
         fix = f"must have at most {FILE_DEPTH_MOST} components"
-        raise ConfigError.of("files", _shown(name), fix)
+        raise ConfigError.of("files", _excerpt(name), fix)
     if max(len(part.encode()) for part in parts) > FILE_NAME_BYTES_MOST:
         fix = f"must have components of at most {FILE_NAME_BYTES_MOST} bytes"
-        raise ConfigError.of("files", _shown(name), fix)
+        raise ConfigError.of("files", _excerpt(name), fix)
     if len(name.encode()) > FILE_PATH_BYTES_MOST:
         fix = f"must be at most {FILE_PATH_BYTES_MOST} bytes long"
-        raise ConfigError.of("files", _shown(name), fix)
+        raise ConfigError.of("files", _excerpt(name), fix)
     return parts
 
 
 def check_command(command: Iterable[str], variables: Mapping[str, str]) -> None:
-    """Refuse arguments and variables that no process can be started with."""
+    """Refuse arguments and variables with which no process can start."""
     for part in command:
         if not is_plain(part):
             fix = "must be text without NUL and surrogates"
-            raise ConfigError.of("command", _shown(part), fix)
+            raise ConfigError.of("command", _excerpt(part), fix)
     for name, value in variables.items():
         if not name or "=" in name or not is_plain(name):
             fix = "must be a name without '=', NUL and surrogates"
-            raise ConfigError.of("variables", _shown(name), fix)
+            raise ConfigError.of("variables", _excerpt(name), fix)
         if not is_plain(value):  # the value itself may be a secret
             fix = "must have text without NUL and surrogates"
-            raise ConfigError.of("variables", _shown(name), fix)
+            raise ConfigError.of("variables", _excerpt(name), fix)
 
 
 def is_plain(text: str) -> bool:
-    """Whether the kernel takes it as a name or an argument."""
+    """Whether the kernel accepts the text as a name or an argument."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -80,6 +80,6 @@ def is_plain(text: str) -> bool:
     return "\0" not in text
 
 
-def _shown(text: str) -> str:
-    """As much of a value as an error needs."""
+def _excerpt(text: str) -> str:
+    """The beginning of a value, for an error message."""
     return text if len(text) <= 100 else text[:100] + "..."

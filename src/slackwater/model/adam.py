@@ -1,4 +1,4 @@
-"""AdamW's settings, as in the log, on the wire and in the trainer."""
+"""AdamW's settings in the log, on the wire and in the trainer."""
 
 import math
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""What a low-rank adapter says of itself to other tools: peft's `adapter_config.json`."""
+"""peft's `adapter_config.json`, which describes a low-rank adapter to other tools."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How much of a resource an action can use, and how much faster it gets with more."""
+"""Feasible amounts of a resource, and the speedup with more of it."""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -7,8 +7,7 @@ from typing import Final
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import ResourceName
 
-# The resources that workers bring. Any other name is a limit that somebody declared (an API, a
-# website).
+# The resources of workers. Any other name is a declared limit (of an API or a website).
 CORES: Final = ResourceName("cores")
 MEMORY_MIB: Final = ResourceName("memory_mib")
 GPUS: Final = ResourceName("gpus")
@@ -33,12 +32,12 @@ class Amounts:
         return cls((units,))
 
     @classmethod
-    def between(cls, least: int, most: int) -> "Amounts":
+    def from_range(cls, least: int, most: int) -> "Amounts":
         """Any number from `least` to `most`, both included."""
         return cls(tuple(range(least, most + 1)))
 
     @classmethod
-    def one_of(cls, *choices: int) -> "Amounts":
+    def from_choices(cls, *choices: int) -> "Amounts":
         return cls(tuple(sorted(set(choices))))
 
     @property
@@ -52,7 +51,7 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One dimension of an action's cost: a resource and the amounts of it that will do."""
+    """One dimension of an action's cost: a resource and its feasible amounts."""
 
     resource: ResourceName
     amounts: Amounts
@@ -76,14 +75,14 @@ class Efficiency:
 
     @classmethod
     def amdahl(cls, parallel_share: float, most: int) -> "Efficiency":
-        """Of work of which this share can be split over any number of units."""
+        """Amdahl's law for work with this parallel share."""
         if not 0 <= parallel_share <= 1:
             raise ConfigError.of("parallel share", parallel_share, "must be from 0 to 1")
         serial = 1 - parallel_share
         points = ((m, 1 / (m * serial + parallel_share)) for m in range(1, most + 1))
         return cls(tuple(points))
 
-    def at(self, units: int) -> float:
+    def value_at(self, units: int) -> float:
         index = bisect_left(self.points, (units, 0.0))
         if index == len(self.points):
             return self.points[-1][1]
@@ -95,12 +94,12 @@ class Efficiency:
 
     def speedup(self, units: int) -> float:
         """How many times faster than on one unit."""
-        return self.at(units) * units
+        return self.value_at(units) * units
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """The one resource whose amount decides how long an action runs, and how."""
+    """The resource whose amount decides how long an action runs, and by which efficiency."""
 
     resource: ResourceName
     efficiency: Efficiency

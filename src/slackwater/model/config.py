@@ -1,9 +1,9 @@
-"""From tables (TOML, JSON, `--set`) to frozen dataclasses, and back.
+"""Converts tables (TOML, JSON, `--set`) to frozen dataclasses, and back.
 
-A component's configuration is its own dataclass; nothing here knows any of them. Unknown keys are
-refused with the key that was probably meant, and every error is one line that names the field by
+Each component defines its configuration as a dataclass. Unknown keys are refused with a suggestion,
+and every error is one line that names the field by
 its path (`fleet.rollout.max_nodes`, `jobs[3].slo`), the value and the fix. A union of dataclasses
-is told apart by a `Literal` field that each of them has under the same name.
+is discriminated by a `Literal` field that all of them have under the same name.
 """
 
 import dataclasses
@@ -47,11 +47,11 @@ _OTHER_UNITS = (
 
 
 def decode(
-    cls: type[T], table: Mapping[str, Any], at: str = "", made: Mapping[str, Any] | None = None
+    cls: type[T], table: Mapping[str, Any], at: str = "", prebuilt: Mapping[str, Any] | None = None
 ) -> T:
     """Build `cls` from a table; `at` is the table's own path, empty at the root of a file.
 
-    `made` has fields that the caller built itself, such as a policy chosen by its name.
+    `prebuilt` has fields that the caller built itself, such as a policy chosen by its name.
     """
     if not isinstance(table, Mapping):
         raise ConfigError.of(at or "file", table, "must be a table")
@@ -62,19 +62,19 @@ def decode(
             raise ConfigError(f"{_join(at, key)}: unknown key; {unknown_key(key, fields)}")
     values: dict[str, Any] = {}
     for name, field in fields.items():
-        if made is not None and name in made:
-            values[name] = made[name]
+        if prebuilt is not None and name in prebuilt:
+            values[name] = prebuilt[name]
         elif name in table:
             values[name] = _convert(hints[name], table[name], _join(at, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            fix = f"write {name} = {_wanted(hints[name]).removeprefix('text, written ')}"
+            fix = f"write {name} = {_describe_hint(hints[name]).removeprefix('text, written ')}"
             if dataclasses.is_dataclass(hints[name]):
                 fix = f"add the table [{_join(at, name)}]"
             raise ConfigError(f"{_join(at, name)}: missing; {fix}")
     try:
         return cls(**values)
     except ConfigError as error:
-        raise ConfigError(_located(at, str(error))) from None
+        raise ConfigError(_locate(at, str(error))) from None
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, 
 
 
 def plain(value: Any) -> Any:
-    """A configuration as tables, lists and scalars again, without what is `None`."""
+    """A configuration as tables, lists and scalars, without `None` values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {
             field.name: getattr(value, field.name)
@@ -106,8 +106,8 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def _located(at: str, message: str) -> str:
-    """A dataclass's message under the path of its table, which may already begin it."""
+def _locate(at: str, message: str) -> str:
+    """Prefix a dataclass's message with the path of its table, without repeating the last key."""
     own = at.rpartition(".")[2]
     return f"{at}: {message.removeprefix(f'{own}: ')}" if at else message
 
@@ -117,7 +117,7 @@ def _join(at: str, key: str) -> str:
 
 
 def unknown_key(key: str, fields: Iterable[str]) -> str:
-    """What was probably meant by a key that is none of `fields`."""
+    """A suggestion for a key that is none of `fields`."""
     names = list(fields)
     for name in names:
         stem, _, unit = name.rpartition("_")
@@ -131,13 +131,13 @@ def _all_units() -> tuple[str, ...]:
     return (*_UNITS, *_OTHER_UNITS)
 
 
-def _wanted(hint: Any) -> str:
-    """What kind of value a hint asks for, in words."""
+def _describe_hint(hint: Any) -> str:
+    """The values that a type hint accepts, in words."""
     origin = get_origin(hint)
     if origin is Literal:
         return " or ".join(repr(choice) for choice in get_args(hint))
     if _is_union(hint):
-        return _wanted(next(arm for arm in get_args(hint) if arm is not type(None)))
+        return _describe_hint(next(arm for arm in get_args(hint) if arm is not type(None)))
     if origin in (tuple, list):
         return "[...]"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: _TEXT}
@@ -151,23 +151,25 @@ def _is_union(hint: Any) -> bool:
 
 
 def _convert(hint: Any, value: Any, at: str) -> Any:
-    hint = getattr(hint, "__supertype__", hint)  # a NewType is its base here
+    hint = getattr(hint, "__supertype__", hint)  # a NewType converts like its base
     origin = get_origin(hint)
     if _is_union(hint):
         return _convert_union(hint, value, at)
     if origin is Literal:
-        return _one_of(get_args(hint), value, at)
+        return _convert_choice(get_args(hint), value, at)
     if origin in (tuple, list):
         return _convert_list(hint, value, at)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise ConfigError.of(at, value, "must be a table")
-        of = get_args(hint)[1]
-        return {str(key): _convert(of, item, _join(at, str(key))) for key, item in value.items()}
+        member = get_args(hint)[1]
+        return {
+            str(key): _convert(member, item, _join(at, str(key))) for key, item in value.items()
+        }
     if dataclasses.is_dataclass(hint):
         return decode(cast(Any, hint), value, at)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(_one_of(tuple(member.value for member in hint), value, at))
+        return hint(_convert_choice(tuple(member.value for member in hint), value, at))
     return _convert_scalar(hint, value, at)
 
 
@@ -197,7 +199,7 @@ def _convert_union(hint: Any, value: Any, at: str) -> Any:
     for arm in arms:
         if isinstance(arm, type) and isinstance(value, arm) and not isinstance(value, bool):
             return value
-    raise ConfigError.of(at, value, f"must be {' or '.join(_wanted(arm) for arm in arms)}")
+    raise ConfigError.of(at, value, f"must be {' or '.join(_describe_hint(arm) for arm in arms)}")
 
 
 def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
@@ -210,14 +212,14 @@ def _convert_tagged(arms: list[Any], value: Mapping[str, Any], at: str) -> Any:
     }
     if tag not in value:
         raise ConfigError(f"{_join(at, tag)}: missing; write {' or '.join(map(repr, tags))}")
-    return decode(tags[_one_of(tuple(tags), value[tag], _join(at, tag))], value, at)
+    return decode(tags[_convert_choice(tuple(tags), value[tag], _join(at, tag))], value, at)
 
 
 def _is_literal(hint: Any) -> bool:
     return get_origin(hint) is Literal
 
 
-def _one_of(choices: tuple[Any, ...], value: Any, at: str) -> Any:
+def _convert_choice(choices: tuple[Any, ...], value: Any, at: str) -> Any:
     if value in choices and type(value) in {type(choice) for choice in choices}:
         return value
     names = [str(choice) for choice in choices]
@@ -238,8 +240,8 @@ def _convert_scalar(hint: Any, value: Any, at: str) -> Any:
     if isinstance(value, hint) and isinstance(value, bool) == (hint is bool):
         return value
     unit = next((words for key, words in _UNITS.items() if at.endswith(f"_{key}")), None)
-    of = f" of {unit}, without a unit" if unit and hint in (int, float) else ""
-    raise ConfigError.of(at, value, f"must be {_wanted(hint)}{of}")
+    in_unit = f" of {unit}, without a unit" if unit and hint in (int, float) else ""
+    raise ConfigError.of(at, value, f"must be {_describe_hint(hint)}{in_unit}")
 
 
 def _copy(value: Any) -> Any:
@@ -269,7 +271,7 @@ def _put(table: Any, keys: list[str], value: Any, assignment: str) -> None:
 
 
 def _scalar(text: str) -> Any:
-    """A value as TOML would read it; what TOML cannot read is taken as text."""
+    """A value as TOML reads it; anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Devices of nodes, and what a deployment needs of them."""
+"""Devices of nodes, and deployments' requests for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Device:
     """One accelerator of a node, or one slice of its cores.
 
     Devices of one link `domain` communicate fast (NVLink, one socket). `visible` is what
-    CUDA_VISIBLE_DEVICES must be for a process to see this GPU alone. `hardware` tells one physical
-    GPU from all others, whichever node reports it; of a slice of cores it is empty.
+    CUDA_VISIBLE_DEVICES must be for a process to see only this GPU. `hardware` identifies a
+    physical GPU, whichever node reports it; it is empty for a slice of cores.
     """
 
     node: NodeId
@@ -34,9 +34,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRequest:
-    """A deployment asks for `devices` of one node, of any without `node`, each with `memory_mb`.
+    """A deployment requests `devices` of one node (`node`, or any), each with `memory_mb`.
 
-    Deployments of one sharing `group` may own the same devices, because permits alternate them.
+    Deployments of one sharing `group` may own the same devices, as permits make them alternate.
     """
 
     deployment: DeploymentId
@@ -69,13 +69,13 @@ def layout_sizes(layout: str, field: str = "layout") -> tuple[int, int]:
 
 
 def count_ranks(layout: str, field: str = "layout") -> int:
-    """How many ranks, so devices, a layout has."""
+    """The number of ranks, and so of devices, of a layout."""
     tp, dp = layout_sizes(layout, field)
     return tp * dp
 
 
 def layout_devices(layout: str, field: str) -> int:
-    """How many devices a job with the layout needs; 0 without one: whole nodes."""
+    """Devices that a job with the layout needs; 0 without a layout means whole nodes."""
     return count_ranks(layout, field) if layout else 0
 
 

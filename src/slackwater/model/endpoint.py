@@ -1,4 +1,4 @@
-"""A host and a port, as an operator writes them."""
+"""Host and port, as an operator writes them."""
 
 import re
 from typing import NamedTuple

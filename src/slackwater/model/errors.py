@@ -1,4 +1,4 @@
-"""Every error that a user can meet.
+"""All errors that users see.
 
     SlackwaterError
     ├── ConfigError       a file, flag or request field is wrong      (ValueError)
@@ -11,12 +11,12 @@ A message says what was wrong, the value seen, and what to write instead.
 
 import errno
 
-# Of an OSError: the disk is full or cannot be used, and no retry helps until a person acts.
+# errno of a full or unusable disk: no retry helps until a person acts.
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class SlackwaterError(Exception):
-    """Base of all errors that are shown to a user as one line."""
+    """Base of all errors that users see, as one line."""
 
 
 class ConfigError(SlackwaterError, ValueError):
@@ -28,18 +28,18 @@ class ConfigError(SlackwaterError, ValueError):
         return cls(f"{field}: {fix}" if value is None else f"{field}: {value!r} {fix}")
 
 
-def check_above_zero(where: str, of: object, *fields: str) -> None:
+def check_above_zero(where: str, record: object, *fields: str) -> None:
     """Refuse the first of the fields that is not above 0."""
     for field in fields:
-        if not getattr(of, field) > 0:
-            raise ConfigError.of(f"{where}{field}", getattr(of, field), "must be above 0")
+        if not getattr(record, field) > 0:
+            raise ConfigError.of(f"{where}{field}", getattr(record, field), "must be above 0")
 
 
-def check_not_negative(where: str, of: object, *fields: str) -> None:
+def check_not_negative(where: str, record: object, *fields: str) -> None:
     """Refuse the first of the fields that is below 0."""
     for field in fields:
-        if not getattr(of, field) >= 0:
-            raise ConfigError.of(f"{where}{field}", getattr(of, field), "must not be negative")
+        if not getattr(record, field) >= 0:
+            raise ConfigError.of(f"{where}{field}", getattr(record, field), "must not be negative")
 
 
 class RefusedError(SlackwaterError, RuntimeError):
@@ -51,4 +51,4 @@ class NotFoundError(SlackwaterError, LookupError):
 
 
 class UnavailableError(SlackwaterError, ConnectionError):
-    """A peer or resource is missing for the moment; trying again may work."""
+    """A peer or resource is unavailable for now; a retry may work."""

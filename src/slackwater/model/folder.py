@@ -1,4 +1,4 @@
-"""Folders of files that must not change while somebody relies on them."""
+"""Detection of changes in folders of files that must not change while in use."""
 
 import contextlib
 import hashlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def fingerprint(folder: Path) -> str:
-    """Changes when a file of the folder is added, removed, resized or written."""
+    """A digest that changes when a file of the folder is added, removed, resized or written."""
     rows = []
     with contextlib.suppress(FileNotFoundError):
         for file in sorted(folder.iterdir()):
@@ -17,6 +17,6 @@ def fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 
-def changed(uri: object) -> str:
-    """What is said of a model whose folder is not as it was when the service started."""
+def describe_change(uri: object) -> str:
+    """The error for a model whose folder changed after the service started."""
     return f"{uri}: its files changed while the service runs; restart the service to use them"

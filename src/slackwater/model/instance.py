@@ -10,7 +10,7 @@ from slackwater.model.ids import InstanceId, JobId, NodeId
 
 
 class InstanceKind(StrEnum):
-    """Where the engine runs, hence how it may leave."""
+    """Where the engine runs, which decides how it may leave."""
 
     LOCAL = "local"  # a training node while it seeds
     DEDICATED = "dedicated"
@@ -34,15 +34,15 @@ OWN_KINDS = (InstanceKind.LOCAL, InstanceKind.DEDICATED)
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """What an instance says of itself when it joins.
+    """What an instance declares when it joins.
 
     `max_running` is the concurrency cap (profiled for own engines, the SLO-safe room for borrowed
-    ones). `base_model` is the one that it can serve, empty if it can serve any. `job` is set when
-    it is lent to one job only. `max_versions` counts whole sets of weights, `max_adapters` adapters
+    ones). `base_model` is the only one that it can serve, or empty. `job` is set when it is lent to
+    one job only. `max_versions` counts whole sets of weights, `max_adapters` adapters
     (0: they count as whole sets). Without `exact_continuation` (an engine that cannot go on at a
     position of a random stream) a moved turn still keeps its tokens, but the rest may differ.
-    `node` is where it runs, if that is known, `place` what the co-scheduler calls that node. One
-    that `sleeps` has left its devices only once it says so (`EngineRested`).
+    `node` is where it runs, if that is known, `place` what the co-scheduler calls that node. An
+    instance that `sleeps` has left its devices once it sends `EngineRested`.
     """
 
     instance: InstanceId

@@ -1,4 +1,4 @@
-"""Jobs: one RL post-training run each, as the co-scheduler sees it."""
+"""Jobs as the co-scheduler sees them: one RL post-training run each."""
 
 import math
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from typing import Literal
 from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.model.ids import JobId
 
-# What an SLO bounds: its iterations, or the job's whole time.
+# What an SLO bounds: each iteration, or the job's total time.
 SloScope = Literal["iteration", "job"]
 
-# Where it bounds iterations, one in so many may be longer: that in which the job is moved.
+# With an iteration SLO one iteration in this many may be longer: the one with a move.
 ITERATIONS_PER_MOVE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class JobProfile:
-    """What one iteration needs, at worst: every response at the job's token limit (WEAVE 4.2).
+    """The worst case of one iteration: every response at the job's token limit (WEAVE 4.2).
 
     On n nodes training takes `train_s * train_nodes / n`, since the data-parallel degree is matched
-    to the group. A job whose layouts have `rollout_devices` and `train_devices` ranks needs so many
-    devices: a part of a node, or as many nodes as have them; with 0, whole nodes. State sizes are
+    to the group. `rollout_devices` and `train_devices` are the ranks of the job's layouts: it needs
+    this many devices, of a part of a node or of several nodes; 0 means whole nodes. State sizes are
     per node, or part of one, in host memory.
     """
 
@@ -47,18 +47,18 @@ class JobProfile:
 
     @property
     def solo_s(self) -> float:
-        """One iteration alone: rollout, train, sync, one after the other."""
+        """One iteration alone: rollout, then train, then sync."""
         return self.rollout_s + self.train_s + self.sync_s
 
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """What the owner of a submitted job asks for: how many iterations, and how much slower than
-    alone they may be: each of them, or all together (`slo_scope`).
+    """Terms of a submitted job: the number of iterations, and how much slower than alone each of
+    them, or all together, may be (`slo_scope`).
 
     `duty_ratio` is the largest share of its time that the job may wait for others (PlexRL 7.2); it
-    bounds the slowdown as the SLO does. A higher `priority` is placed first. Nodes, devices and
-    sizes are those that it needs while it has no profile yet.
+    bounds the slowdown as the SLO does. Higher priorities are placed first. Nodes, devices
+    and sizes are its needs until it has a profile.
     """
 
     iterations: int
@@ -87,13 +87,13 @@ class JobTerms:
 
     @property
     def bound(self) -> float:
-        """The largest slowdown that both bounds allow."""
+        """The largest slowdown within both bounds."""
         if self.duty_ratio is None:
             return self.slo
         return min(self.slo, 1 / (1 - self.duty_ratio))
 
     def profile(self, rollout_s: float, train_s: float, sync_s: float) -> JobProfile:
-        """A profile of measured lengths."""
+        """A profile with measured phase lengths."""
         return JobProfile(
             rollout_s=rollout_s,
             train_s=train_s,
@@ -110,7 +110,7 @@ class JobTerms:
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """One run: when it comes, its iterations, and the slowdown it bears, in each or over all."""
+    """One run: its arrival, its iterations, and its slowdown SLO."""
 
     job: JobId
     arrival_s: float
@@ -131,7 +131,7 @@ class JobSpec:
 
     @property
     def iteration_bound_s(self) -> float:
-        """What one iteration may take by its SLO; infinite where that bounds the whole job only."""
+        """The longest iteration within the SLO; infinite if the SLO bounds only the whole job."""
         return self.slo * self.profile.solo_s if self.slo_scope == "iteration" else math.inf
 
 

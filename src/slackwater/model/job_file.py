@@ -1,4 +1,4 @@
-"""What a person submits: a recipe or command, the model it trains, and its terms of sharing."""
+"""Job files: a recipe or command, the model it trains, and the terms of sharing."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from slackwater.model.job import JobProfile, JobTerms, SloScope
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = ("SLACKWATER_", "TINKER_")
+_RESERVED = ("SLACKWATER_", "TINKER_")
 
 
 @dataclass(frozen=True, slots=True)
 class KnownProfile:
-    """What one iteration takes alone, if known; sizes are per node in host memory."""
+    """A known profile of one iteration alone; sizes are per node in host memory."""
 
     rollout_s: float
     train_s: float
@@ -38,8 +38,8 @@ class KnownProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnJob:
-    """A job whose driver its owner runs: only the terms are the service's to know. Its layouts,
-    such as tp=2, say how many devices it needs; without them it needs whole nodes.
+    """A job whose driver its owner runs: the service only has its terms. Its layouts, such as
+    tp=2, decide how many devices it needs; without them it needs whole nodes.
     """
 
     name: str
@@ -60,14 +60,20 @@ class OwnJob:
 
     @property
     def terms(self) -> JobTerms:
-        """What the co-scheduler must know."""
-        asked = (self.iterations, self.slo, self.priority, self.duty_ratio)
+        """The job's terms for the co-scheduler."""
         known: dict[str, Any] = {} if self.profile is None else asdict(self.profile)
         for length in ("rollout_s", "train_s", "sync_s"):
             known.pop(length, None)
         known |= self._devices
         try:
-            return JobTerms(*asked, **known, slo_scope=self.slo_scope)
+            return JobTerms(
+                self.iterations,
+                self.slo,
+                self.priority,
+                self.duty_ratio,
+                slo_scope=self.slo_scope,
+                **known,
+            )
         except ConfigError as error:
             raise ConfigError(str(error).removeprefix("job: ")) from None
 
@@ -87,7 +93,7 @@ class OwnJob:
 class JobFile(OwnJob):
     """One job. Its driver is `recipe` with `options` (as `train RECIPE --set` takes them), or
     `command`. `env` are variables of the driver, which runs in `workdir`. A known `profile` saves
-    the cycles in which the job is profiled alone.
+    the iterations in which the job would be profiled alone.
     """
 
     model: str
@@ -107,7 +113,7 @@ class JobFile(OwnJob):
                 "options", dict(self.options), "are a recipe's; put them in command"
             )
         for name, value in self.env.items():
-            if not _VARIABLE.fullmatch(name) or name.startswith(_OURS):
+            if not _VARIABLE.fullmatch(name) or name.startswith(_RESERVED):
                 fix = "must be the name of a variable that the service does not set itself"
                 raise ConfigError.of("env", name, fix)
             if "\0" in value:

@@ -1,4 +1,4 @@
-"""A job's name, its life and its account: one owner's run, from its submission to its end."""
+"""A job's id, stages and account, from its submission to its end."""
 
 import re
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class JobStage(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Nothing more will be done for it, unless it is submitted again."""
+        """Whether the job has ended; it may be submitted again."""
         return self in _OVER
 
 
@@ -36,7 +36,7 @@ _OVER = frozenset({JobStage.REFUSED, JobStage.FINISHED, JobStage.FAILED, JobStag
 
 @dataclass(frozen=True, slots=True)
 class JobAccount:
-    """What a job has used: engine and trainer time, tokens, and its waiting for either."""
+    """What a job has used: engine and trainer time, tokens, and time waiting for either."""
 
     engine_s: float = 0.0
     trainer_s: float = 0.0
@@ -57,16 +57,16 @@ class JobAccount:
 
 
 def job_of_session(tenant: TenantId, session: SessionId, name: str | None) -> JobId:
-    """The job that a session names; a session that names none is one by itself."""
-    return JobId(session) if name is None else named_job(tenant, name)
+    """The job that a session names; without a name the session is its own job."""
+    return JobId(session) if name is None else job_id_of(tenant, name)
 
 
 def job_of_key(tenant: TenantId, name: str | None) -> JobId:
-    """The job of a request that has no session: the one it names, else its key's."""
-    return JobId(f"{tenant}/-") if name is None else named_job(tenant, name)
+    """The job of a request without a session: the one it names, else its key's."""
+    return JobId(f"{tenant}/-") if name is None else job_id_of(tenant, name)
 
 
-def named_job(tenant: TenantId, name: str) -> JobId:
+def job_id_of(tenant: TenantId, name: str) -> JobId:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError.of("job", name, "must be 1-64 letters, digits, . _ -")
     return JobId(f"{tenant}/{name}")

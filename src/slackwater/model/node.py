@@ -8,7 +8,7 @@ from slackwater.model.errors import check_above_zero
 
 
 class Role(StrEnum):
-    """What a pool's nodes are for."""
+    """What the nodes of a pool are used for."""
 
     TRAIN = "train"
     ROLLOUT = "rollout"
@@ -19,7 +19,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """One kind of machine. Prices are per device and hour, as the papers' tables give them."""
+    """One kind of machine. Prices are per device and hour, as in the papers' tables."""
 
     name: str
     devices: int
@@ -35,13 +35,13 @@ class NodeType:
 
     @property
     def price_per_h(self) -> float:
-        """Of the whole node."""
+        """The price of the whole node."""
         return self.devices * self.device_price_per_h
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Nodes of one role and one type; `max_nodes` is how many can be rented at once.
+    """Nodes of one role and type; up to `max_nodes` can be rented at once.
 
     An `owned` pool is paid for whether its nodes are used or not: it saves time, not rent. A job
     gets `least_devices` of a node, those of one deployment, or a multiple of them.
@@ -57,9 +57,9 @@ class Pool:
         check_above_zero(f"pool {self.role}: ", self, "max_nodes")
 
     def part_devices(self, devices: int) -> int:
-        """How many devices of one node a job gets that needs `devices` in all; 0: whole nodes.
+        """How many devices of one node a job gets that needs `devices`; 0 means whole nodes.
 
-        Parts of a node have equal sizes, so that what one job leaves the next can use.
+        Parts of a node have equal sizes, so that the next job can use what one leaves.
         """
         whole = self.node_type.devices
         if not 0 < devices < whole:
@@ -78,7 +78,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class NodeSize:
-    """How many devices the engines, or the trainers, of a node have, and how many one of them."""
+    """Devices of a node's engines, or of its trainers, in all and of each deployment."""
 
     devices: int = 1
     of_deployment: int = 1
@@ -89,7 +89,7 @@ ONE = NodeSize()
 # WEAVE Table 1: prices and rates of the two clusters; host memory of section 3.2 (1-2 TB nodes).
 H20 = NodeType("H20", 8, 1.85, 2048.0, 148.0, 96.0, 4.0)
 H800 = NodeType("H800", 8, 5.28, 2048.0, 989.5, 80.0, 3.35)
-# Vendors' data sheets (dense bf16); prices are ours, in the range of on-demand offers.
+# Vendors' data sheets (dense bf16); prices are within the range of on-demand offers.
 H100 = NodeType("H100", 8, 3.50, 2048.0, 989.5, 80.0, 3.35)
 H200 = NodeType("H200", 8, 4.50, 2048.0, 989.5, 141.0, 4.8)
 B200 = NodeType("B200", 8, 6.50, 2048.0, 2250.0, 180.0, 8.0)

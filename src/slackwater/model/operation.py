@@ -1,4 +1,4 @@
-"""Operations: the smallest model executions that a client requests, in numbered order."""
+"""Operations: the model executions that clients request, numbered in order."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,17 +21,17 @@ class OpKind(StrEnum):
 
     @property
     def needs_permit(self) -> bool:
-        """Whether it is part of a train phase."""
+        """Whether it belongs to a train phase."""
         return self in (OpKind.FORWARD, OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP)
 
     @property
     def changes_state(self) -> bool:
-        """Whether bringing a model back must run it again."""
+        """Whether the recovery of a model must replay it."""
         return self in (OpKind.CREATE, OpKind.FORWARD_BACKWARD, OpKind.OPTIM_STEP, OpKind.LOAD)
 
 
 class OpStatus(StrEnum):
-    """Waiting covers queued and running: the result is not durable yet."""
+    """WAITING covers queued and running: the result is not durable yet."""
 
     WAITING = "waiting"
     DONE = "done"
@@ -58,7 +58,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """An operation as the durable log has it."""
+    """An operation in the durable log."""
 
     operation: Operation
     status: OpStatus

@@ -1,11 +1,11 @@
-"""What travels of a weight version."""
+"""Payloads: the units in which weight versions are transferred."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Payload:
-    """A version whole (`base` is empty), or what changed in it since `base`."""
+    """A whole version (`base` is empty), or its delta to version `base`."""
 
     version: str
     base: str = ""

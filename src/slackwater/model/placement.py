@@ -1,4 +1,4 @@
-"""Where a job runs: its group, its nodes, and the order in which a group's phases take turns."""
+"""Placements: a job's group and nodes, and the order of a group's phases."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from slackwater.model.ids import GroupId, JobId, NodeId
 
 
 class Phase(StrEnum):
-    """A run of ops of one job on one pool."""
+    """A part of an iteration that runs on one pool."""
 
     ROLLOUT = "rollout"
     TRAIN = "train"
@@ -16,7 +16,7 @@ class Phase(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How a placement found its nodes."""
+    """How a placement chose its nodes."""
 
     PACK = "pack"  # into nodes that are already paid for
     SCALE = "scale"  # shares train nodes, adds rollout nodes
@@ -26,7 +26,7 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhaseSlot:
-    """One turn of one phase in a group's cycle, `start_s` after the cycle's begin at worst."""
+    """One phase in a group's cycle, `start_s` after the start of the cycle in the worst case."""
 
     job: JobId
     phase: Phase
@@ -37,17 +37,17 @@ class PhaseSlot:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """A cyclic order of phases that a group repeats: at worst one cycle takes `period_s`.
+    """A cyclic order of phases that a group repeats; in the worst case a cycle takes `period_s`.
 
     A job may have several slots of each phase in one cycle. On every node phases run in slot order,
-    and shorter phases only ever start others earlier, so worst-case lengths bound every cycle.
+    and shorter phases only start others earlier, so worst-case lengths bound every cycle.
     """
 
     period_s: float
     slots: tuple[PhaseSlot, ...]
 
     def rounds(self, job: JobId) -> int:
-        """Iterations that `job` makes in one cycle."""
+        """Iterations of `job` in one cycle."""
         return sum(1 for slot in self.slots if slot.job == job and slot.phase is Phase.TRAIN)
 
 
@@ -64,13 +64,13 @@ class Placement:
     plan: GroupPlan | None = None
 
     def uses(self, place: NodeId) -> bool:
-        """Whether it has devices of a node, or of a part of one."""
-        return any(overlap(place, mine) for mine in (*self.rollout_nodes, *self.train_nodes))
+        """Whether it has devices of a node, or of a part of a node."""
+        return any(overlap(place, own) for own in (*self.rollout_nodes, *self.train_nodes))
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a job cannot be placed now; `final` if it never can on this fleet."""
+    """Why a job cannot be placed now; `final` if it never can be on this fleet."""
 
     job: JobId
     reason: str
@@ -79,13 +79,13 @@ class Refusal:
 
 @cache
 def node_of(place: NodeId) -> NodeId:
-    """The node of a place: `train-0/2-3`, devices 2 and 3 of `train-0`, or `train-0`, all of it."""
+    """The node of a place: `train-0/2-3` is devices 2 and 3 of `train-0`, `train-0` all of it."""
     return NodeId(place.partition("/")[0])
 
 
 @cache
 def place_devices(place: NodeId) -> range | None:
-    """Numbers of a place's devices on its node; None: all of them."""
+    """Device numbers of a place on its node; None: all."""
     _, part, numbers = place.partition("/")
     if not part:
         return None

@@ -1,4 +1,4 @@
-"""Where a deployment's state may live, and what a piece of it is called."""
+"""Tiers of a deployment's state, and the names of its parts."""
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
@@ -66,7 +66,7 @@ class StoredPart:
 class ImageRange:
     """Bytes of a deployment's device image, and where they are in the host image `image`.
 
-    `writes`: they go back there when the deployment leaves the device.
+    `writes`: they are written back there when the deployment leaves the device.
     """
 
     image: str
@@ -79,7 +79,7 @@ class ImageRange:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A deployment that the manager keeps: whether it is blank, and where its bytes go."""
+    """A registered deployment: whether its state is blank, and where its bytes go."""
 
     blank: bool
     stretches: tuple[ImageRange, ...]
@@ -88,7 +88,7 @@ class Registration:
 
 @dataclass(frozen=True, slots=True)
 class StateBudgets:
-    """Bytes of each tier that a node gives to managed state."""
+    """Bytes of each tier that a node reserves for managed state."""
 
     device_bytes: int
     host_bytes: int
@@ -104,7 +104,7 @@ DEVICE_MB, HOST_MB, DISK_MB = (f"SLACKWATER_STATE_{tier}_MB" for tier in ("DEVIC
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """What every node of a service gives to managed state, in megabytes (2**20 bytes). Without
+    """What every node of a service reserves for managed state, in megabytes (2**20 bytes). Without
     `host_mb` half of the node's memory.
     """
 
@@ -121,6 +121,6 @@ class ResidencySettings:
                 raise ConfigError.of(f"residency: {name}", size, "must not be negative")
 
     def environment(self) -> dict[str, str]:
-        """For the nodes' agents."""
+        """Environment variables for the nodes' agents."""
         sizes = {DEVICE_MB: self.device_mb, HOST_MB: self.host_mb, DISK_MB: self.disk_mb}
         return {name: str(size) for name, size in sizes.items() if size is not None}

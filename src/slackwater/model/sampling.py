@@ -1,7 +1,7 @@
-"""How tokens are drawn: the parameters on the wire, in control and in the engine.
+"""Sampling parameters, on the wire, in control and in the engine.
 
-Seeds of requests that bring none come from counters that a rerun repeats (the weights' lineage, the
-numbers of request and sample), never from random ids or the clock.
+A default seed comes from counters that a rerun repeats (the weights' lineage, the numbers of
+request and sample), never from random ids or the clock.
 """
 
 import hashlib
@@ -30,14 +30,14 @@ def default_seed(lineage: str, seq: int, index: int) -> int:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """Of the `index`-th sample of a request that brought `seed`; the first has the seed itself."""
+    """The seed of the `index`-th sample of a request with `seed`; the first has the seed itself."""
     return seed if index == 0 else default_seed(f"seed:{seed}", 0, index)
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like. `source` is a JSON schema, a regular expression, a JSON list
-    of choices, or a grammar in Lark's notation; an object needs none.
+    """A constraint on the output. `source` is a JSON schema, a regular expression, a JSON list of
+    choices, or a grammar in Lark's notation; `json_object` needs none.
     """
 
     kind: GrammarKind
@@ -55,7 +55,7 @@ class Sampling:
     Penalties look at the tokens so far: presence and frequency at the generated ones, repetition at
     the prompt's too. `logit_bias` is added to tokens' logits; with `allowed_token_ids` no others
     are drawn. `bad_words` are sequences of tokens: none of them is ever generated whole. All of it
-    depends on the tokens alone, so a turn goes on anywhere as if it had never moved.
+    depends on the tokens only, so a turn that moves continues as if it had not.
 
     Of the prompt: log-probs of its tokens, of the likeliest, of `target_prompt_tokens` (a row of
     tokens for every position after the first; -1 asks for nothing), and `prompt_alternatives` draws
@@ -102,7 +102,7 @@ class Sampling:
             raise ConfigError.of("min_tokens", self.min_tokens, fix)
         self._check_penalties()
         if self.grammar is not None and self.min_tokens:
-            fix = "must be 0 with a grammar, which says itself when it ends"
+            fix = "must be 0 with a grammar, which decides itself when it ends"
             raise ConfigError.of("min_tokens", self.min_tokens, fix)
         if self.allowed_token_ids and (self.grammar is not None or self.min_tokens):
             fix = "cannot be combined with a grammar or min_tokens: nothing might be left to draw"
@@ -130,14 +130,14 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Whether tokens so far change what comes next."""
+        """Whether penalties depend on the tokens so far."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
         )
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether anything is asked of the prompt's own tokens."""
+        """Whether the prompt's own tokens are to be scored."""
         return bool(
             self.prompt_logprobs
             or self.topk_prompt_logprobs
@@ -160,7 +160,7 @@ class Sampling:
 
     @property
     def looks_back(self) -> bool:
-        """Whether an engine must know which tokens were generated, to go on from them."""
+        """Whether an engine needs the generated tokens to continue."""
         return (
             self.penalised
             or bool(self.min_tokens)

@@ -1,4 +1,4 @@
-"""Online services: what they promise their users."""
+"""SLOs of online services."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,9 @@ from slackwater.model.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ServingSlo:
-    """A promise: `share` of the requests get their first token within `ttft_s` and need at most
-    `tpot_s` for each token after it, on average over the request."""
+    """`share` of the requests get their first token within `ttft_s` and at most `tpot_s` per token
+    after it, on average over the request.
+    """
 
     ttft_s: float
     tpot_s: float
@@ -23,7 +24,7 @@ class ServingSlo:
 
     @classmethod
     def parse(cls, text: str) -> "ServingSlo":
-        """`ttft=0.5,tpot=0.15`, in seconds, perhaps with `share=0.99`."""
+        """From `ttft=0.5,tpot=0.15` in seconds, optionally with `share=0.99`."""
         fix = "must be like ttft=0.5,tpot=0.15 (seconds)"
         names = {"ttft": "ttft_s", "tpot": "tpot_s", "share": "share"}
         found: dict[str, float] = {}
@@ -37,6 +38,6 @@ class ServingSlo:
             raise ConfigError.of("--slo", text, fix)
         return cls(**found)
 
-    def met(self, ttft_s: float, tpot_s: float) -> bool:
-        """Whether one request got what was promised."""
+    def is_met(self, ttft_s: float, tpot_s: float) -> bool:
+        """Whether one request is within the SLO."""
         return ttft_s <= self.ttft_s and tpot_s <= self.tpot_s

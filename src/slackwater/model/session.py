@@ -1,4 +1,4 @@
-"""Sessions, trained models and sampling sessions: what a client's ids stand for."""
+"""Sessions, trained models and sampling sessions."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class LoraShape:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A client's connection: it owns models, belongs to a job, and ends with its heartbeats."""
+    """A client's session: it owns models, belongs to a job, and ends when heartbeats stop."""
 
     session: SessionId
     tenant: TenantId
@@ -41,8 +41,8 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """An immutable snapshot of weights to sample from; default seeds are drawn from `lineage`,
-    which says where the weights come from without random ids.
+    """An immutable snapshot of weights to sample from. Default seeds are derived from `lineage`,
+    which identifies the origin of the weights without random ids.
     """
 
     sampling_session: SamplingSessionId

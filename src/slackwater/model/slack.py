@@ -1,4 +1,4 @@
-"""What one kind of slack gave: the same work without sharing, and with it."""
+"""The yield of one kind of slack: the same work without sharing and with it."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class SlackRow:
-    """`alone` is what the same work needs without sharing, `used` what it took."""
+    """`alone` is the cost of the work without sharing, `used` its cost with sharing."""
 
     kind: Literal["phases", "serving", "spot", "actions", "weights"]
     unit: Literal["device h", "core h", "GB"]
@@ -16,7 +16,7 @@ class SlackRow:
     used_price: float = 0.0
     detail: str = ""
 
-    def shown(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         cost, saved = self.used * self.used_price, self.alone * self.price
         return {
             "kind": self.kind,

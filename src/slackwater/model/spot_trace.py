@@ -1,4 +1,4 @@
-"""Spot traces: when instances were given and taken away."""
+"""Spot traces: when instances were added and removed."""
 
 import csv
 import gzip
@@ -14,7 +14,7 @@ _COLUMNS = ("t_s", "event", "instance_id")
 
 @dataclass(frozen=True, slots=True)
 class SpotEvent:
-    """An instance comes (`add`) or is taken away (`remove`), `t_s` into the trace."""
+    """An instance is added (`add`) or removed (`remove`), `t_s` into the trace."""
 
     t_s: float
     event: str
@@ -29,16 +29,16 @@ class SpotEvent:
             raise ConfigError.of("instance_id", self.instance_id, "must name an instance")
 
 
-def in_order(events: Iterable[SpotEvent], name: str = "spot trace") -> tuple[SpotEvent, ...]:
-    """By time; an id that comes twice, or goes without having come, is refused."""
+def sort_events(events: Iterable[SpotEvent], name: str = "spot trace") -> tuple[SpotEvent, ...]:
+    """Sort by time; refuse an id that is added twice, or removed before it was added."""
     ordered = sorted(events, key=lambda event: event.t_s)
     present: dict[str, bool] = {}
     for event in ordered:
         before = present.get(event.instance_id)
         if event.event == "add" and before is not None:
-            why = "comes twice; an id is added once"
+            why = "is added twice; use a new id"
         elif event.event == "remove" and not before:
-            why = "goes without having come"
+            why = "is removed before it is added"
         else:
             present[event.instance_id] = event.event == "add"
             continue
@@ -49,7 +49,7 @@ def in_order(events: Iterable[SpotEvent], name: str = "spot trace") -> tuple[Spo
 def read_spot_trace(file: Path) -> tuple[SpotEvent, ...]:
     """The events of a `.csv` or `.csv.gz` file."""
     if not file.is_file():
-        raise ConfigError.of("spot trace", str(file), "is no file")
+        raise ConfigError.of("spot trace", str(file), "is not a file")
     opener = gzip.open if file.suffix == ".gz" else open
     try:
         with opener(file, "rt", encoding="utf-8-sig", newline="") as lines:
@@ -63,7 +63,7 @@ def spot_events(lines: Iterable[str], name: str = "spot trace") -> tuple[SpotEve
     reader = csv.DictReader(lines)
     if tuple(reader.fieldnames or ()) != _COLUMNS:
         raise ConfigError.of(f"{name}: columns", reader.fieldnames, f"must be {','.join(_COLUMNS)}")
-    return in_order((_event(row, f"{name}: line {reader.line_num}") for row in reader), name)
+    return sort_events((_event(row, f"{name}: line {reader.line_num}") for row in reader), name)
 
 
 def _event(row: dict[str, str], at: str) -> SpotEvent:

@@ -1,4 +1,4 @@
-"""What it costs to bring a job's state to devices."""
+"""The cost of loading a job's state onto devices."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from slackwater.model.errors import check_not_negative
 class SwitchCosts:
     """Seconds by model size (WEAVE Figure 4: cold up to 135 s at 32B, warm 71.5 times faster).
 
-    Warm, from host memory, is part of every declared phase, and saved if the state is on the
-    devices. Cold, with new processes and communicators, is paid before a job's first phase in a
-    place.
+    A warm switch, from host memory, is part of every declared phase, and saved if the state is on
+    the devices. A cold switch, with new processes and communicators, precedes a job's first phase
+    in a place.
     """
 
     warm_base_s: float = 0.0
@@ -23,9 +23,9 @@ class SwitchCosts:
         check_not_negative("switching: ", self, *self.__slots__)
 
     def warm_s(self, model_billions: float) -> float:
-        """Host memory to device."""
+        """From host memory to the device."""
         return self.warm_base_s + self.warm_s_per_billion * model_billions
 
     def cold_s(self, model_billions: float) -> float:
-        """From nothing."""
+        """With new processes."""
         return self.cold_base_s + self.cold_s_per_billion * model_billions

@@ -1,4 +1,4 @@
-"""What the operator lets each tenant ask of the sandboxes, and hold at once."""
+"""Limits on each tenant's use of the sandboxes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -11,15 +11,15 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import TenantId, check_tenant
 
 _MIB = 1 << 20
-_SHARED_MEMORY = 0.5  # of the nodes' memory, for one of several tenants
-_SHARED_CORES = 0.9  # of a node's cores: what is left runs the others' short actions at once
+_SHARED_MEMORY = 0.5  # of the nodes' memory, for each of several tenants
+_SHARED_CORES = 0.9  # of a node's cores: the rest runs other tenants' short actions at once
 _MAY_BE_0 = ("environments", "snapshots", "snapshot_mib")
 _MOST = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """Ceilings on one action or environment, then on all of a tenant's, then its `weight`.
+    """Limits on one action or environment, then on all of a tenant's, then its `weight`.
 
     Defaults of `waiting_actions`, `memory_share`, `core_share` and `network` depend on how many
     tenants there are.
@@ -55,31 +55,30 @@ class TenantLimits:
                 raise ConfigError.of(each.name, value, f"must be at least {least}")
 
     def memory_of(self, total_mib: int) -> int:
-        """What of the nodes' memory the tenant may hold."""
+        """How much of the nodes' memory the tenant may hold."""
         share = self.memory_share
         return total_mib if share is None or share >= 1 else int(total_mib * share)
 
     def cores_of(self, total: int) -> int:
-        """What of a node's cores the tenant may hold; one at least."""
+        """How many of a node's cores the tenant may hold, at least one."""
         share = self.core_share
         return total if share is None or share >= 1 else max(int(total * share), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
-    """The limits of every tenant; those of one that is not named are the `default`."""
+    """The limits of every tenant, `default` for one that is not named."""
 
     default: TenantLimits = field(default_factory=TenantLimits)
     named: Mapping[str, TenantLimits] = field(default_factory=dict)
 
-    def of(self, tenant: TenantId) -> TenantLimits:
+    def limits_of(self, tenant: TenantId) -> TenantLimits:
         return self.named.get(tenant, self.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorLimits(TenantLimits):
-    """`[limits]` of a service's configuration: everybody's, and under `[limits.tenants.NAME]` what
-    differs for one."""
+    """`[limits]` of a service's configuration, with overrides under `[limits.tenants.NAME]`."""
 
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -87,23 +86,25 @@ class OperatorLimits(TenantLimits):
         TenantLimits.__post_init__(self)
         for name in self.tenants:
             check_tenant(name, "limits.tenants")
-            self.of(name)
+            self.limits_of(name)
 
-    def of(self, name: str) -> TenantLimits:
-        """One tenant's, as they are written."""
+    def limits_of(self, name: str) -> TenantLimits:
+        """One tenant's limits as configured, without defaults that depend on other tenants."""
         common = {key: value for key, value in plain(self).items() if key != "tenants"}
         own = self.tenants.get(name, {})
         return decode(TenantLimits, common | dict(own), f"limits.tenants.{name}")
 
     def table(self, tenants: Sequence[str], operator: str, max_waiting: int) -> TenantTable:
-        """With the defaults that depend on the tenants: one alone may hold everything."""
-        named = {name: self._filled(name, tenants, operator, max_waiting) for name in tenants}
-        return TenantTable(self._filled("", tenants, operator, max_waiting), named)
+        """With the defaults that depend on the tenants: a single tenant may hold everything."""
+        named = {
+            name: self._fill_defaults(name, tenants, operator, max_waiting) for name in tenants
+        }
+        return TenantTable(self._fill_defaults("", tenants, operator, max_waiting), named)
 
-    def _filled(
+    def _fill_defaults(
         self, name: str, tenants: Sequence[str], operator: str, max_waiting: int
     ) -> TenantLimits:
-        found, several = self.of(name), len(tenants) > 1
+        found, several = self.limits_of(name), len(tenants) > 1
         defaults: dict[str, Any] = {
             "network": name == operator,
             "waiting_actions": max(max_waiting // max(len(tenants), 1), 1),
@@ -131,7 +132,7 @@ def check_network(tenant: TenantId, limits: TenantLimits, network: bool) -> None
 
 
 def check_action(spec: ActionSpec, limits: TenantLimits) -> None:
-    """What of an action the broker sees."""
+    """Check an action against its tenant's limits."""
     asked: dict[str, float] = {"priority": abs(spec.priority)}
     cores, memory = spec.need(CORES), spec.need(MEMORY_MIB)
     if cores is not None:

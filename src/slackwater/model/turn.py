@@ -1,4 +1,4 @@
-"""Turns: one generation request each, as its owner (the rollout manager) describes it."""
+"""Turns: one generation request each, as the rollout manager describes it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from slackwater.model.ids import NOBODY, JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling as Sampling
 
 # One dispatch of one turn to one instance; unique for the life of a manager, and the request id
-# that the engine sees. A reply that names an older attempt is late and is discarded.
+# that the engine sees. A reply of an older attempt is late and is discarded.
 AttemptId = NewType("AttemptId", int)
 
 
 class FinishReason(StrEnum):
-    """Why a turn ended well."""
+    """Why a complete turn ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,7 +28,7 @@ class TurnSpec:
     `job` owns it; `base_model` is what the weights are made from. `version` names the weights;
     `also_versions` are older ones that the job's staleness allows. `deadline_s` is on the manager's
     clock; without one the manager's own limit holds. `stream` asks for an `AppendTokens` command
-    for every accepted frame. `owner` is whose share it takes.
+    for every accepted frame. `owner` is the tenant whose share it uses.
     """
 
     turn: TurnId

@@ -1,4 +1,4 @@
-"""Names of what a fleet keeps: `slackwater:KIND/NAME`, the same on every node.
+"""URIs of what a fleet stores: `slackwater:KIND/NAME`, the same on every node.
 
 Kinds: `models` (base models by their name in the service), `weights` (weight versions), `snapshots`
 and `checkpoints` (saved training states). Each node resolves a URI through its own files.
@@ -22,7 +22,7 @@ _MAX_VERSION_BYTES = 255 - len(".") - len(VERSION_SUFFIX) - len(".partial") - 33
 
 @dataclass(frozen=True, slots=True)
 class Uri:
-    """One kept thing. `name` is one or more path segments, none of them empty, `.` or `..`."""
+    """The URI of a stored object. `name` has one or more path segments, none empty, `.` or `..`."""
 
     kind: Kind
     name: str
@@ -54,20 +54,20 @@ def version_file(version: str) -> str:
 
 
 def digest_file(path: Path) -> Path:
-    """Where the control plane notes the SHA-256 of a weight version's file that a node sent."""
+    """Where the control plane stores the SHA-256 of a weight version's file from a node."""
     return path.with_name(f".{path.name}.sha256")
 
 
 def version_uri(version: str) -> Uri:
-    """What every node calls a weight version."""
+    """The URI of a weight version."""
     return Uri("weights", version_file(version))
 
 
 def part_of(version: str, rank: int, ranks: int) -> str:
-    """The name of what one rank of a sharded trainer publishes of a version."""
+    """The name of the part of a version that one rank of a sharded trainer publishes."""
     return f"{version}#{rank + 1}of{ranks}"
 
 
 def whole_uri(uri: str) -> str:
-    """The version that a part is of, by their URIs; of anything else, itself."""
+    """The URI of the version that a part belongs to; any other URI itself."""
     return _PART_FILE.sub("", uri)

@@ -145,7 +145,7 @@ class ControlPlane:
         settings, state = self.settings, self.state
         keys, file = NodeKeys(state), settings.whole_fleet
         launch_plan = LaunchPlan(keys)
-        self._certificate = Certificate.kept_in(state.root) if file.encrypted else None
+        self._certificate = Certificate.load_or_create(state.root) if file.encrypted else None
         self.hub = WorkerHub(
             launch_plan,
             before_send=launch_plan.authorize,
@@ -413,7 +413,7 @@ class ControlPlane:
 
     def _count_other_engines(self, rented: tuple[NodeId, ...]) -> int:
         """Remote engines on nodes that are not rented."""
-        specs = (record.spec for record in self.controller.rollout.books.instances)
+        specs = (record.spec for record in self.controller.rollout.state.instances)
         remote = [spec for spec in specs if spec.kind is not InstanceKind.LOCAL]
         return sum(spec.node not in rented for spec in remote)
 

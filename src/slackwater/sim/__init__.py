@@ -1,1 +1,1 @@
-"""The simulated body: an event queue in virtual time, cost models, faults, reports."""
+"""The simulators: the same controllers in virtual time, with cost models, faults and reports."""

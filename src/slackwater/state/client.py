@@ -79,7 +79,7 @@ class StateClient:
         self._ask(lambda ask: messages.NoteState(ask, prefix, "forget_abandoned"))
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
-        return self._ask(lambda ask: messages.SurvivorAsked(ask, prefix, after, at_most)).survivor
+        return self._ask(lambda ask: messages.FindSurvivor(ask, prefix, after, at_most)).survivor
 
     def close(self) -> None:
         self._frames.close()

@@ -22,7 +22,7 @@ from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, 
 from slackwater.model.residency import StoredPart, Tier
 from slackwater.state.image import Bytes
 from slackwater.state.manager import StateManager
-from slackwater.wire.proof import pinned, prove_as_client, prove_as_server
+from slackwater.wire.proof import prove_as_client, prove_as_server, wrap_pinned
 
 logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<Q")
@@ -163,7 +163,7 @@ def _dial(address: tuple[str, int], pin: str | None) -> socket.socket:
     if pin is None:
         return plain
     try:
-        return pinned(plain, pin)
+        return wrap_pinned(plain, pin)
     except BaseException:
         plain.close()
         raise

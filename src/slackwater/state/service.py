@@ -171,7 +171,7 @@ class StateServer:
                 manager.ensure(deployment, tier, lease=lease, timeout_s=timeout_s)
             case messages.EvictState(_, deployment, tier, timeout_s):
                 manager.evict(deployment, tier, timeout_s=timeout_s)
-            case messages.SurvivorAsked(_, prefix, after, at_most):
+            case messages.FindSurvivor(_, prefix, after, at_most):
                 return messages.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
             case messages.NoteState(_, deployment, what):
                 notes = {

@@ -1,1 +1,1 @@
-"""Messages between the control plane and its workers, and their one codec."""
+"""Messages between the control plane and its workers, and their codec."""

@@ -1,4 +1,4 @@
-"""Messages between a node's agent and the control plane; they hold no paths of another disk."""
+"""Messages between a node's agent and the control plane; they contain no file paths."""
 
 from typing import Annotated, TypeAlias
 
@@ -7,15 +7,14 @@ import msgspec
 from slackwater.model.device import Device
 from slackwater.wire.frames import Message
 
-# In the environment of a process that must not outlive the one that started it: the starter's
-# number.
+# In the environment of a process that must not outlive its parent: the parent's process id.
 PARENT = "SLACKWATER_PARENT"
 
-# In the environment of workers whose agent passes eviction notices on. A batch scheduler signals
-# every process of the node, and the workers must not leave before their turns have moved.
+# In the environment of workers whose agent forwards eviction notices. A batch scheduler signals
+# every process of the node, and the workers must not exit before their turns have moved.
 NOTICED = "SLACKWATER_NOTICED"
 
-# In the environment of workers that outlive a lost control plane: for how many seconds.
+# In the environment of workers: for how many seconds they outlive a lost control plane.
 GRACE = "SLACKWATER_GRACE_S"
 
 # In the environment of each rank of a deployment that has several; rank 0 alone dials in.
@@ -26,20 +25,19 @@ LAYOUT = "SLACKWATER_LAYOUT"
 
 
 class StatePlace(msgspec.Struct, frozen=True):
-    """HOST:PORT where a node takes states; encrypted if `pin` is its certificate's SHA-256."""
+    """HOST:PORT where a node receives states; with `pin`, its certificate's SHA-256, by TLS."""
 
     address: str
     pin: str | None = None
 
 
 class StartWorker(Message, frozen=True):
-    """Run `python -m module arguments` under a worker's name; its output goes to the log called
-    `log`.
+    """Run `python -m module arguments` as a worker; its output goes to the log called `log`.
 
-    `key` is what the worker proves to the control plane; it goes into its environment. A process is
-    started for each of the `devices` and sees that one alone; all end when one ends. With
-    `one_process` one is started that sees them all; without devices, one that sees what the agent
-    sees. It dials again for `grace_s` when the control plane is lost; without, it exits.
+    `key` goes into the worker's environment; the worker proves it to the control plane. One process
+    is started for each of the `devices` and sees only that one; all end when one ends. With
+    `one_process` one process sees all devices; without devices, it sees what the agent sees. When
+    the control plane is lost, the worker reconnects for `grace_s` and then exits.
     """
 
     worker: str
@@ -54,19 +52,18 @@ class StartWorker(Message, frozen=True):
 
 
 class RunningWorker(msgspec.Struct, frozen=True):
-    """A worker that outlived the connection over which the agent was told to start it."""
+    """A running worker of an agent that reconnects."""
 
     order: StartWorker
     pid: int
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What an agent says of its node. `pool` is the pool of the fleet file that the node belongs
-    to, if there is one.
+    """An agent's description of its node. `pool` is the node's pool in the fleet file, if any.
 
-    `relay` is HOST:PORT of its weight relay and `certificate` what that shows (PEM), `site` the
-    name of the fast network that it is on, `states` where it takes states, if it has a state
-    manager, `devices` all that it lends. `running` are workers that may be adopted.
+    `relay` is HOST:PORT of its weight relay, `certificate` that relay's (PEM), `site` the name of
+    the node's fast network, `states` where its state manager receives states, if it has one, and
+    `devices` all that it offers. `running` are workers that may be adopted.
     """
 
     node: str
@@ -84,7 +81,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
 
 class FetchPayload(Message, frozen=True):
-    """Let the relay fetch a payload from that of `source`, at this address and certificate."""
+    """Fetch a payload from the relay of `source`, which has this address and certificate."""
 
     version: str
     base: str
@@ -94,7 +91,7 @@ class FetchPayload(Message, frozen=True):
 
 
 class OfferPayload(Message, frozen=True):
-    """Let the node's weight relay give a payload to the one that has this certificate."""
+    """Let the relay with this certificate fetch a payload from the node's weight relay."""
 
     version: str
     base: str
@@ -102,7 +99,7 @@ class OfferPayload(Message, frozen=True):
 
 
 class DropPayload(Message, frozen=True):
-    """Let the node's weight relay forget a payload."""
+    """Drop a payload from the node's weight relay."""
 
     version: str
     base: str
@@ -125,7 +122,7 @@ class PayloadFailed(Message, frozen=True):
 
 
 class PrefetchStates(Message, frozen=True):
-    """States needed next on the node's devices, in order; those of `holding` are needed now."""
+    """States needed next on the node's devices, in order; `holding` are needed now."""
 
     models: list[str]
     holding: list[str] = msgspec.field(default_factory=list)
@@ -141,14 +138,14 @@ class SendState(Message, frozen=True):
 
 
 class TakeState(Message, frozen=True):
-    """A state of the model is sent here, by whoever proves `key`."""
+    """Accept a state of the model from the sender that proves `key`."""
 
     model: str
     key: str
 
 
 class StateSent(Message, frozen=True):
-    """What became of a `SendState`; without an error the state is there."""
+    """The result of a `SendState`; without an error the state has arrived."""
 
     move: int
     model: str
@@ -156,20 +153,20 @@ class StateSent(Message, frozen=True):
 
 
 class ForgetStates(Message, frozen=True):
-    """States of the model that no worker of the node has are of no use any more."""
+    """Drop states of the model that no worker of the node has."""
 
     model: str
 
 
 class SignalWorker(Message, frozen=True):
-    """Send a signal to a worker's process, if it still runs."""
+    """Signal a worker's process, if it still runs."""
 
     worker: str
     number: int
 
 
 class WorkerStarted(Message, frozen=True):
-    """A worker's process runs; it connects to the control plane by itself."""
+    """A worker's process was started; the worker connects to the control plane itself."""
 
     worker: str
     pid: int
@@ -183,7 +180,7 @@ class WorkerNotStarted(Message, frozen=True):
 
 
 class WorkerEnded(Message, frozen=True):
-    """A worker's process ended: a signal if `status` is below 0; `said` is its log's last line."""
+    """A worker's process ended, by a signal if `status` is below 0; `said` is its last log line."""
 
     worker: str
     status: int
@@ -191,7 +188,7 @@ class WorkerEnded(Message, frozen=True):
 
 
 class NodeLeaving(Message, frozen=True):
-    """The node is taken away in `leaves_in_s`, within a day; until then its turns can move."""
+    """The node is removed in `leaves_in_s`, at most a day; until then its turns can move."""
 
     leaves_in_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 

@@ -1,8 +1,8 @@
-"""Training batches and their results as bytes: the durable log keeps exactly what a trainer was
+"""Training batches and their results as bytes. The durable log stores exactly what a trainer is
 sent.
 
 Arrays are raw little-endian bytes with a dtype of `int64` or `float32` and a shape. A batch stores
-its examples one after the other; nothing here knows what a loss is.
+its examples one after the other; this module does not interpret losses.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ class Array(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
     @classmethod
-    def of(cls, values: NDArray[np.int64] | NDArray[np.float32]) -> "Array":
-        """From NumPy."""
+    def from_numpy(cls, values: NDArray[np.int64] | NDArray[np.float32]) -> "Array":
+        """A NumPy array as bytes."""
         name: DType = "int64" if values.dtype.kind == "i" else "float32"
         return cls(name, values.shape, values.astype(_NUMPY[name], copy=False).tobytes())
 
     def numpy(self) -> NDArray[np.int64] | NDArray[np.float32]:
-        """To NumPy, without a copy; refuses a shape that the bytes do not fill."""
+        """A NumPy view without a copy; refuses a shape that does not match the bytes."""
         values: NDArray[np.int64] | NDArray[np.float32] = np.frombuffer(
             self.data, _NUMPY[self.dtype]
         )
@@ -49,7 +49,7 @@ class Example(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PassBatch(msgspec.Struct, frozen=True):
-    """What one forward or forward_backward runs on."""
+    """The input of one forward or forward_backward."""
 
     loss_fn: str
     loss_config: dict[str, float]
@@ -58,7 +58,7 @@ class PassBatch(msgspec.Struct, frozen=True):
 
 
 class PassResult(msgspec.Struct, frozen=True):
-    """What it gave: per-example log-probs of the targets, and metrics `name:reduction`."""
+    """Its result: log-probs of the targets by example, and metrics `name:reduction`."""
 
     logprobs: list[Array]
     metrics: dict[str, float]

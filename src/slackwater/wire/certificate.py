@@ -1,4 +1,4 @@
-"""The certificate that the control plane shows when workers and agents come from other machines."""
+"""TLS certificates of the control plane and of relays, verified by their SHA-256."""
 
 import datetime
 import hashlib
@@ -18,7 +18,7 @@ _VALID = datetime.timedelta(days=3650)
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate and its key as files; peers compare its SHA-256 (`pin`) with their token's."""
+    """A certificate and its key as files; peers compare its SHA-256 (`pin`) with their token."""
 
     certificate: Path
     key: Path
@@ -32,7 +32,7 @@ class Certificate:
             raise ConfigError.of("certificate", str(self.certificate), str(error)) from None
 
     def context(self) -> ssl.SSLContext:
-        """For a listening socket."""
+        """The TLS context of a listening socket."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
@@ -41,19 +41,19 @@ class Certificate:
         return context
 
     @classmethod
-    def kept_in(cls, folder: Path) -> "Certificate":
-        """The folder's own certificate; it is made the first time."""
+    def load_or_create(cls, folder: Path) -> "Certificate":
+        """The folder's certificate, which is created the first time."""
         made = cls(folder / "fleet.crt", folder / "fleet.key")
         if not (made.certificate.is_file() and made.key.is_file()):
-            _make(made)
+            _write_new(made)
         return made
 
 
 class PeerIdentity:
-    """A certificate of this process, known to its peers; its key is on no disk if possible."""
+    """A certificate of this process, known to its peers; its key is not on disk if possible."""
 
     def __init__(self) -> None:
-        self.certificate, key = _made()
+        self.certificate, key = _generate()
         if hasattr(os, "memfd_create"):
             self._file: Any = os.fdopen(os.memfd_create("slackwater identity"), "wb", buffering=0)
             self._path = f"/proc/self/fd/{self._file.fileno()}"
@@ -63,17 +63,17 @@ class PeerIdentity:
         self._file.write(self.certificate.encode() + key)
 
     def server_context(self, peers: Iterable[str]) -> ssl.SSLContext:
-        """For connections from those who show one of these certificates, and from nobody else."""
+        """The context for connections from peers with one of these certificates only."""
         return self._context(ssl.PROTOCOL_TLS_SERVER, "".join(peers))
 
     def client_context(self, peer: str) -> ssl.SSLContext:
-        """For connections to the one who shows this certificate, and to nobody else."""
+        """The context for connections to the peer with this certificate only."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT, peer)
 
     def _context(self, protocol: int, trusted: str) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False  # the certificate itself is compared, which says more
+        context.check_hostname = False  # the certificate itself is compared, which is stricter
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_cert_chain(self._path)
         if trusted:
@@ -82,33 +82,33 @@ class PeerIdentity:
 
 
 def fingerprint_of(certificate: str) -> str:
-    """SHA-256 of one certificate in PEM; ConfigError if it is none that peers can be known by."""
+    """SHA-256 of one certificate in PEM; ConfigError if it cannot identify a peer."""
     try:
         if len(certificate) > _LONGEST or certificate.count(ssl.PEM_HEADER) != 1:
             raise ValueError("must be one certificate")
-        # Hazard: one that OpenSSL cannot read would keep a relay from admitting anybody.
+        # Hazard: a certificate that OpenSSL cannot read would keep a relay from admitting any peer.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificate)
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate)).hexdigest()
     except (ValueError, ssl.SSLError) as error:
         raise ConfigError.of("certificate", certificate[:40], f"cannot be: {error}") from None
 
 
-def shown_by(connection: ssl.SSLSocket) -> str:
-    """SHA-256 of the certificate that the other side has shown."""
+def peer_fingerprint(connection: ssl.SSLSocket) -> str:
+    """SHA-256 of the peer's certificate."""
     return hashlib.sha256(connection.getpeercert(binary_form=True) or b"").hexdigest()
 
 
-def _make(new: Certificate) -> None:
-    certificate, key = _made()
+def _write_new(new: Certificate) -> None:
+    certificate, key = _generate()
     for path, data in ((new.key, key), (new.certificate, certificate.encode())):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
 
 
-def _made() -> tuple[str, bytes]:
+def _generate() -> tuple[str, bytes]:
     """A certificate and its key, as PEM."""
-    from cryptography import x509  # only few processes make one
+    from cryptography import x509  # imported here: few processes create a certificate
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID

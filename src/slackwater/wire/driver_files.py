@@ -1,11 +1,11 @@
-"""The folder in which a driver's keeper and the control plane leave word for each other.
+"""The folder through which a driver's keeper and the control plane communicate.
 
-| file | what | |---|---| | `lock` | locked as long as the keeper or the driver lives, whoever else
-has died | | `keeper.json` | which attempt runs, the processes' ids, the service's address that they
-were given | | `exit.json` | how the last attempt that was seen to end ended | | `log-START` | what
-drivers printed, in pieces; START is the place of the piece's first byte in the whole |
+- `lock`: locked while the keeper or the driver lives.
+- `keeper.json`: the running attempt, process ids, and the service's address that they were given.
+- `exit.json`: how the last attempt ended that was seen to end.
+- `log-START`: the drivers' output in pieces; START is the offset of the piece's first byte.
 
-Standard library only: the keeper must start in no time.
+Standard library only: the keeper must start fast.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ PIECES_KEPT = 4
 
 @dataclass(frozen=True, slots=True)
 class DriverKeeperRecord:
-    """Who runs: `driver` is the leader of the driver's process group."""
+    """A running attempt; `driver` is the leader of the driver's process group."""
 
     attempt: int
     keeper: int
@@ -45,15 +45,15 @@ class DriverFiles:
 
     @property
     def run(self) -> Path:
-        """What the driver itself keeps: a recipe's checkpoints and curves."""
+        """The driver's own files: a recipe's checkpoints and curves."""
         return self.root / "run"
 
     def make(self) -> None:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    # ---- who lives ----
+    # ---- liveness ----
     def take_lock(self) -> int | None:
-        """A descriptor that holds the lock, or None while somebody else does."""
+        """A descriptor that holds the lock, or None while another process holds it."""
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +63,7 @@ class DriverFiles:
         return descriptor
 
     def lives(self) -> bool:
-        """Whether a keeper or its driver does."""
+        """Whether a keeper or its driver lives."""
         if not (self.root / "lock").exists():
             return False
         descriptor = self.take_lock()
@@ -90,7 +90,7 @@ class DriverFiles:
         (self.root / "exit.json").unlink(missing_ok=True)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        """Whole or not at all."""
+        """Write a file atomically."""
         partial = self.root / f".{name}.partial"
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
@@ -106,9 +106,9 @@ class DriverFiles:
             return None
         return found if isinstance(found, dict) else None
 
-    # ---- what drivers print ----
+    # ---- drivers' logs ----
     def pieces(self) -> list[tuple[int, Path]]:
-        """The log's pieces that are kept, oldest first, with their places."""
+        """The pieces of the log that are kept, oldest first, with their offsets."""
         found = []
         for path in self.root.glob("log-*"):
             start = path.name.removeprefix("log-")
@@ -117,10 +117,8 @@ class DriverFiles:
         return sorted(found)
 
     def read_log(self, place: int, most: int) -> tuple[int, bytes]:
-        """At most so many bytes from `place` on, or from what is kept of the log; below 0 it counts
-        from the end.
-
-        Returns the place behind them too.
+        """Up to `most` bytes of the log from offset `place`, or from the first that is kept; below
+        0 the offset counts from the end. Returns the offset after them, and the bytes.
         """
         pieces = self.pieces()
         if not pieces:
@@ -149,7 +147,7 @@ class DriverFiles:
 
 
 class LogWriter:
-    """Appends to the last piece, and begins a new one when it is full; the oldest go."""
+    """Appends to the last piece and starts a new one when it is full; the oldest are deleted."""
 
     def __init__(self, files: DriverFiles) -> None:
         self._files = files

@@ -17,21 +17,23 @@ from slackwater.model.errors import SlackwaterError
 MAGIC = b"SW"
 VERSION = 1
 MAX_FRAME_BYTES = 1 << 30
-MAX_STRANGER_FRAME_BYTES = 1 << 16  # of a peer that has not proved itself
+MAX_STRANGER_FRAME_BYTES = 1 << 16  # from a peer that has not proved its key
 _HEADER = struct.Struct("<2sBBI")
 HEADER_BYTES = _HEADER.size
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of all control messages: a tagged struct; unknown fields are refused."""
+    """Base of all control messages: a struct tagged with its class name or an explicit `tag`, which
+    stays when the class is renamed. Unknown fields are refused.
+    """
 
 
 class FrameError(SlackwaterError, ValueError):
-    """The peer does not speak this protocol; the connection must be closed."""
+    """The peer violates the protocol; the connection must be closed."""
 
 
 class FrameKind(IntEnum):
-    """What the body holds."""
+    """The encoding of the body."""
 
     CONTROL = 1
     TOKENS = 2
@@ -60,7 +62,7 @@ def decode_header(
     """The kind and the length of the body that follows."""
     magic, version, kind, length = _HEADER.unpack_from(data, start)
     if magic != MAGIC:
-        raise FrameError(f"frame begins with {magic!r}, not {MAGIC!r}: the peer is no worker")
+        raise FrameError(f"frame begins with {magic!r}, not {MAGIC!r}: the peer is not a worker")
     if version != VERSION:
         raise FrameError(f"frame version {version}, this process speaks {VERSION}")
     if length > max_bytes:
@@ -80,18 +82,20 @@ class FrameDecoder:
 
     @property
     def buffered_bytes(self) -> int:
-        """Of a frame that is not whole yet."""
+        """Bytes of an incomplete frame."""
         return len(self._buffer)
 
     def allow(self, max_bytes: int) -> None:
-        """From now on frames may be so large."""
+        """Set the largest frame from now on."""
         self._max_bytes = max_bytes
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes as they came; return the frames that are now whole."""
+        """Take received bytes; return the frames that they complete."""
         if self._buffer:
             self._buffer += data
-            if not self._whole():  # a large frame comes in many pieces: copy it once, at its end
+            if (
+                not self._is_complete()
+            ):  # a large frame arrives in many pieces: copy it once, when complete
                 return []
             data = bytes(self._buffer)
         frames: list[Frame] = []
@@ -107,8 +111,8 @@ class FrameDecoder:
             self._buffer[:] = data[start:]
         return frames
 
-    def _whole(self) -> bool:
-        """Whether the frame that the buffer begins with is all there."""
+    def _is_complete(self) -> bool:
+        """Whether the first frame of the buffer is complete."""
         if len(self._buffer) < HEADER_BYTES:
             return False
         _, length = decode_header(self._buffer, 0, self._max_bytes)

@@ -1,8 +1,8 @@
 """Messages between the control plane and its front ends, many to a frame.
 
-A frame's body is a msgpack list of tagged arrays. Tokens are columns: prompts and results as u32
-and f32 bytes (little-endian), and what streaming turns got at a time as one record. A
-front end numbers what it asks; answers name the number.
+A frame's body is a msgpack list of tagged arrays. Tokens are columns of u32 and f32
+bytes (little-endian); tokens of many streaming turns are one record. A front end numbers its
+requests, and answers name the number.
 """
 
 import struct
@@ -22,9 +22,9 @@ class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 # ---- from a front end ----
 class GenerateChoices(Record, frozen=True):
-    """Generate `n` choices for each prompt; they are numbered from `number` on, and each has a seed
-    of its own. `max_tokens` are those of each prompt. `arrived_s` is on the monotonic clock, which
-    processes of a machine share.
+    """Generate `n` choices for each prompt. They are numbered from `number` on, and each has its
+    own seed. `max_tokens` has one value per prompt. `arrived_s` is on the monotonic clock, which
+    all processes of a machine share.
     """
 
     number: int
@@ -40,22 +40,22 @@ class GenerateChoices(Record, frozen=True):
     max_tokens: list[int]
 
     def sampling_of(self, place: int) -> Sampling:
-        """How to draw the choice at that place."""
+        """Sampling parameters of one choice, by its index."""
         seed, most = sample_seed(self.sampling.seed, place), self.max_tokens[place // self.n]
         if (seed, most) == (self.sampling.seed, self.sampling.max_tokens):
             return self.sampling
         return replace(self.sampling, seed=seed, max_tokens=most)
 
 
-class Abandon(Record, frozen=True):
-    """Nobody waits for these choices any more."""
+class AbandonChoices(Record, frozen=True):
+    """Abandon choices whose client has left."""
 
     tenant: str
     numbers: list[int]
 
 
 class Sample(Record, frozen=True):
-    """A Tinker sample; `payload` is what the durable log keeps of it."""
+    """A Tinker sample; `payload` is its content in the durable log."""
 
     number: int
     tenant: str
@@ -65,7 +65,7 @@ class Sample(Record, frozen=True):
 
 
 class AskSession(Record, frozen=True):
-    """What a sampling session stands for."""
+    """Look up a sampling session."""
 
     number: int
     tenant: str
@@ -73,7 +73,7 @@ class AskSession(Record, frozen=True):
 
 
 class AskModel(Record, frozen=True):
-    """Which weights a model's name stands for."""
+    """Look up the weights of a model's name."""
 
     number: int
     tenant: str
@@ -81,7 +81,7 @@ class AskModel(Record, frozen=True):
 
 
 class AskFuture(Record, frozen=True):
-    """How a request ended; waits up to `hold_s`."""
+    """Get the outcome of a request; waits up to `hold_s`."""
 
     number: int
     tenant: str
@@ -91,7 +91,7 @@ class AskFuture(Record, frozen=True):
 
 # ---- to a front end ----
 class Setup(Record, frozen=True):
-    """What a front end must know before it serves; the first record."""
+    """The first record: what a front end needs before it serves."""
 
     keys: dict[str, str]
     models: dict[str, str]
@@ -104,25 +104,25 @@ class Setup(Record, frozen=True):
 
 
 class StopServing(Record, frozen=True):
-    """Answer what is under way, then end."""
+    """Finish open requests, then exit."""
 
 
-class Accepted(Record, frozen=True):
-    """The choices numbered from here on are being generated; of those that stream only."""
+class ChoicesAccepted(Record, frozen=True):
+    """The choices numbered from `number` on are being generated; only sent for streams."""
 
     number: int
 
 
-class Refused(Record, frozen=True):
-    """What was asked under this number cannot be done; `status` is what HTTP says of it."""
+class RequestRefused(Record, frozen=True):
+    """The request of this number cannot be executed; `status` is its HTTP status."""
 
     number: int
     status: int
     message: str
 
 
-class Spent(Record, frozen=True):
-    """Seconds that the control plane has worked for tenants since it said so last."""
+class TimeCharged(Record, frozen=True):
+    """Seconds that the control plane has worked for tenants since the last record."""
 
     seconds: dict[str, float]
 
@@ -139,29 +139,29 @@ class Tokens(Record, frozen=True):
     logprobs: bytes
 
 
-class MoreTokens(Record, frozen=True):
-    """Tokens of one choice with what was asked for beside them, encoded."""
+class AnnotatedTokens(Record, frozen=True):
+    """Tokens of one choice with the requested annotations, encoded."""
 
     number: int
     more: bytes
 
 
-class Completed(Record, frozen=True):
-    """A choice is whole; its result, encoded."""
+class ChoiceCompleted(Record, frozen=True):
+    """A choice is complete, with its encoded result."""
 
     number: int
     result: bytes
 
 
-class Failed(Record, frozen=True):
-    """A choice that cannot be generated."""
+class ChoiceFailed(Record, frozen=True):
+    """A choice cannot be generated."""
 
     number: int
     error: str
 
 
-class Sampled(Record, frozen=True):
-    """The sample is durable under this name; if it is `new`, its outcome comes this way too."""
+class SampleAccepted(Record, frozen=True):
+    """The sample is durable under this request id; the outcome of a `new` one follows."""
 
     number: int
     request: str
@@ -169,7 +169,7 @@ class Sampled(Record, frozen=True):
 
 
 class FutureSettled(Record, frozen=True):
-    """How a request ended. `number` is None where nobody asked: its sample came this way."""
+    """The outcome of a request. `number` is None if it follows a sample without an `AskFuture`."""
 
     number: int | None
     request: str
@@ -179,8 +179,8 @@ class FutureSettled(Record, frozen=True):
     owner: str | None
 
 
-class Pending(Record, frozen=True):
-    """A request has not ended; `paused` says why nothing is done about it."""
+class RequestPending(Record, frozen=True):
+    """A request has not ended; `paused` is the reason if it is paused."""
 
     number: int
     paused: str | None
@@ -197,31 +197,31 @@ class ModelFound(Record, frozen=True):
     version: str
 
 
-FromFront = GenerateChoices | Abandon | Sample | AskSession | AskModel | AskFuture
+FromFront = GenerateChoices | AbandonChoices | Sample | AskSession | AskModel | AskFuture
 ToFront = (
     Setup
     | StopServing
-    | Accepted
-    | Refused
-    | Spent
+    | ChoicesAccepted
+    | RequestRefused
+    | TimeCharged
     | Tokens
-    | MoreTokens
-    | Completed
-    | Failed
-    | Sampled
+    | AnnotatedTokens
+    | ChoiceCompleted
+    | ChoiceFailed
+    | SampleAccepted
     | FutureSettled
-    | Pending
+    | RequestPending
     | SessionFound
     | ModelFound
 )
-_LIST = struct.Struct(">BI")  # msgpack's head of a list
+_LIST = struct.Struct(">BI")  # msgpack's header of a list
 _encoder = msgspec.msgpack.Encoder()
 _from_front = msgspec.msgpack.Decoder(list[FromFront])
 _to_front = msgspec.msgpack.Decoder(list[ToFront])
 
 
 def encode_record(record: Record) -> bytes:
-    """One record of a frame; FrameError if it holds what cannot be sent."""
+    """One record of a frame; FrameError if it cannot be encoded."""
     try:
         return _encoder.encode(record)
     except (ValueError, OverflowError) as error:
@@ -234,15 +234,15 @@ def join_records(encoded: Sequence[bytes]) -> bytes:
 
 
 def decode_from_front(body: bytes) -> list[FromFront]:
-    """What a front end sent; FrameError if it is anything else."""
+    """Decode a front end's records; FrameError if they are invalid."""
     try:
         return _from_front.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise FrameError(f"no records of a front end: {error}") from None
+        raise FrameError(f"invalid records from a front end: {error}") from None
 
 
 def decode_to_front(body: bytes) -> list[ToFront]:
     try:
         return _to_front.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise FrameError(f"no records of the control plane: {error}") from None
+        raise FrameError(f"invalid records from the control plane: {error}") from None

@@ -1,4 +1,4 @@
-"""Join tokens: what a machine must know to join a fleet as one of its nodes."""
+"""Join tokens: what a machine needs to join a fleet as a node."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ def write_token(join: dict[str, Any]) -> str:
 
 
 def read_token(token: str) -> dict[str, Any]:
-    """What `write_token` wrote."""
+    """Decode a token of `write_token`."""
     try:
         join = json.loads(base64.urlsafe_b64decode(token))
         return {field: join[field] for field in _FIELDS}

@@ -1,12 +1,12 @@
-"""Messages about a serving worker that lends its device."""
+"""Messages to and from a serving worker that lends its device."""
 
 from typing import TypeAlias
 
 from slackwater.wire.frames import Message
 
 
-class LendTo(Message, frozen=True):
-    """Load this model beside the service's and join as an instance that the job borrows."""
+class LendNode(Message, frozen=True, tag="LendTo"):
+    """Load this model beside the service's, and join as an instance that the job borrows."""
 
     job: str
     base: str
@@ -14,28 +14,28 @@ class LendTo(Message, frozen=True):
     model: str
 
 
-class TakeBack(Message, frozen=True):
-    """The rollout leaves at once; answered by `LoanOver`."""
+class ReclaimNode(Message, frozen=True, tag="TakeBack"):
+    """End the loan at once; answered by `LoanEnded`."""
 
     reason: str
 
 
-class LentStepBegan(Message, frozen=True):
+class BeginStep(Message, frozen=True, tag="LentStepBegan"):
     """The borrower's next RL step begins: reset its KV budget and send `BudgetReport`."""
 
 
-class LoanOver(Message, frozen=True):
-    """Nothing of the rollout is left on the device; `error` if it failed or left by itself."""
+class LoanEnded(Message, frozen=True, tag="LoanOver"):
+    """The rollout has left the device; `error` if the loan failed or ended by itself."""
 
     error: str = ""
 
 
 class BudgetReport(Message, frozen=True):
-    """A borrowed instance may hold another amount from now on."""
+    """The new capacity of a borrowed instance."""
 
     max_running: int
     kv_tokens: int
 
 
-ToLender: TypeAlias = LendTo | TakeBack | LentStepBegan
-FromLender: TypeAlias = LoanOver | BudgetReport
+ToLender: TypeAlias = LendNode | ReclaimNode | BeginStep
+FromLender: TypeAlias = LoanEnded | BudgetReport

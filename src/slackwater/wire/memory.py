@@ -1,4 +1,4 @@
-"""A process's own memory: how much it holds, and what it may give back."""
+"""A process's own memory: its size, and how to return freed memory to the system."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ _LARGE_BYTES = 128 << 10
 
 
 def resident_bytes() -> float:
-    """Resident memory including shared pages; 0 where the system does not tell."""
+    """Resident memory including shared pages; 0 where it cannot be read."""
     try:
         return float(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError, ValueError):
@@ -22,22 +22,22 @@ def resident_bytes() -> float:
 
 
 def keep_heap_small(large_bytes: int = _LARGE_BYTES) -> None:
-    """For a process with many threads that lives long, before it starts them: one heap for all, and
-    large buffers apart from it, so that what is freed is used again or returned. glibc would make a
-    heap per thread, and let ever larger buffers into it.
+    """Configure malloc for a long-lived process, before it starts threads: one heap for all, and
+    large buffers outside it, so that freed memory is reused or returned. By default glibc has a
+    heap per thread and puts ever larger buffers into it.
     """
-    if (limit := _of_glibc("mallopt")) is not None:
+    if (limit := _glibc_function("mallopt")) is not None:
         limit(_M_ARENA_MAX, 1)
         limit(_M_MMAP_THRESHOLD, large_bytes)
         limit(_M_TRIM_THRESHOLD, large_bytes)
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system, which glibc keeps below its highest block in use."""
-    if (trim := _of_glibc("malloc_trim")) is not None:
+    """Return freed memory that glibc keeps below its highest used block."""
+    if (trim := _glibc_function("malloc_trim")) is not None:
         trim(0)
 
 
-def _of_glibc(name: str) -> Any:
-    """The function, if the system's C library is glibc."""
+def _glibc_function(name: str) -> Any:
+    """A function of glibc, if that is the system's C library."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None

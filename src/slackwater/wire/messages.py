@@ -1,8 +1,7 @@
-"""Control messages, as msgpack: the hello, what engines and trainers are told, and what they
-answer.
+"""Control messages as msgpack: the handshake, and messages to and from engines and trainers.
 
-What sandbox workers are told is in `wire/sandbox.py`, reward workers in `wire/rewards.py`, agents
-in `wire/agent.py`.
+Those of sandbox workers are in `wire/sandbox.py`, of reward workers in `wire/rewards.py`, of agents
+in `wire/agent.py`, of lending in `wire/lending.py`.
 
 Token ids travel as raw u32 bytes; models, versions and saved states are named by URI
 (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
@@ -30,9 +29,9 @@ PROTOCOL = 8
 # ConnectRequest -> Challenge -> ChallengeResponse -> Welcome -> Hello. The keys never travel
 # (`wire/proof.py`).
 class ConnectRequest(Message, frozen=True, forbid_unknown_fields=False):
-    """First message of a worker or of a node's agent: who wants to connect, with 32 random bytes.
+    """First message of a worker or a node's agent: its name and 32 random bytes.
 
-    Fields of another version are passed over, so that the protocol's number is what refuses it.
+    Fields of other versions are ignored, so that a version is refused by its protocol number.
     """
 
     worker: str
@@ -42,7 +41,7 @@ class ConnectRequest(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class Challenge(Message, frozen=True):
-    """The control plane's 32 random bytes: prove that you know your key."""
+    """The control plane's 32 random bytes, for the proof of the key."""
 
     nonce: bytes
 
@@ -54,7 +53,7 @@ class ChallengeResponse(Message, frozen=True):
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """What a proven worker or agent says of itself; first message of protocols before 4."""
+    """A proven worker's or agent's description; the first message of protocols before 4."""
 
     worker: str
     role: Literal["engine", "trainer", "sandbox", "rewards", "agent"]
@@ -66,13 +65,13 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """Which base model an engine has, what it can hold, and what it cannot do.
+    """An engine's base model, capacity and abilities.
 
     `max_versions` counts whole sets of weights, `max_adapters` adapters (0: they count as whole
-    sets). `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot go
-    on at a position of a turn's random stream. One that `lends` serves, and takes `lending.LendTo`;
-    one that is borrowed is its `job`'s alone. `node` is where it runs. One that `sleeps` takes
-    `Rest` and `Wake`.
+    sets). `kind` is one of `model.instance.InstanceKind`. Without `exact_continuation` it cannot
+    continue at a position of a turn's random stream. One that `lends` serves, and accepts
+    `lending.LendNode`; a borrowed one belongs to its `job`. `node` is where it runs. One that
+    `sleeps` accepts `RestEngine` and `WakeEngine`.
     """
 
     base_model: str
@@ -90,33 +89,33 @@ class EngineFacts(msgspec.Struct, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The control plane knows the worker, and proves that it is itself (`proof.plane_proof`)."""
+    """The control plane accepts the worker, and proves its own key (`proof.plane_proof`)."""
 
     heartbeat_every_s: float
     proof: bytes = b""
 
 
 class HelloRefused(Message, frozen=True):
-    """The control plane will not talk to this peer; it closes after this. `again`: later it may."""
+    """The control plane refuses the peer and closes. `again`: a later attempt may succeed."""
 
     reason: str
     again: bool = False
 
 
 class Heartbeat(Message, frozen=True):
-    """The worker lives."""
+    """The worker lives, with these gauges."""
 
     gauges: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class Stop(Message, frozen=True):
-    """Leave cleanly."""
+    """Exit cleanly."""
 
 
 # ---- engine ----
 class Generate(Message, frozen=True):
     """Continue `prompt + generated`; `generated` was sampled before, here or elsewhere, with
-    `logprobs` (f32). Somebody reads the tokens of one that streams as they come.
+    `logprobs` (f32). With `stream` a client reads the tokens as they are generated.
     """
 
     request: int
@@ -132,16 +131,16 @@ class Generate(Message, frozen=True):
 
 
 class Abort(Message, frozen=True):
-    """Drop a request; no answer comes."""
+    """Abort a request; there is no answer."""
 
     request: int
 
 
 class PullVersion(Message, frozen=True):
-    """Fetch a weight version and make it readable: by `way`, payloads (version, base) of the node's
-    relay, or from the store.
+    """Load a weight version: by `way`, payloads (version, base) of the node's relay in order, or
+    from the store.
 
-    With `keep` a copy of what came by the way stays in host memory, for later deltas.
+    With `keep` a copy of what the relay gave stays in host memory, for later deltas.
     """
 
     version: str
@@ -150,36 +149,36 @@ class PullVersion(Message, frozen=True):
 
 
 class DropVersion(Message, frozen=True):
-    """Forget a weight version."""
+    """Drop a weight version."""
 
     version: str
 
 
-class Rest(Message, frozen=True):
-    """Free the devices, keeping the weights elsewhere; answered by `Rested` with the number."""
+class RestEngine(Message, frozen=True, tag="Rest"):
+    """Free the devices and keep the weights elsewhere; answered by `EngineRested`."""
 
     number: int
 
 
-class Rested(Message, frozen=True):
-    """The engine has left the devices; what it is told meanwhile waits for `Wake`."""
+class EngineRested(Message, frozen=True, tag="Rested"):
+    """The engine has left the devices; messages to it now wait for `WakeEngine`."""
 
     number: int
 
 
-class Wake(Message, frozen=True):
+class WakeEngine(Message, frozen=True, tag="Wake"):
     """Take the devices again, with the same weights."""
 
 
 class VersionReady(Message, frozen=True):
-    """A version can be sampled from; `kept` if a copy lies in host memory."""
+    """A version can be sampled from; `kept` if a copy is in host memory."""
 
     version: str
     kept: bool = False
 
 
 class VersionFailed(Message, frozen=True):
-    """A version could not be fetched."""
+    """A version could not be loaded."""
 
     version: str
     error: str
@@ -201,13 +200,13 @@ class SampledTopK(Message, frozen=True):
     rows: list[list[tuple[int, float]]]
 
 
-# What an engine keeps of turns for a control plane that returns, and what that takes of it.
+# Limits of the turns that an engine keeps for a control plane that returns.
 MAX_HELD_TURNS = 4096
 MAX_HELD_TOKENS = 1 << 22
 
 
 class HeldTurn(msgspec.Struct, frozen=True):
-    """What an engine has generated of a turn: tokens (u32) and their log-probs (f32)."""
+    """Tokens (u32) and log-probs (f32) of a turn that an engine has generated so far."""
 
     turn: str
     version: str
@@ -216,13 +215,13 @@ class HeldTurn(msgspec.Struct, frozen=True):
 
 
 class HeldTurns(Message, frozen=True):
-    """First message of an engine that outlived a control plane; the turns have stopped there."""
+    """First message of an engine that outlived a control plane: the turns that it stopped."""
 
     turns: list[HeldTurn]
 
 
 class GenerateRefused(Message, frozen=True):
-    """A request that cannot run here: `turn_at_fault` if it can run nowhere."""
+    """The engine refuses a request; `turn_at_fault` if no engine can run it."""
 
     request: int
     error: str
@@ -230,11 +229,11 @@ class GenerateRefused(Message, frozen=True):
 
 
 # ---- trainer ----
-# `seq` is the operation's number among its model's. `at_most`: a state of that model that a trainer
-# left behind in the node's memory may be taken instead of what is asked for, if it has the effects
-# of later operations, but of none after that one.
+# `seq` is the operation's number in its model. `at_most`: instead of the requested state the
+# trainer may take one that another left in the node's memory, if it has the effects of later
+# operations, but of none after `at_most`.
 class CreateModel(Message, frozen=True):
-    """Make a model's trainable state from its base model."""
+    """Create a model's trainable state from its base model."""
 
     op: int
     model: str
@@ -246,7 +245,7 @@ class CreateModel(Message, frozen=True):
 
 
 class RestoreModel(Message, frozen=True):
-    """Make a model's trainable state from a saved one, over the base model `source`."""
+    """Restore a model's trainable state from a saved one, over the base model `source`."""
 
     op: int
     model: str
@@ -275,7 +274,7 @@ class StepOptimizer(Message, frozen=True):
 
 
 class DiscardGradients(Message, frozen=True):
-    """Clear what was accumulated."""
+    """Clear the accumulated gradients."""
 
     op: int
     model: str
@@ -283,7 +282,7 @@ class DiscardGradients(Message, frozen=True):
 
 
 class SaveState(Message, frozen=True):
-    """Write the complete state."""
+    """Save the complete state."""
 
     op: int
     model: str
@@ -301,10 +300,9 @@ class LoadState(Message, frozen=True):
 
 
 class PublishWeights(Message, frozen=True):
-    """Put what a sampler needs into the weight store; `durable` where it must outlive a loss of
-    power.
+    """Write a sampler's weights to the weight store; `durable`: synced to disk.
 
-    `stock`: on the relay of the trainer's node too, for other nodes to take it from there.
+    `stock`: also put them on the relay of the trainer's node, for other nodes to fetch.
     """
 
     op: int
@@ -315,7 +313,7 @@ class PublishWeights(Message, frozen=True):
 
 
 class DropModel(Message, frozen=True):
-    """Forget a model's state; no answer comes."""
+    """Drop a model's state; there is no answer."""
 
     model: str
 
@@ -333,7 +331,7 @@ TrainerOp: TypeAlias = (
 
 
 class PublishDetached(Message, frozen=True):
-    """The trainer has its copy and is free; `OpDone` or `OpFailed` follows once written."""
+    """The trainer has its copy and is free; `OpDone` or `OpFailed` follows after the write."""
 
     op: int
     elapsed_s: float
@@ -348,7 +346,9 @@ class VersionStocked(Message, frozen=True):
 
 
 class OpDone(Message, frozen=True):
-    """Success with a `PassResult`, metrics or nothing; `reached`: the last operation found."""
+    """Success with a `PassResult`, metrics or nothing; `reached`: the last operation in a state
+    that was found by `at_most`.
+    """
 
     op: int
     elapsed_s: float
@@ -357,7 +357,7 @@ class OpDone(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """An operation failed; `state_lost` says that the model's state can no longer be trusted."""
+    """An operation failed; `state_lost` if the model's state can no longer be trusted."""
 
     op: int
     error: str
@@ -374,8 +374,8 @@ ToWorker: TypeAlias = (
     | Abort
     | PullVersion
     | DropVersion
-    | Rest
-    | Wake
+    | RestEngine
+    | WakeEngine
     | DropModel
     | TrainerOp
     | agent.ToAgent
@@ -388,7 +388,7 @@ FromWorker: TypeAlias = (
     | Heartbeat
     | VersionReady
     | VersionFailed
-    | Rested
+    | EngineRested
     | PromptScores
     | SampledTopK
     | HeldTurns
@@ -401,8 +401,8 @@ FromWorker: TypeAlias = (
     | FromSandbox
     | lending.FromLender
 )
-# Before a peer has proved itself nothing else is decoded; a Hello, only to tell an older peer what
-# it lacks.
+# Nothing else is decoded before a peer has proved its key. A Hello is the first message of an older
+# peer, and is decoded only to tell it what it lacks.
 FromStranger: TypeAlias = ConnectRequest | ChallengeResponse | Hello
 
 _encoder = msgspec.msgpack.Encoder()
@@ -424,15 +424,15 @@ def _decode(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
 
 
 def decode_to_worker(body: bytes) -> ToWorker:
-    """What the control plane told a worker."""
+    """Decode a message of the control plane."""
     return _decode(_to_worker, body)
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
-    """What a worker told the control plane."""
+    """Decode a worker's message."""
     return _decode(_from_worker, body)
 
 
 def decode_from_stranger(body: bytes) -> FromStranger:
-    """What a peer said that has not proved itself."""
+    """Decode a message of a peer that has not proved its key."""
     return _decode(_from_stranger, body)

@@ -1,11 +1,11 @@
-"""How processes of a fleet prove themselves to each other: by a key, which itself never travels,
-and by a pinned certificate.
+"""Mutual proofs of the fleet's processes: by a key, which is never sent, and by a pinned
+certificate.
 
     server: 32 random bytes
     client: 32 random bytes + HMAC(secret, purpose + "client" + both)
     server: HMAC(secret, purpose + "server" + both), or 32 zeros and no more
 
-At the hub the client speaks first, because its name says which key is meant (`wire/messages.py`).
+At the hub the client sends first, because its name selects the key (`wire/messages.py`).
 """
 
 import hashlib
@@ -21,21 +21,21 @@ from slackwater.model.errors import RefusedError, UnavailableError
 NONCE_BYTES = _NONCE = 32
 _REFUSED = bytes(32)
 _LOOK_EVERY_S = 0.05
-STRANGER_S = 10.0  # how long a peer may take to prove itself
+STRANGER_S = 10.0  # how long a peer may take for its proof
 
 
 def new_nonce() -> bytes:
-    """For one handshake."""
+    """Random bytes for one handshake."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def peer_proof(key: bytes, worker: str, nonces: bytes) -> bytes:
-    """What a worker or agent shows to the hub; `nonces` are the worker's and the hub's."""
+    """A worker's or agent's proof to the hub; `nonces` are the worker's and the hub's."""
     return _proof(key, b"hub 4 client " + worker.encode() + b"\0", nonces)
 
 
 def plane_proof(key: bytes, worker: str, nonces: bytes) -> bytes:
-    """What the hub shows to a worker or agent that has proved itself."""
+    """The hub's proof to a worker or agent, after the peer's."""
     return _proof(key, b"hub 4 server " + worker.encode() + b"\0", nonces)
 
 
@@ -47,9 +47,9 @@ def prove_as_server(
 ) -> bytes:
     """The server's side; UnavailableError if the client does not prove the secret in time.
 
-    There may be several, of which the client proves one, and it may become known to us a little
-    later than to the client; the one that was proved is returned. The connection's own timeout is
-    lost: set it afterwards.
+    With several secrets the client proves one, which is returned. A callable is polled until the
+    deadline, because the client may learn a new secret slightly before the server. The connection's
+    timeout is changed: set it afterwards.
     """
     deadline_s = time.monotonic() + within_s
     connection.settimeout(within_s)
@@ -58,17 +58,17 @@ def prove_as_server(
     answer = _receive(connection, _NONCE + 32, deadline_s)
     both = ours + answer[:_NONCE]
 
-    def proved() -> bytes | None:
+    def find_key() -> bytes | None:
         known = secret() if callable(secret) else (secret,)
         for key in known:
             if hmac.compare_digest(answer[_NONCE:], _proof(key, purpose + b" client", both)):
                 return key
         return None
 
-    found = proved()
+    found = find_key()
     while found is None and callable(secret) and time.monotonic() < deadline_s:
         time.sleep(_LOOK_EVERY_S)
-        found = proved()
+        found = find_key()
     if found is None:
         connection.sendall(_REFUSED)
         raise UnavailableError("a client does not know the secret")
@@ -87,12 +87,10 @@ def prove_as_client(connection: socket.socket, secret: bytes, purpose: bytes) ->
         raise RefusedError("the peer does not know the secret; nothing was sent to it")
 
 
-def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
-    """An encrypted connection to the peer whose certificate has this SHA-256, or none."""
+def wrap_pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
+    """Encrypt a connection; UnavailableError if the peer's certificate has another SHA-256."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = (
-        False  # the certificate itself is compared below, which says more than a name
-    )
+    context.check_hostname = False  # the certificate itself is compared below
     context.verify_mode = ssl.CERT_NONE
     encrypted = context.wrap_socket(plain)
     found = hashlib.sha256(encrypted.getpeercert(binary_form=True) or b"").hexdigest()
@@ -108,7 +106,7 @@ def pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
 def _receive(connection: socket.socket, size: int, deadline_s: float | None = None) -> bytes:
     data = bytearray()
     while len(data) < size:
-        if deadline_s is not None:  # a byte at a time must not take for ever
+        if deadline_s is not None:  # a peer that sends a byte at a time must not pass the deadline
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise UnavailableError("the peer did not prove itself in time")

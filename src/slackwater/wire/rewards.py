@@ -1,4 +1,4 @@
-"""What reward workers are told; they answer with `ActionPrinted` and `ActionOver`."""
+"""Messages to reward workers, which answer with `ActionPrinted` and `ActionFinished`."""
 
 from typing import TypeAlias
 
@@ -9,9 +9,8 @@ from slackwater.wire.frames import Message
 
 
 class RewardFacts(msgspec.Struct, frozen=True):
-    """What a reward worker brings: its devices, how much of a service each can hold, and the
-    services in its host memory. `failed` has those that could not be brought there, with the
-    reason.
+    """A reward worker's devices, the memory of each, and the services staged in host memory.
+    `failed` has the reasons for those that could not be staged.
     """
 
     node: str
@@ -22,26 +21,26 @@ class RewardFacts(msgspec.Struct, frozen=True):
 
 
 def failure(service: str, reason: str) -> str:
-    """What is said of a service that could not be staged. Trying again does not help."""
+    """The error for a service that could not be staged. A retry does not help."""
     return f"service: {service!r} failed to load: {reason}; the operator must fix it and restart"
 
 
 class RestoreService(Message, frozen=True):
-    """Bring a service from host memory onto these devices."""
+    """Copy a service from host memory onto these devices."""
 
     service: str
     gpus: list[int]
 
 
 class EvictService(Message, frozen=True):
-    """Let go of the memory that a service has on these devices."""
+    """Free the memory of a service on these devices."""
 
     service: str
     gpus: list[int]
 
 
 class ScoreTokens(Message, frozen=True):
-    """Score a text, given as raw u32 token ids, by a service that lies on these devices."""
+    """Score a text, given as raw u32 token ids, with a service on these devices."""
 
     attempt: int
     service: str

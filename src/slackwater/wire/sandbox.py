@@ -1,4 +1,4 @@
-"""What sandbox workers are told, and what they answer."""
+"""Messages to and from sandbox workers."""
 
 from typing import Literal, TypeAlias
 
@@ -10,7 +10,7 @@ Stream: TypeAlias = Literal["stdout", "stderr"]
 
 
 class HeldEnvironment(msgspec.Struct, frozen=True):
-    """An environment that a worker has kept from before."""
+    """An environment that a worker still has from before it reconnected."""
 
     environment: str
     job: str
@@ -18,8 +18,10 @@ class HeldEnvironment(msgspec.Struct, frozen=True):
 
 
 class SandboxFacts(msgspec.Struct, frozen=True):
-    """What a sandbox worker brings: its node's cores by NUMA node, memory for environments, what it
-    chose and why. Only one that `isolates` runs actions of tenants who do not trust each other."""
+    """A sandbox worker's resources: cores by NUMA node, memory for environments; its backend and
+    the reasons for it (`said`). Only one that `isolates` runs actions of tenants who do
+    not trust each other.
+    """
 
     node: str
     cores: list[list[int]]
@@ -31,7 +33,7 @@ class SandboxFacts(msgspec.Struct, frozen=True):
 
 
 class ActionLimits(msgspec.Struct, frozen=True):
-    """What one action may use at most; see `sandbox.limits`."""
+    """Limits of one action; see `sandbox.limits`."""
 
     wall_s: float
     output_bytes: int
@@ -42,7 +44,7 @@ class ActionLimits(msgspec.Struct, frozen=True):
 
 
 class RunAction(Message, frozen=True):
-    """Run a command on these cores; without an environment, in a fresh one that goes with it."""
+    """Run a command on these cores; without an environment, in a temporary one."""
 
     attempt: int
     command: list[str]
@@ -55,14 +57,14 @@ class RunAction(Message, frozen=True):
 
 
 class StopAction(Message, frozen=True):
-    """Kill what an attempt started; its `ActionOver` comes as usual."""
+    """Kill the processes of an attempt; its `ActionFinished` follows."""
 
     attempt: int
     reason: str
 
 
 class OpenEnvironment(Message, frozen=True):
-    """Make an environment, empty or out of a snapshot, with these files in it."""
+    """Create an environment, empty or from a snapshot, with these files."""
 
     environment: str
     job: str
@@ -72,13 +74,13 @@ class OpenEnvironment(Message, frozen=True):
 
 
 class CloseEnvironment(Message, frozen=True):
-    """Remove an environment with everything in it; no answer comes."""
+    """Remove an environment with all its contents; there is no answer."""
 
     environment: str
 
 
 class KeepSnapshot(Message, frozen=True):
-    """Keep what an environment has now under a name, if it is not larger than `most_bytes`."""
+    """Take a snapshot of an environment, unless it is larger than `most_bytes`."""
 
     request: int
     environment: str
@@ -87,14 +89,14 @@ class KeepSnapshot(Message, frozen=True):
 
 
 class ActionPrinted(Message, frozen=True):
-    """A piece of what an attempt wrote."""
+    """A piece of an attempt's output."""
 
     attempt: int
     stream: Stream
     data: bytes
 
 
-class ActionOver(Message, frozen=True):
+class ActionFinished(Message, frozen=True, tag="ActionOver"):
     """All processes of an attempt are gone; `end` is a `sandbox.reports.End`."""
 
     attempt: int
@@ -114,14 +116,14 @@ class EnvironmentReady(Message, frozen=True):
 
 
 class EnvironmentFailed(Message, frozen=True):
-    """An environment could not be made."""
+    """An environment could not be created."""
 
     environment: str
     reason: str
 
 
 class SnapshotKept(Message, frozen=True):
-    """A snapshot was kept, or why not."""
+    """The result of `KeepSnapshot`."""
 
     request: int
     error: str | None
@@ -130,5 +132,5 @@ class SnapshotKept(Message, frozen=True):
 
 ToSandbox: TypeAlias = RunAction | StopAction | OpenEnvironment | CloseEnvironment | KeepSnapshot
 FromSandbox: TypeAlias = (
-    ActionPrinted | ActionOver | EnvironmentReady | EnvironmentFailed | SnapshotKept
+    ActionPrinted | ActionFinished | EnvironmentReady | EnvironmentFailed | SnapshotKept
 )

@@ -1,4 +1,4 @@
-"""Messages between a worker and its state manager; images travel beside, as descriptors."""
+"""Messages between a worker and its state manager. Images are passed as file descriptors."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from slackwater.wire.frames import Message
 
 
 class HolderHello(Message, frozen=True):
-    """The first message of a worker; `device` tells its device from the node's others."""
+    """The first message of a worker; `device` identifies its device on the node."""
 
     holder: str
     secret: str
@@ -44,8 +44,8 @@ class NoteState(Message, frozen=True):
     what: str
 
 
-class SurvivorAsked(Message, frozen=True):
-    """Which state without a worker, with that prefix and `after` < seq <= `at_most`?"""
+class FindSurvivor(Message, frozen=True, tag="SurvivorAsked"):
+    """Find a state without a worker, with this prefix and `after` < seq <= `at_most`."""
 
     ask: int
     prefix: str
@@ -54,7 +54,7 @@ class SurvivorAsked(Message, frozen=True):
 
 
 class StateMoveEnded(Message, frozen=True):
-    """How a move that was ordered ended."""
+    """The result of a `StateMoveOrder`."""
 
     number: int
     about: dict[str, Any] | None
@@ -62,7 +62,7 @@ class StateMoveEnded(Message, frozen=True):
 
 
 class StateAnswer(Message, frozen=True):
-    """To one ask: done, or the error and its kind."""
+    """The answer to one request: done, or the error and its kind."""
 
     ask: int
     error: str | None = None
@@ -75,9 +75,9 @@ class StateMoveOrder(Message, frozen=True):
     """Load or save a deployment. `images` are names, sizes and whether the descriptor comes with
     this message, in order.
 
-    `arriving`: the deployment's own image is still coming; ImageArrived with the same number says
-    how far. `fills`: images that get the frozen parts, which are in none yet, once the deployment
-    is loaded.
+    `arriving`: the deployment's own image is still arriving; `ImageArrived` with the same number
+    reports progress. `fills`: images that receive the frozen parts, which no image has yet, once
+    the deployment is loaded.
     """
 
     number: int
@@ -91,7 +91,7 @@ class StateMoveOrder(Message, frozen=True):
 
 
 class ImageArrived(Message, frozen=True):
-    """So many bytes of the image that a move waits for are there; or why the rest will not come."""
+    """`reached` bytes of the image of a move have arrived; `failed` if no more will."""
 
     number: int
     reached: int
@@ -99,13 +99,13 @@ class ImageArrived(Message, frozen=True):
 
 
 class FreeDevice(Message, frozen=True):
-    """The deployment was forgotten: its device memory may go."""
+    """The deployment was dropped: free its device memory."""
 
     deployment: str
 
 
 class DropImage(Message, frozen=True):
-    """The host image goes: unmap it."""
+    """The host image is dropped: unmap it."""
 
     image: str
 
@@ -116,7 +116,7 @@ FromHolder = (
     | EnsureState
     | EvictState
     | NoteState
-    | SurvivorAsked
+    | FindSurvivor
     | StateMoveEnded
 )
 ToHolder = StateAnswer | StateMoveOrder | ImageArrived | FreeDevice | DropImage

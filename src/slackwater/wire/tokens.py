@@ -1,10 +1,10 @@
-"""Columnar token frames: what an engine sampled in one step or several, for all of its requests,
-and which of them ended with it.
+"""Columnar token frames: the tokens that an engine sampled for all of its requests in one or more
+steps, and the requests that ended.
 
 rows u32 | tokens u32 | requests u32[rows] | counts u32[rows] | tokens u32[] | log-probs f32[]
 
-Little-endian. Row i is for the next `counts[i]` tokens; where every row has one, there are no
-counts. The rest, if any, is a msgpack list of `TurnFinished`.
+Little-endian. Row i has the next `counts[i]` tokens; if every row has one token, `counts` is
+omitted. A msgpack list of `TurnFinished` follows, if any ended.
 """
 
 import struct
@@ -24,7 +24,7 @@ _SIZES = struct.Struct("<II")
 
 
 class TurnFinished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A request sampled its last token, which is in the same frame or came before."""
+    """A request sampled its last token, which is in this frame or an earlier one."""
 
     request: int
     reason: Literal["stop", "length"]
@@ -49,7 +49,7 @@ class TokenColumns:
 
 def encode_tokens(columns: TokenColumns) -> bytes:
     """A whole TOKENS frame."""
-    requests, tokens = (np.asarray(one, "<u4") for one in (columns.requests, columns.tokens))
+    requests, tokens = (np.asarray(column, "<u4") for column in (columns.requests, columns.tokens))
     counts = columns.counts if len(tokens) > len(requests) else ()
     parts = (
         _SIZES.pack(len(requests), len(tokens)),

@@ -21,7 +21,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder, FrameError, FrameKind
 from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes, trim_heap
-from slackwater.wire.proof import new_nonce, peer_proof, pinned, plane_proof
+from slackwater.wire.proof import new_nonce, peer_proof, plane_proof, wrap_pinned
 
 logger = logging.getLogger(__name__)
 
@@ -303,4 +303,4 @@ def _open_connection(
 def _connect(address: tuple[str, int], pin: str | None) -> socket.socket:
     plain = socket.create_connection(address, timeout=_HELLO_TIMEOUT_S)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return plain if pin is None else pinned(plain, pin)
+    return plain if pin is None else wrap_pinned(plain, pin)

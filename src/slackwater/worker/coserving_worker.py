@@ -117,7 +117,7 @@ class SloCounter:
     def count(self, times: RequestLatency) -> None:
         """A request has ended."""
         self._requests += 1
-        self._met += self._slo.met(times.ttft_s, times.tpot_s)
+        self._met += self._slo.is_met(times.ttft_s, times.tpot_s)
 
     def gauges(self) -> dict[str, float]:
         return {"slo_requests": float(self._requests), "slo_met": float(self._met)}
@@ -161,12 +161,12 @@ class CoservingWorker:
 
     def _handle_message(self, message: messages.ToWorker) -> None:
         match message:
-            case lending.LendTo():
+            case lending.LendNode():
                 self._lend(message)
-            case lending.LentStepBegan():
+            case lending.BeginStep():
                 if self.loan is not None:
                     self.loan.begin_step()
-            case lending.TakeBack():
+            case lending.ReclaimNode():
                 self._end_loan("", answer=True)
             case _:
                 self._frontend.handle_message(message)
@@ -183,7 +183,7 @@ class CoservingWorker:
         loan = () if self.loan is None else self.loan.wakers
         return (self._frontend.puller, *loan)
 
-    def _lend(self, message: lending.LendTo) -> None:
+    def _lend(self, message: lending.LendNode) -> None:
         if self.loan is None and self._activation is None:
             self._activation = self._device.activate(message)
 
@@ -196,7 +196,7 @@ class CoservingWorker:
             logger.warning("not lent: %s", error)
             self._executor.take_back()
             self._device.release_memory()
-            self._connection.send(messages.encode(lending.LoanOver(str(error))))
+            self._connection.send(messages.encode(lending.LoanEnded(str(error))))
 
     def _end_loan(self, error: str, *, answer: bool = False) -> None:
         loan, self.loan = self.loan, None
@@ -209,7 +209,7 @@ class CoservingWorker:
         del loan
         self._device.release_memory()
         if error or answer:
-            self._connection.send(messages.encode(lending.LoanOver(error)))
+            self._connection.send(messages.encode(lending.LoanEnded(error)))
 
     def _send_results(self, step: CoservingStep) -> bool:
         """Send a step's results; whether neither side could run."""
@@ -291,7 +291,7 @@ def main() -> None:
     hello = messages.Hello(options.worker, "engine", facts)
     with dial(options.connect, hello) as connection:
         if options.lend and fault is not None:
-            connection.send(messages.encode(lending.LoanOver(fault)))
+            connection.send(messages.encode(lending.LoanEnded(fault)))
         serve, abort = device.executor.serve, device.executor.abort_served
         lane = WeightLane(files.weights())
         frontend = EngineWorker(connection, engine, lane, add=serve, abort=abort)

@@ -31,13 +31,13 @@ from slackwater.model.errors import (
     SlackwaterError,
     UnavailableError,
 )
-from slackwater.model.folder import changed, fingerprint
+from slackwater.model.folder import describe_change, fingerprint
 from slackwater.model.uri import Uri, version_uri
 from slackwater.tensors.header import TensorHeader
 from slackwater.weights.catalog import parts_of
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.plan.shard_map import RankShards
-from slackwater.wire.proof import pinned
+from slackwater.wire.proof import wrap_pinned
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _PinnedConnection(http.client.HTTPConnection):
 
     def connect(self) -> None:
         super().connect()
-        self.sock = pinned(self.sock, self._pin)
+        self.sock = wrap_pinned(self.sock, self._pin)
 
 
 class DepotClient:
@@ -210,7 +210,7 @@ class SharedFiles:
             raise NotFoundError(f"model {uri}: is not one that this service offers") from None
         directory = Path(entry["directory"])
         if fingerprint(directory) != entry["fingerprint"]:
-            raise RefusedError(changed(uri))
+            raise RefusedError(describe_change(uri))
         return directory
 
     @contextlib.contextmanager

@@ -149,7 +149,7 @@ def decode_shapes(rollout: Engine, lent: int) -> list[tuple[int, int]]:
 class Activation:
     """Loads a rollout's weights to the host, then to the device, while the service runs steps."""
 
-    def __init__(self, order: lending.LendTo, stage: Callable[[], StagedWeights]) -> None:
+    def __init__(self, order: lending.LendNode, stage: Callable[[], StagedWeights]) -> None:
         self.order = order
         self._stage = stage
         self._memory_granted = threading.Event()
@@ -217,7 +217,7 @@ class LentDevice:
         finally:
             rollout.close()
 
-    def activate(self, order: lending.LendTo) -> Activation:
+    def activate(self, order: lending.LendNode) -> Activation:
         """Start loading a rollout's weights onto the device."""
         return Activation(order, lambda: self._stage_model(order.model))
 
@@ -266,7 +266,7 @@ class LentDevice:
             executor.take_back()
             raise
 
-    def _connect(self, order: lending.LendTo, rollout: Engine) -> Loan:
+    def _connect(self, order: lending.LendNode, rollout: Engine) -> Loan:
         executor = self.executor
         tokens = count_lent_tokens(executor, rollout)
         if executor.arbiter.stopped:

@@ -250,7 +250,7 @@ class RewardWorker:
     def _report_end(
         self, attempt: int, end: str, reason: str, run_s: float, *before: messages.Message
     ) -> None:
-        ended = sandbox.ActionOver(
+        ended = sandbox.ActionFinished(
             attempt=attempt,
             end=end,
             status=0 if end == "exited" else 1,

@@ -273,7 +273,7 @@ class SandboxWorker:
 
     def _report_end(self, report: ActionEnded) -> None:
         action, usage = report.action, report.usage
-        ended = sandbox.ActionOver(
+        ended = sandbox.ActionFinished(
             attempt=int(action),
             end=report.end.value,
             status=report.status,

@@ -91,7 +91,7 @@ def _create_certificate() -> "tuple[ssl.SSLContext, str]":
     from slackwater.wire.certificate import Certificate
 
     with tempfile.TemporaryDirectory(prefix="slackwater-states-") as folder:
-        certificate = Certificate.kept_in(Path(folder))
+        certificate = Certificate.load_or_create(Path(folder))
         return certificate.context(), certificate.pin
 
 

@@ -382,7 +382,7 @@ def _run_pass(trainer: Trainer, data: bytes) -> bytes:
     output = trainer.forward_backward(
         examples, batch.loss_fn, batch.loss_config, forward_only=batch.forward_only
     )
-    logprobs = [Array.of(values) for values in output.logprobs]
+    logprobs = [Array.from_numpy(values) for values in output.logprobs]
     return encode_result(PassResult(logprobs, dict(output.metrics)))
 
 

@@ -18,8 +18,8 @@ ONE_CORE = (Need(CORES, Amounts.exactly(1)),)
 
 def test_amounts_are_a_number_a_range_or_choices() -> None:
     assert Amounts.exactly(3).choices == (3,)
-    assert Amounts.between(1, 4).choices == (1, 2, 3, 4)
-    assert Amounts.one_of(8, 1, 2).choices == (1, 2, 8)
+    assert Amounts.from_range(1, 4).choices == (1, 2, 3, 4)
+    assert Amounts.from_choices(8, 1, 2).choices == (1, 2, 8)
 
 
 @given(st.floats(0, 1), st.integers(1, 64))
@@ -28,13 +28,13 @@ def test_more_units_never_make_amdahls_work_slower(parallel: float, most: int) -
     speedups = [efficiency.speedup(units) for units in range(1, most + 1)]
     assert speedups[0] == pytest.approx(1.0)
     assert all(later >= earlier - 1e-9 for earlier, later in pairwise(speedups))
-    assert all(0 < efficiency.at(units) <= 1 for units in range(1, most + 5))
+    assert all(0 < efficiency.value_at(units) <= 1 for units in range(1, most + 5))
 
 
 def test_efficiency_is_straight_between_its_points_and_flat_outside() -> None:
     efficiency = Efficiency(((1, 1.0), (3, 0.5)))
-    assert efficiency.at(2) == pytest.approx(0.75)
-    assert efficiency.at(9) == 0.5
+    assert efficiency.value_at(2) == pytest.approx(0.75)
+    assert efficiency.value_at(9) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_an_event_survives_the_record() -> None:
         ActionId("a"),
         JobId("j"),
         "pytest",
-        (Need(CORES, Amounts.between(1, 4)),),
+        (Need(CORES, Amounts.from_range(1, 4)),),
         EnvironmentId("e"),
         elastic=elastic,
         single_unit_s=3.0,

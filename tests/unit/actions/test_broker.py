@@ -74,7 +74,7 @@ class Desk:
 
 
 def cores(name: str, least: int = 1, most: int | None = None, **fields: object) -> ActionSpec:
-    amounts = Amounts.between(least, most or least)
+    amounts = Amounts.from_range(least, most or least)
     elastic = Elastic(CORES, Efficiency.amdahl(0.95, amounts.most)) if most else None
     needs = (Need(CORES, amounts),)
     return ActionSpec(ActionId(name), JOB, "test", needs, elastic=elastic, **fields)  # type: ignore[arg-type]
@@ -127,8 +127,8 @@ def test_durations_are_learned_and_then_make_an_action_elastic() -> None:
 def test_an_environment_keeps_its_memory_and_holds_no_cores_between_actions() -> None:
     desk = Desk()
     desk.worker(2, memory=150)
-    desk.tell(on.EnvironmentAsked(0.0, environment("e1")))
-    desk.tell(on.EnvironmentAsked(0.0, environment("e2")))
+    desk.tell(on.EnvironmentRequested(0.0, environment("e1")))
+    desk.tell(on.EnvironmentRequested(0.0, environment("e2")))
     assert [command.spec.environment for command in desk.said_of(do.OpenEnvironment)] == ["e1"]
     desk.tell(on.ActionSubmitted(0.0, cores("a", environment=EnvironmentId("e1"))))
     assert "a" not in desk.started
@@ -144,7 +144,7 @@ def test_an_environment_keeps_its_memory_and_holds_no_cores_between_actions() ->
 def test_actions_of_one_environment_run_one_at_a_time_in_order() -> None:
     desk = Desk()
     desk.worker(4)
-    desk.tell(on.EnvironmentAsked(0.0, environment()))
+    desk.tell(on.EnvironmentRequested(0.0, environment()))
     desk.tell(on.EnvironmentOpened(0.0, EnvironmentId("e")))
     for name in "abc":
         desk.tell(on.ActionSubmitted(1.0, cores(name, environment=EnvironmentId("e"))))
@@ -160,14 +160,14 @@ def test_environments_go_where_most_memory_is_free() -> None:
     desk.worker(2, memory=1000)
     desk.worker(2, memory=2000, node=NodeId("n1"))
     for i in range(3):
-        desk.tell(on.EnvironmentAsked(0.0, environment(f"e{i}", 500)))
+        desk.tell(on.EnvironmentRequested(0.0, environment(f"e{i}", 500)))
     assert [c.node for c in desk.said_of(do.OpenEnvironment)] == ["n0", "n1", "n1"]
 
 
 def test_a_lost_worker_loses_environments_and_reruns_what_may_be_rerun() -> None:
     desk = Desk()
     desk.worker(4)
-    desk.tell(on.EnvironmentAsked(0.0, environment()))
+    desk.tell(on.EnvironmentRequested(0.0, environment()))
     desk.tell(on.EnvironmentOpened(0.0, EnvironmentId("e")))
     desk.tell(on.ActionSubmitted(1.0, cores("bound", environment=EnvironmentId("e"))))
     desk.tell(on.ActionSubmitted(1.0, cores("once")))
@@ -325,7 +325,7 @@ def test_priority_is_worth_a_head_start_and_no_more() -> None:
 
 
 def gpu(name: str, service: str, *sizes: int, **fields: object) -> ActionSpec:
-    needs = (Need(GPUS, Amounts.one_of(*sizes)),)
+    needs = (Need(GPUS, Amounts.from_choices(*sizes)),)
     elastic = Elastic(GPUS, Efficiency.amdahl(0.95, 8))
     label = ServiceName(service)
     return ActionSpec(ActionId(name), JOB, service, needs, service=label, elastic=elastic, **fields)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from slackwater.policy.actions.topology import Topology, chunks, units
 
 
 def elastic(seconds: float, most: int = 8, parallel: float = 1.0) -> DurationCurve:
-    return curve_of(Amounts.between(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
+    return curve_of(Amounts.from_range(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
 
 
 def plain(seconds: float) -> DurationCurve:
@@ -101,7 +101,7 @@ def test_chunks_of_gpus_are_shared_within_their_topology(
 ) -> None:
     topology = chunks(free)
     curves = [
-        curve_of(Amounts.one_of(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
+        curve_of(Amounts.from_choices(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
         for each in seconds
     ]
     fitting = topology.fits([1] * len(curves))
@@ -133,7 +133,7 @@ def test_the_last_is_put_off_where_that_shortens_the_sum() -> None:
 
 
 def test_an_action_of_unknown_length_gets_its_least() -> None:
-    unknown = curve_of(Amounts.between(1, 8), Efficiency.amdahl(1.0, 8), None, 5.0)
+    unknown = curve_of(Amounts.from_range(1, 8), Efficiency.amdahl(1.0, 8), None, 5.0)
     assert ElasticScheduling().decide(view(units(8, 8), 8, [unknown])) == [1]
 
 

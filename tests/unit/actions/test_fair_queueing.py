@@ -256,7 +256,7 @@ def test_an_elastic_action_gets_no_more_cores_than_its_tenant_may_hold() -> None
     )
     broker.handle(on.WorkerJoined(0.0, NODE, WorkerCapacity((tuple(range(8)),), 1000)))
     elastic = Elastic(CORES, Efficiency.amdahl(0.95, 8))
-    needs = (Need(CORES, Amounts.between(1, 8)),)
+    needs = (Need(CORES, Amounts.from_range(1, 8)),)
     held = 0
     for name in "xy":
         asked = replace(spec(name, A), needs=needs, elastic=elastic, single_unit_s=10.0)
@@ -279,9 +279,9 @@ def test_memory_is_shared_and_who_waits_for_it_keeps_only_its_own_from_going_on(
         said.extend(broker.handle(event))
         broker.check_integrity()
 
-    def environment(name: str, tenant: TenantId, mib: int) -> on.EnvironmentAsked:
+    def environment(name: str, tenant: TenantId, mib: int) -> on.EnvironmentRequested:
         where = EnvironmentSpec(EnvironmentId(name), JobId("j"), mib, 1000 * (tenant == A), tenant)
-        return on.EnvironmentAsked(0.0, where)
+        return on.EnvironmentRequested(0.0, where)
 
     def started() -> set[str]:
         return {c.spec.action for c in said if isinstance(c, do.StartAction)}
@@ -314,7 +314,7 @@ def test_a_flood_of_environments_is_opened_as_many_at_a_time_as_its_tenant_has_c
 
     def ask(name: str, tenant: TenantId) -> None:
         where = EnvironmentSpec(EnvironmentId(name), JobId("j"), 1, tenant=tenant)
-        tell(on.EnvironmentAsked(0.0, where))
+        tell(on.EnvironmentRequested(0.0, where))
 
     tell(on.WorkerJoined(0.0, NODE, WorkerCapacity(((0, 1, 2, 3),), 1000)))
     for i in range(6):
@@ -339,7 +339,7 @@ def test_waiting_actions_and_environments_are_counted_by_tenant() -> None:
     ended = []
     for i in range(3):
         where = EnvironmentSpec(EnvironmentId(f"e{i}"), JobId(f"j{i}"), 1, tenant=A)
-        ended += list(broker.handle(on.EnvironmentAsked(0.0, where)))
+        ended += list(broker.handle(on.EnvironmentRequested(0.0, where)))
     (end,) = (one for one in ended if isinstance(one, do.EndEnvironment))
     assert end.environment == "e2" and "has 2 environments" in end.reason
     broker.check_integrity()
@@ -410,7 +410,7 @@ def test_a_tenant_whose_environments_wait_for_room_pauses_too() -> None:
     broker = ActionBroker(BrokerSettings())
     for number in range(80):
         spec = EnvironmentSpec(EnvironmentId(f"e{number}"), JobId("j"), 64, tenant=A)
-        broker.handle(on.EnvironmentAsked(0.0, spec))
+        broker.handle(on.EnvironmentRequested(0.0, spec))
     owner = broker.state.tenant(A)
     assert owner.waiting_environments == 80 and owner.pause_s() >= 0.5
     for number in range(72):

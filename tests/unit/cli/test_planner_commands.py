@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slackwater.cli.main import main
-from slackwater.sim.inputs.scenario_file import shipped_scenarios
+from slackwater.sim.inputs.scenario_file import load_shipped_scenarios
 
 SMALL = """
 name = "small"
@@ -342,8 +342,8 @@ def test_a_plan_on_a_full_fleet_says_who_must_wait_and_why(call: Call) -> None:
 
 def test_every_shipped_scenario_is_listed_and_resolves(call: Call) -> None:
     shown = call("sim", "list", "--json")
-    assert json.loads(shown.out).keys() == shipped_scenarios().keys()
-    for name, file in shipped_scenarios().items():
+    assert json.loads(shown.out).keys() == load_shipped_scenarios().keys()
+    for name, file in load_shipped_scenarios().items():
         assert name == file.name
         assert file.description
         file.scenario(Path())
@@ -355,7 +355,7 @@ def test_shipped_scenarios_are_those_that_the_benches_run() -> None:
     from benchmarks.coscheduling.philly import CELLS
     from slackwater.sim.cluster.workload import ProfileWorkload
 
-    shipped = {name: file.scenario(Path()) for name, file in shipped_scenarios().items()}
+    shipped = {name: file.scenario(Path()) for name, file in load_shipped_scenarios().items()}
     assert shipped["production"] == production(seed=0, quick=False)
     assert shipped["drain"] == backlog(seed=0, quick=False)
     assert shipped["philly"].workload == ProfileWorkload()

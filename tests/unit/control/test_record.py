@@ -57,5 +57,5 @@ def test_a_controller_that_decides_otherwise_is_found_at_its_first_other_command
 
 
 def test_an_event_of_another_controller_is_refused_by_its_line() -> None:
-    with pytest.raises(ConfigError, match="record line 1: 'Added' is no event"):
+    with pytest.raises(ConfigError, match="record line 1: 'Added' is not an event"):
         replay(Adder(), recorded(EVENTS), {})

@@ -77,7 +77,7 @@ def test_a_loan_that_its_job_does_not_use_ends_and_each_further_one_comes_later(
     assert reported(5.0 + rule.trial_s, 0.0) == []
     ended_s = 5.5 + rule.trial_s
     (taken,) = reported(ended_s, 0.0)
-    assert isinstance(taken, do.TakeBack)
+    assert isinstance(taken, do.ReclaimNode)
     assert "used less than 1%" in taken.reason
     stage.tell(on.NodeCleared(ended_s, node))
     assert reviewed(ended_s + rule.rest_s - 1.0) == []
@@ -95,20 +95,20 @@ def test_a_service_lends_no_more_nodes_than_it_allows() -> None:
     stage = Stage(most_nodes=1)
     assert len(stage.tell(on.CapacityWanted(1.0, ONE, 4))) == 1
     (taken,) = stage.tell(on.ServiceOpened(2.0, CHAT, 0))
-    assert isinstance(taken, do.TakeBack)
+    assert isinstance(taken, do.ReclaimNode)
 
 
-def test_a_node_whose_service_breaks_its_promise_is_taken_back_and_lends_when_it_is_kept() -> None:
+def test_a_node_whose_service_misses_its_slo_is_reclaimed_and_lends_when_it_meets_it() -> None:
     stage = Stage(nodes=1)
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
     node = NodeId("n0")
-    (taken,) = stage.tell(on.ServingNodeReported(2.0, node, 0.1, 0.2, keeps_promise=False))
-    why = "its service does not keep its SLO now, or would not beside rollouts"
-    assert taken == do.TakeBack(node, ONE, why)
+    (taken,) = stage.tell(on.ServingNodeReported(2.0, node, 0.1, 0.2, meets_slo=False))
+    why = "its service misses its SLO, or would with rollouts beside it"
+    assert taken == do.ReclaimNode(node, ONE, why)
     stage.tell(on.NodeCleared(2.5, node))
     for now_s in (3.0, 40.0, 70.0):
-        late = on.ServingNodeReported(now_s, node, 0.1, 0.2, keeps_promise=False)
-        assert stage.tell(late) == [], "it has rested, and still breaks it"
+        late = on.ServingNodeReported(now_s, node, 0.1, 0.2, meets_slo=False)
+        assert stage.tell(late) == [], "it has rested, and still misses it"
     assert stage.tell(on.ServingNodeReported(71.0, node, 0.1, 0.2)) == [do.LendNode(node, ONE)]
 
 
@@ -117,7 +117,7 @@ def test_a_node_whose_service_needs_it_is_taken_back_at_once_and_rests() -> None
     stage.tell(on.CapacityWanted(1.0, ONE, 1))
     stage.now_s = 2.0
     (taken,) = stage.report(0, 0.85)
-    assert taken == do.TakeBack(NodeId("n0"), ONE, taken.reason)  # type: ignore[union-attr]
+    assert taken == do.ReclaimNode(NodeId("n0"), ONE, taken.reason)  # type: ignore[union-attr]
     stage.tell(on.NodeCleared(2.5, NodeId("n0")))
     stage.now_s = 10.0
     assert stage.report(0, 0.1) == [], "it rests, and the window still holds the burst"
@@ -136,7 +136,7 @@ def test_a_second_full_of_prompts_ends_no_loan_and_a_minute_of_them_does() -> No
         stage.now_s = float(second)
         full += stage.report(0, 0.1, 1.0)
     (taken,) = full
-    assert isinstance(taken, do.TakeBack) and "of the time" in taken.reason
+    assert isinstance(taken, do.ReclaimNode) and "of the time" in taken.reason
 
 
 def test_a_node_is_not_lent_again_before_it_is_clear() -> None:
@@ -195,11 +195,11 @@ def test_in_a_storm_no_node_has_two_borrowers_and_the_record_replays(seed: int) 
                 case do.LendNode(node, job):
                     assert node not in borrower and node not in leaving
                     borrower[node] = job
-                case do.TakeBack(node, job):
+                case do.ReclaimNode(node, job):
                     assert borrower.pop(node) == job
                     leaving.add(node)
         lender.check_integrity()
-        known = lender.lent()
+        known = lender.loans()
         borrower = {node: job for node, job in borrower.items() if node in known}
         assert known == borrower
     agreed, divergence = replay(Lender(LenderSettings(window_s=10.0)), lines, on.EVENT_TYPES)

@@ -81,8 +81,8 @@ def on_loop(story: Callable[[], None]) -> None:
     asyncio.run(tell())
 
 
-def lent(job: JobId) -> lending.LendTo:
-    return lending.LendTo(job, "policy", "v0", "slackwater:models/policy")
+def lent(job: JobId) -> lending.LendNode:
+    return lending.LendNode(job, "policy", "v0", "slackwater:models/policy")
 
 
 def test_the_first_live_turn_of_a_job_borrows_for_that_job_alone() -> None:
@@ -112,7 +112,7 @@ def test_nothing_is_lent_while_users_wait_too_long_whatever_workers_say() -> Non
         stage.body.record_heartbeat(CHAT[0], IDLE)
         ((worker, message),) = stage.said()
         assert worker == CHAT[0]
-        assert isinstance(message, lending.TakeBack)
+        assert isinstance(message, lending.ReclaimNode)
 
     on_loop(story)
 
@@ -137,7 +137,7 @@ def test_a_job_that_trains_gives_its_devices_back_and_another_job_gets_them() ->
         stage.ends_turn(ONE)
         stage.trains(ONE)
         ((worker, message),) = stage.said()
-        assert isinstance(message, lending.TakeBack)
+        assert isinstance(message, lending.ReclaimNode)
         stage.body.end_loan(worker, "")
         assert stage.said() == [(worker, lent(TWO))]
         assert stage.body.loans == 2
@@ -154,7 +154,7 @@ def test_the_first_turn_after_an_optimizer_step_begins_the_next_step_of_its_job(
         stage.stepped(TWO)
         assert stage.said() == []
         stage.rolls_out(ONE)
-        assert stage.said() == [(CHAT[0], lending.LentStepBegan())]
+        assert stage.said() == [(CHAT[0], lending.BeginStep())]
         stage.rolls_out(ONE)
         assert stage.said() == []
 
@@ -193,7 +193,7 @@ def test_a_service_that_breaks_its_promise_gets_its_device_back_and_status_says_
         stage.said()
         stage.body.record_heartbeat(CHAT[0], {**IDLE, "promise_kept": 0.0})
         ((worker, message),) = stage.said()
-        assert (worker, type(message)) == (CHAT[0], lending.TakeBack)
+        assert (worker, type(message)) == (CHAT[0], lending.ReclaimNode)
         stage.body.end_loan(worker, "")
         assert "SLO" in stage.body.refusals[worker]
         assert stage.body.loans_by_worker() == {}
@@ -215,7 +215,7 @@ def test_a_job_without_a_turn_for_a_while_borrows_no_more() -> None:
         assert stage.said() == [], "it was active just now"
         stage.runtime.feed(replace(report, now_s=now_s + 4 * QUIET_S))
         ((_, message),) = stage.said()
-        assert isinstance(message, lending.TakeBack)
+        assert isinstance(message, lending.ReclaimNode)
         assert stage.body.refusals == {}, "nobody refused it anything"
 
     on_loop(story)

@@ -7,7 +7,7 @@ from slackwater.control.devices.messages import GrantDevices, RefuseDeployment, 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.jobs.commands import ProfileJob
-from slackwater.control.lending.commands import BeginStep, LendNode, TakeBack
+from slackwater.control.lending.commands import BeginStep, LendNode, ReclaimNode
 from slackwater.control.rollout.commands import CompleteTurn, ReportFault
 from slackwater.control.timer import SetTimer
 from slackwater.control.weights.commands import DropPayload, FetchPayload
@@ -33,7 +33,7 @@ def test_every_command_that_leaves_has_an_executor() -> None:
         OperationCommand.__args__,
         PermitCommand.__args__,
         ProcessCommand.__args__,
-        (LendNode, BeginStep, TakeBack, FetchPayload, DropPayload, SetTimer),
+        (LendNode, BeginStep, ReclaimNode, FetchPayload, DropPayload, SetTimer),
         (StartDeployment, RefuseDeployment),
     )
     leave = set(FleetCommand.__args__) - set(FleetController()._routes)

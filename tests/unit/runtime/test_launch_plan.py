@@ -221,7 +221,7 @@ def test_a_worker_that_was_told_to_lend_joins_for_that_job_alone(tmp_path: Path)
             async with asyncio.timeout(DEADLINE_S):
                 key = stage.keys["serving-0"]
                 assert await stage.says(engine("serving-0.1", lends=True), key) == ""
-                told = lending.LendTo("me/x", "policy", "base:policy", "slackwater:models/policy")
+                told = lending.LendNode("me/x", "policy", "base:policy", "slackwater:models/policy")
                 stage.hub.send(WorkerId("serving-0.1"), told)
                 loan = {"kind": "borrowed", "base_model": "policy"}
                 other = engine("serving-0.1~1", **loan, job="you/x")

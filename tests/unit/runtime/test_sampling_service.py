@@ -244,7 +244,7 @@ def test_turns_resume_from_the_tokens_that_their_engines_still_have(tmp_path: Pa
         return messages.HeldTurn(name, version, tokens, logprobs[cut:])
 
     async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        turns = CONTROLLERS[-1].rollout.books.turns
+        turns = CONTROLLERS[-1].rollout.state.turns
         found = [list(turns[TurnId(f"{requests[0]}/{index}")].tokens) for index in range(4)]
         assert found == [[7, 8, 9], [], [], []]  # of another version, damaged, not reported
         scores = turns[TurnId(f"{requests[0]}/0")].logprobs
@@ -265,7 +265,7 @@ def test_what_no_engine_can_have_sampled_is_not_believed(
         requests.append(await submit(desk, SESSION, 0, sample()))
 
     async def after(desk: SamplingService, rollout: EngineExecutor, board: FutureBoard) -> None:
-        turn = CONTROLLERS[-1].rollout.books.turns[TurnId(f"{requests[0]}/0")]
+        turn = CONTROLLERS[-1].rollout.state.turns[TurnId(f"{requests[0]}/0")]
         assert len(turn.tokens) == 0
 
     with_desk(tmp_path, before)

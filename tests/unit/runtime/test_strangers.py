@@ -163,7 +163,7 @@ def test_the_depot_hears_few_strangers_and_those_not_for_long(tmp_path: Path) ->
             assert await reader.read(1) == b""
 
     async def scenario(encrypted: bool) -> None:
-        certificate = Certificate.kept_in(tmp_path) if encrypted else None
+        certificate = Certificate.load_or_create(tmp_path) if encrypted else None
         depot = Depot(tmp_path / "state", {}, NoWorkers(), most_strangers=4, stranger_s=0.5)
         await depot.start("127.0.0.1", 0, None if certificate is None else certificate.context())
         try:

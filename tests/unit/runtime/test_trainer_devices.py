@@ -110,8 +110,8 @@ class Floor:
         self.controller.check_integrity()
         local = [
             record.spec.instance
-            for record in self.controller.rollout.books.instances
-            if record.local
+            for record in self.controller.rollout.state.instances
+            if record.is_local
         ]
         assert not (local and self.training), f"{local} and {self.training} at once"
 

@@ -87,7 +87,10 @@ def test_an_order_that_waits_comes_before_what_is_left_of_an_action(
 
         def second_comes_with_the_end_of_the_first(*frames: bytes) -> None:
             send(*frames)
-            if any(isinstance(said, sandbox.ActionOver) for said in wire.answers) and not held[1:]:
+            if (
+                any(isinstance(said, sandbox.ActionFinished) for said in wire.answers)
+                and not held[1:]
+            ):
                 wire.tell(run_action(2, ["/bin/true"]))
 
         def record_and_open(name: str) -> None:

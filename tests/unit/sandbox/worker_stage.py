@@ -73,7 +73,7 @@ class WorkerStage:
             assert self.worker.step()
         raise AssertionError(f"no {kind.__name__} came")
 
-    def run(self, *command: str, **given: Any) -> tuple[sandbox.ActionOver, bytes]:
+    def run(self, *command: str, **given: Any) -> tuple[sandbox.ActionFinished, bytes]:
         """What became of one action, and what it printed."""
         attempt = self.next_attempt()
         self.tell(run_action(attempt, list(command), **given))
@@ -85,9 +85,9 @@ class WorkerStage:
         )
         return over, printed
 
-    def outcome(self, attempt: int) -> sandbox.ActionOver:
+    def outcome(self, attempt: int) -> sandbox.ActionFinished:
         """How an action ended."""
-        return self.answer(sandbox.ActionOver, lambda said: said.attempt == attempt)
+        return self.answer(sandbox.ActionFinished, lambda said: said.attempt == attempt)
 
     def refusal(self, environment: str) -> str:
         """Why an environment could not be opened."""

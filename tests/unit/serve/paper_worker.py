@@ -35,7 +35,7 @@ class PaperWorker:
         return [one for one in self.told if isinstance(one, sandbox.RunAction)]
 
     def finish(self, attempt: int) -> None:
-        over = sandbox.ActionOver(attempt, "exited", 0, "", 0.0, 0.01, 0.01, 1)
+        over = sandbox.ActionFinished(attempt, "exited", 0, "", 0.0, 0.01, 0.01, 1)
         self._say(over)
 
     def _hear(self, worker: WorkerId, message: Any) -> None:

@@ -137,7 +137,9 @@ def test_an_old_sdk_trains_and_reads_its_results_as_json(tmp_path: Path) -> None
         again = await client.post("forward_backward", json=wrong | {"model_id": "other"})
         assert again.status_code == 404
 
-        result = PassResult([Array.of(np.array([-1.0, -math.inf], "<f4"))], {"loss:sum": 1.0})
+        result = PassResult(
+            [Array.from_numpy(np.array([-1.0, -math.inf], "<f4"))], {"loss:sum": 1.0}
+        )
         drawn = SampleResult(
             [
                 SequencePayload(

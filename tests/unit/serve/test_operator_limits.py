@@ -204,11 +204,11 @@ def test_a_table_of_limits_has_defaults_overrides_and_shares() -> None:
     wanted = {"memory_mib": 50, "tenants": {"team.ml": {"weight": 3.0, "cores": 2}}}
     limits = decode(OperatorLimits, wanted, "limits")
     table = limits.table(["op", "team.ml"], "op", 1000)
-    ml, op = table.of("team.ml"), table.of("op")  # type: ignore[arg-type]
+    ml, op = table.limits_of("team.ml"), table.limits_of("op")  # type: ignore[arg-type]
     assert (ml.memory_mib, ml.weight, ml.cores, ml.network) == (50, 3.0, 2, False)
     assert (op.memory_mib, op.weight, op.network, op.waiting_actions) == (50, 1.0, True, 500)
     assert (op.memory_share, op.core_share) == (0.5, 0.9)
-    alone = limits.table(["op"], "op", 1000).of("op")  # type: ignore[arg-type]
+    alone = limits.table(["op"], "op", 1000).limits_of("op")  # type: ignore[arg-type]
     assert (alone.memory_share, alone.core_share, alone.waiting_actions) == (1.0, 1.0, 1000)
     assert [TenantLimits(core_share=0.9).cores_of(n) for n in (1, 2, 4, 64)] == [1, 1, 3, 57]
 

@@ -17,12 +17,12 @@ from slackwater.model.ids import (
     ModelId,
     TenantId,
     old_snapshot_id,
-    owned_id,
+    qualify_id,
     resolve_id,
     snapshot_id,
 )
 from slackwater.model.job_file import JobFile
-from slackwater.model.job_life import named_job
+from slackwater.model.job_life import job_id_of
 from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.actions import job_of
@@ -47,23 +47,23 @@ def with_two(folder: Path, work: Work) -> None:
 
 
 def test_two_owners_never_share_an_id() -> None:
-    for make in (owned_id, snapshot_id, job_of, named_job):
-        arguments = [(*pair, "field") if make is owned_id else pair for pair in PAIRS]
-        named = [one for one in arguments if make is not named_job or ":" not in one[1]]
+    for make in (qualify_id, snapshot_id, job_of, job_id_of):
+        arguments = [(*pair, "field") if make is qualify_id else pair for pair in PAIRS]
+        named = [one for one in arguments if make is not job_id_of or ":" not in one[1]]
         ids = {make(*one) for one in named}
         assert len(ids) == len(named)
-        assert not any("/" in one for one in ids if make in (owned_id, snapshot_id))
+        assert not any("/" in one for one in ids if make in (qualify_id, snapshot_id))
 
 
 @pytest.mark.parametrize("name", ["team.x", "ac-" + "0" * 24, "en-" + "a" * 24, "x@team.ml"])
 def test_a_name_that_could_be_another_id_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="could be the id of another one"):
-        owned_id(TEAM, name, "action")
+    with pytest.raises(ConfigError, match="could be another tenant's id"):
+        qualify_id(TEAM, name, "action")
 
 
 def test_an_id_of_an_older_version_means_the_callers_own() -> None:
-    assert resolve_id(TEAM, "team.x") == resolve_id(TEAM, "x") == owned_id(TEAM, "x", "action")
-    assert resolve_id(TEAM, "team.ml.x") == owned_id(TEAM, "ml.x", "action")
+    assert resolve_id(TEAM, "team.x") == resolve_id(TEAM, "x") == qualify_id(TEAM, "x", "action")
+    assert resolve_id(TEAM, "team.ml.x") == qualify_id(TEAM, "ml.x", "action")
     assert resolve_id(ML, "x@team") == "x@team"  # whole; its owner is looked up
 
 

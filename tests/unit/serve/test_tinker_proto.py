@@ -123,7 +123,7 @@ def test_no_bytes_crash_the_decoder(body: bytes) -> None:
 
 def test_results_come_back_per_example_in_order() -> None:
     arrays = [np.array([-1.0, -2.0], np.float32), np.ones((1, 3), np.float32)]
-    result = PassResult([Array.of(array) for array in arrays], {"loss:sum": 3.0})
+    result = PassResult([Array.from_numpy(array) for array in arrays], {"loss:sum": 3.0})
     message = pb.ForwardBackwardOutput.FromString(tinker_proto.encode_pass_result(result))
     assert dict(message.metrics) == {"loss:sum": 3.0}
     assert [record.num_datums for record in message.loss_fn_outputs] == [1, 1]

@@ -65,7 +65,7 @@ def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
 ) -> None:
     manager = here[0]
     other, tier = node(tmp_path / "there", 64 * KB)
-    shown = Certificate.kept_in(tmp_path)
+    shown = Certificate.load_or_create(tmp_path)
     server = MigrationServer(other, "secret", context=shown.context())
     with pytest.raises(UnavailableError, match=r"certificate.*still here"):
         migrate(manager, "job", server.address, "secret", pin="0" * 64)

@@ -164,13 +164,16 @@ def test_batches_and_results_keep_every_bit() -> None:
     tokens = np.arange(5, dtype=np.int64)
     weights = np.array([[0.5, np.nan]] * 5, np.float32)
     batch = PassBatch(
-        "ppo", {"clip": 0.2}, False, [Example(Array.of(tokens), {"w": Array.of(weights)})]
+        "ppo",
+        {"clip": 0.2},
+        False,
+        [Example(Array.from_numpy(tokens), {"w": Array.from_numpy(weights)})],
     )
     got = decode_batch(encode_batch(batch))
     assert got == batch
     assert got.examples[0].inputs["w"].numpy().tobytes() == weights.tobytes()
     assert got.examples[0].inputs["w"].numpy().shape == (5, 2)
-    result = PassResult([Array.of(weights)], {"loss:sum": 1.5})
+    result = PassResult([Array.from_numpy(weights)], {"loss:sum": 1.5})
     assert decode_result(encode_result(result)) == result
 
 

@@ -25,7 +25,7 @@ GENERATE = front.GenerateChoices(
 )
 RECORDS: list[front.FromFront] = [
     GENERATE,
-    front.Abandon("mine", [7]),
+    front.AbandonChoices("mine", [7]),
     front.Sample(8, "mine", "ss-1", 3, b"payload"),
     front.AskSession(9, "mine", "ss-1"),
     front.AskModel(10, "mine", "tiny:name"),
@@ -81,6 +81,6 @@ def test_a_damaged_frame_is_records_or_refused(data: st.DataObject) -> None:
 
 
 def test_what_the_control_plane_says_is_not_believed_of_a_front_end() -> None:
-    (frame,) = FrameDecoder().feed(frame_of(front.Accepted(1)))
-    with pytest.raises(FrameError, match="no records of a front end"):
+    (frame,) = FrameDecoder().feed(frame_of(front.ChoicesAccepted(1)))
+    with pytest.raises(FrameError, match="invalid records from a front end"):
         front.decode_from_front(frame.body)

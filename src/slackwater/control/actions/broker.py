@@ -67,7 +67,7 @@ class ActionBroker:
 
     def _handle_sandbox_event(self, event: events.SandboxEvent) -> None:
         match event:
-            case events.EnvironmentAsked(now_s, spec):
+            case events.EnvironmentRequested(now_s, spec):
                 self._sandboxes.add_environment(spec, now_s, EnvironmentState.WAITING)
             case events.EnvironmentAdopted(now_s, spec):
                 self._sandboxes.add_environment(spec, now_s, EnvironmentState.AWAY)

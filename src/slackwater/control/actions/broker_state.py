@@ -104,7 +104,7 @@ class BrokerState:
     def tenant(self, name: TenantId) -> TenantState:
         found = self.tenants.get(name)
         if found is None:
-            found = TenantState(name, self.settings.tenants.of(name))
+            found = TenantState(name, self.settings.tenants.limits_of(name))
             self.tenants[name] = found
         return found
 

@@ -49,7 +49,7 @@ class ActionCancelled(TimedMessage, frozen=True):
     reason: str = "cancelled by its owner"
 
 
-class EnvironmentAsked(TimedMessage, frozen=True):
+class EnvironmentRequested(TimedMessage, frozen=True):
     """A trajectory requested an environment; actions in it may be submitted from now on."""
 
     spec: EnvironmentSpec
@@ -108,7 +108,7 @@ class ServiceDeclared(TimedMessage, frozen=True):
 
 
 SandboxEvent: TypeAlias = (
-    EnvironmentAsked
+    EnvironmentRequested
     | EnvironmentAdopted
     | EnvironmentOpened
     | EnvironmentLost

@@ -215,7 +215,7 @@ class Starter:
             left_units,
             lane.capacity_units,
             len(lane) - len(candidates),
-            self._expected_elastic(lane, curves, rest, left_s, left_units),
+            self._count_expected_elastic(lane, curves, rest, left_s, left_units),
             lane.short,
             [self._patience_s(action, curve) for action, curve in candidates],
         )
@@ -231,7 +231,7 @@ class Starter:
         for units, action, curve in starts:
             self._start(lane, action, units, curve)
 
-    def _expected_elastic(
+    def _count_expected_elastic(
         self,
         lane: Lane,
         curves: list[DurationCurve],

@@ -49,7 +49,7 @@ from slackwater.control.coschedule.unmanaged_work import OpenWork, UnmanagedWork
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
 from slackwater.control.jobs.events import JobAnswered, JobEnded, JobHeard
 from slackwater.control.operations.events import ModelAdopted, OpsGated, OpSubmitted
-from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.facts import OpEnded, PublishDetached
 from slackwater.control.rollout.commands import ReleaseInstance, ReportFault
 from slackwater.control.rollout.events import InstanceLost, JobGated
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
@@ -159,7 +159,7 @@ class PhaseController:
     def _take_job_event(self, event: JobPhaseEvent) -> None:
         job = self._jobs.get(event.job)
         if job is None:
-            if isinstance(event, OpOver):
+            if isinstance(event, OpEnded):
                 self._unmanaged.close_op(event.job, event.request)
             return
         match event:
@@ -175,7 +175,7 @@ class PhaseController:
             case PublishDetached():
                 job.published = True
                 self._cycle.advance(job)
-            case OpOver():
+            case OpEnded():
                 self._cycle.close_op(job, event)
             case _:
                 assert_never(event)

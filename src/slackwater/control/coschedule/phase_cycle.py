@@ -42,7 +42,7 @@ from slackwater.control.jobs.events import (
     JobProfiled,
 )
 from slackwater.control.operations.events import OpsGated
-from slackwater.control.operations.facts import OpOver
+from slackwater.control.operations.facts import OpEnded
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import InstanceId, JobId
@@ -148,7 +148,7 @@ class PhaseCycle:
             self.notify_scheduler(TailReached(self.now_s, job.id, job.permit.number))
         self.advance(job)
 
-    def close_op(self, job: ManagedJob, event: OpOver) -> None:
+    def close_op(self, job: ManagedJob, event: OpEnded) -> None:
         job.close_op(event.request, self.now_s)
         if event.kind is OpKind.OPTIM_STEP and event.done:
             job.stepped, job.published = True, False

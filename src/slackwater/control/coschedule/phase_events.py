@@ -5,7 +5,7 @@ replayed.
 from dataclasses import dataclass
 
 from slackwater.control.operations.events import ModelAdopted, OpSubmitted
-from slackwater.control.operations.facts import OpOver, PublishDetached
+from slackwater.control.operations.facts import OpEnded, PublishDetached
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
 
@@ -53,7 +53,7 @@ class PermitsNumbered:
     after: int
 
 
-JobPhaseEvent = PermitAsked | PermitProgress | PermitReturned | PublishDetached | OpOver
+JobPhaseEvent = PermitAsked | PermitProgress | PermitReturned | PublishDetached | OpEnded
 PhaseEvent = JobPhaseEvent | PermitsNumbered | OpSubmitted | ModelAdopted
 
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in PhaseEvent.__args__}

@@ -1,1 +1,1 @@
-"""Which deployment owns which devices, and which trainer holds its own for which order."""
+"""Device allocation: which deployment owns which devices."""

@@ -1,9 +1,9 @@
 """The device allocator: which deployment owns which devices.
 
-A deployment gets all the devices that it asks for or none, within one link domain where one has
-room, always on one node. A device has one owner; only deployments of one sharing group, which
-permits make alternate, may own the same one. A deployment that comes back after its node or the
-control plane was lost gets the devices that it had, unless they are gone.
+A deployment gets all the devices that it requests or none, on one node, and within one link domain
+if one has room. A device has one owner; only deployments of one sharing group, which alternate by
+permits, may own the same one. A deployment that returns after its node or the control plane was
+lost gets its former devices, if they are still there.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ from slackwater.model.ids import DeploymentId, DeviceId, NodeId
 
 OwnerTable: TypeAlias = dict[DeviceId, list[DeploymentId]]
 NamedDevice: TypeAlias = tuple[DeviceId, Device]
-_OWNERS_NAMED = 8  # in a refusal; a large fleet has thousands
+_OWNERS_NAMED = 8  # in an error message; a large fleet has thousands
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DeviceAllocator:
     """See the module. `check_integrity()` holds after every event."""
 
     def __init__(self) -> None:
-        # By id, which is made once: a decision looks at every device of the fleet.
+        # By id, which is computed once: every allocation looks at all devices of the fleet.
         self._devices: dict[NodeId, dict[DeviceId, Device]] = {}
         self._owners: OwnerTable = {}
         self._free: dict[NodeId, int] = {}
@@ -50,26 +50,26 @@ class DeviceAllocator:
         self._remembered: dict[DeploymentId, tuple[DeviceId, ...]] = {}
 
     def handle(self, event: AllocationEvent) -> Sequence[AllocationCommand]:
-        """Take one event; return what follows, in order."""
+        """Take one event; return commands in order."""
         match event:
             case DevicesReported(_, node, devices):
                 self._forget_node(node)
-                self._devices[node] = self._believed(node, devices)
+                self._devices[node] = self._accept_reported(node, devices)
                 self._free[node] = len(self._devices[node])
             case DevicesLost(_, node):
                 self._forget_node(node)
             case DeploymentsRequested(_, requests):
                 return [self._allocate(request) for request in requests]
             case DeploymentReleased(_, deployment):
-                self._take_back(deployment)
+                self._release(deployment)
                 self._remembered.pop(deployment, None)
             case AssignmentsRestored(_, assignments):
                 self._remembered |= assignments
         return ()
 
-    # ---- questions ----
+    # ---- queries ----
     def conflict(self, node: NodeId, devices: Iterable[Device]) -> str | None:
-        """Why the devices cannot be those of this node: another node has reported one of them."""
+        """Why the node cannot have these devices, or None: another node has reported one."""
         claimed = self._hardware_of_others(node)
         for device in devices:
             if (other := claimed.get(device.hardware)) is not None:
@@ -86,7 +86,7 @@ class DeviceAllocator:
         return list(self._owners.get(device, ()))
 
     def assignments(self) -> dict[DeploymentId, tuple[DeviceId, ...]]:
-        """What a new control plane must know."""
+        """Devices by deployment, to be restored by a new control plane."""
         held = {
             deployment: tuple(device.device for device in assigned.devices)
             for deployment, assigned in self._assigned.items()
@@ -94,7 +94,7 @@ class DeviceAllocator:
         return self._remembered | held
 
     def has_room(self, node: NodeId, kind: str, devices: int = 1) -> bool:
-        """Whether so many devices of the kind are free there, or it has only one, which all
+        """Whether this many devices of the kind are free on the node, or it has only one, which all
         share.
         """
         held = self._devices.get(node, {})
@@ -112,7 +112,7 @@ class DeviceAllocator:
             for name, device in self._eligible(request, self._roomy_nodes(request))
             if name not in self._owners or self._may_share(self._owners[name], request)
         ]
-        chosen = self._as_before(request, usable) or self._choose(request, usable)
+        chosen = self._restore_previous(request, usable) or self._choose(request, usable)
         if chosen is None:
             return RefuseDeployment(deployment, self._reason(request))
         self._remembered.pop(deployment, None)
@@ -126,11 +126,13 @@ class DeviceAllocator:
         return sorted(self._devices) if request.node is None else [request.node]
 
     def _roomy_nodes(self, request: DeploymentRequest) -> list[NodeId]:
-        """Those that may have devices for it: one that alternates with nobody needs free ones."""
+        """Nodes with enough devices: a deployment without a sharing group needs free ones."""
         needed = 0 if request.group else request.devices
         return [node for node in self._nodes(request) if self._free.get(node, 0) >= needed]
 
-    def _of_kind(self, request: DeploymentRequest, nodes: Iterable[NodeId]) -> list[NamedDevice]:
+    def _devices_of_kind(
+        self, request: DeploymentRequest, nodes: Iterable[NodeId]
+    ) -> list[NamedDevice]:
         return [
             named
             for node in nodes
@@ -141,16 +143,16 @@ class DeviceAllocator:
     def _eligible(self, request: DeploymentRequest, nodes: Iterable[NodeId]) -> list[NamedDevice]:
         return [
             named
-            for named in self._of_kind(request, nodes)
+            for named in self._devices_of_kind(request, nodes)
             if not named[1].memory_mb or named[1].memory_mb >= request.memory_mb
         ]
 
     def _may_share(self, owners: Sequence[DeploymentId], request: DeploymentRequest) -> bool:
-        """The new deployment alternates with all owners of a device."""
+        """Whether the new deployment alternates with all owners of a device."""
         groups = {self._assigned[owner].group for owner in owners}
         return request.group != "" and groups == {request.group}
 
-    def _as_before(
+    def _restore_previous(
         self, request: DeploymentRequest, usable: Sequence[NamedDevice]
     ) -> tuple[Device, ...] | None:
         before = self._remembered.get(request.deployment, ())
@@ -164,30 +166,32 @@ class DeviceAllocator:
     def _choose(
         self, request: DeploymentRequest, usable: Sequence[NamedDevice]
     ) -> tuple[Device, ...] | None:
-        """Devices of its group if it has enough, else of one link domain, else of one node; of
-        those that have room the one with the least, and devices that nobody is to have again first.
+        """Devices of its group if there are enough, else of one link domain, else of one node. The
+        smallest place that fits is chosen, and devices that no lost deployment will want first.
         """
         expected = {name for names in self._remembered.values() for name in names}
         count, owners = request.devices, self._owners
-        ranked = sorted(usable, key=lambda one: (one[0] in expected, len(owners.get(one[0], ()))))
+        ranked = sorted(
+            usable, key=lambda device: (device[0] in expected, len(owners.get(device[0], ())))
+        )
         owned = [named for named in ranked if named[0] in owners]
         for devices, within_domain in ((owned, False), (ranked, True), (ranked, False)):
-            rooms = _by_place(devices, within_domain=within_domain)
-            fitting = sorted((room for room in rooms if len(room) >= count), key=len)
+            groups = _group_by_location(devices, within_domain=within_domain)
+            fitting = sorted((group for group in groups if len(group) >= count), key=len)
             if fitting:
                 chosen = min(
-                    (room[:count] for room in fitting),
-                    key=lambda room: sum(name in expected for name, _ in room),
+                    (group[:count] for group in fitting),
+                    key=lambda group: sum(name in expected for name, _ in group),
                 )
                 return tuple(device for _, device in chosen)
         return None
 
     def _reason(self, request: DeploymentRequest) -> str:
         nodes = self._nodes(request)
-        count, found = request.devices, self._of_kind(request, nodes)
+        count, found = request.devices, self._devices_of_kind(request, nodes)
         where = "any node" if request.node is None else f"node {request.node}"
         needs = f"{request.deployment} needs {count} {request.kind} device{'s' * (count > 1)}"
-        most = max(map(len, _by_place(found, within_domain=False)), default=0)
+        most = max(map(len, _group_by_location(found, within_domain=False)), default=0)
         if most < count:
             return f"{needs}; the most of {where} is {most}"
         largest = max(device.memory_mb for _, device in found)
@@ -203,8 +207,8 @@ class DeviceAllocator:
         return f"{needs}; of {where} are owned {', '.join(held)}: start fewer deployments"
 
     # ---- bookkeeping ----
-    def _take_back(self, deployment: DeploymentId) -> tuple[Device, ...]:
-        """It owns nothing any more; what it had."""
+    def _release(self, deployment: DeploymentId) -> tuple[Device, ...]:
+        """End a deployment's ownership; return its devices."""
         assigned = self._assigned.pop(deployment, None)
         if assigned is None:
             return ()
@@ -217,16 +221,16 @@ class DeviceAllocator:
         return assigned.devices
 
     def _forget_node(self, node: NodeId) -> None:
-        """Its deployments are gone with it; each is to have the same devices again."""
+        """Remove a node. Its deployments get the same devices when they return."""
         for deployment, assigned in list(self._assigned.items()):
             if assigned.devices[0].node == node:
-                had = self._take_back(deployment)
-                self._remembered[deployment] = tuple(one.device for one in had)
+                released = self._release(deployment)
+                self._remembered[deployment] = tuple(device.device for device in released)
         self._devices.pop(node, None)
         self._free.pop(node, None)
 
-    def _believed(self, node: NodeId, devices: Iterable[Device]) -> dict[DeviceId, Device]:
-        """What an agent reports, without devices of other nodes and without repetitions."""
+    def _accept_reported(self, node: NodeId, devices: Iterable[Device]) -> dict[DeviceId, Device]:
+        """The reported devices without those of other nodes and duplicates."""
         claimed = self._hardware_of_others(node)
         found: dict[DeviceId, Device] = {}
         for device in devices:
@@ -251,28 +255,32 @@ class DeviceAllocator:
         assert len(hardware) == len(set(hardware)), f"two nodes have one device: {hardware}"
         for deployment, assigned in self._assigned.items():
             devices = assigned.devices
-            assert len({one.device for one in devices}) == len(devices) > 0, f"{deployment}"
-            assert len({one.node for one in devices}) == 1, f"{deployment} spans nodes"
-            assert all(here.get(one.device) == one for one in devices), f"{deployment}: gone"
+            assert len({device.device for device in devices}) == len(devices) > 0, f"{deployment}"
+            assert len({device.node for device in devices}) == 1, f"{deployment} spans nodes"
+            assert all(here.get(device.device) == device for device in devices), (
+                f"{deployment}: gone"
+            )
         table: OwnerTable = defaultdict(list)
         for deployment, assigned in self._assigned.items():
-            for one in assigned.devices:
-                table[one.device].append(deployment)
+            for device in assigned.devices:
+                table[device.device].append(deployment)
         assert table.keys() == self._owners.keys(), "owners are those of the assignments"
         for node, devices_here in self._devices.items():
             free = sum(name not in table for name in devices_here)
             assert self._free[node] == free, f"{node} has {free} free devices"
-        for device, owners in table.items():
-            assert sorted(owners) == sorted(self._owners[device]), f"{device}"
+        for name, owners in table.items():
+            assert sorted(owners) == sorted(self._owners[name]), f"{name}"
             groups = {self._assigned[owner].group for owner in owners}
             shared = len(groups) == 1 and "" not in groups
-            assert len(owners) == 1 or shared, f"{device} is owned by {owners}"
+            assert len(owners) == 1 or shared, f"{name} is owned by {owners}"
 
 
-def _by_place(devices: Iterable[NamedDevice], *, within_domain: bool) -> list[list[NamedDevice]]:
+def _group_by_location(
+    devices: Iterable[NamedDevice], *, within_domain: bool
+) -> list[list[NamedDevice]]:
     """Devices by node, or by link domain of a node."""
-    places: dict[tuple[NodeId, str], list[NamedDevice]] = defaultdict(list)
+    groups: dict[tuple[NodeId, str], list[NamedDevice]] = defaultdict(list)
     for named in devices:
         device = named[1]
-        places[device.node, device.domain if within_domain else ""].append(named)
-    return [places[place] for place in sorted(places)]
+        groups[device.node, device.domain if within_domain else ""].append(named)
+    return [groups[place] for place in sorted(groups)]

@@ -1,4 +1,4 @@
-"""What device ownership consumes and emits."""
+"""Events and commands of device ownership and of the device allocator."""
 
 from typing import TypeAlias
 
@@ -6,20 +6,20 @@ from slackwater.control.jobs.events import JobTrained
 from slackwater.control.message import Message, TimedMessage
 from slackwater.control.operations import events
 from slackwater.control.operations.commands import StartWork, TrainerOrder
-from slackwater.control.operations.facts import OpOver
+from slackwater.control.operations.facts import OpEnded
 from slackwater.control.steps.events import DevicesAsked, DevicesGranted, DevicesReturned
 from slackwater.model.device import DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, DeviceId, NodeId, WorkerId
 
 
 class GrantDevices(Message, frozen=True):
-    """A trainer that asked by itself, without an order, has the devices until it returns them."""
+    """A trainer that asked for devices itself, without an order, has them until it returns them."""
 
     trainer: WorkerId
 
 
 class DevicesReported(TimedMessage, frozen=True):
-    """The agent of a node has joined; these are all devices that the node lends."""
+    """The agent of a node joined with all devices that the node offers."""
 
     node: NodeId
     devices: tuple[Device, ...]
@@ -32,19 +32,19 @@ class DevicesLost(TimedMessage, frozen=True):
 
 
 class DeploymentsRequested(TimedMessage, frozen=True):
-    """Deployments are to run; each gets all its devices or none."""
+    """Deployments request devices; each gets all of them or none."""
 
     requests: tuple[DeploymentRequest, ...]
 
 
 class DeploymentReleased(TimedMessage, frozen=True):
-    """The deployment has ended for good."""
+    """The deployment ended for good."""
 
     deployment: DeploymentId
 
 
 class AssignmentsRestored(TimedMessage, frozen=True):
-    """Who owned which devices before the control plane was started again."""
+    """Devices by deployment before the control plane was restarted."""
 
     assignments: dict[DeploymentId, tuple[DeviceId, ...]]
 
@@ -57,7 +57,7 @@ class StartDeployment(Message, frozen=True):
 
 
 class RefuseDeployment(Message, frozen=True):
-    """There are no devices for it; the reason is for the operator."""
+    """There are no devices for the deployment; the reason is for the operator."""
 
     deployment: DeploymentId
     reason: str
@@ -70,7 +70,7 @@ AllocationCommand: TypeAlias = StartDeployment | RefuseDeployment
 
 DeviceEvent: TypeAlias = (
     events.OpSubmitted
-    | OpOver
+    | OpEnded
     | StartWork
     | DevicesGranted
     | events.TicketDetached

@@ -15,7 +15,7 @@ from slackwater.control.operations.events import (
     TicketFailed,
     TrainerLost,
 )
-from slackwater.control.operations.facts import OpOver
+from slackwater.control.operations.facts import OpEnded
 from slackwater.control.steps.events import DevicesAsked, DevicesGranted, DevicesReturned
 from slackwater.model.ids import JobId, RequestId, WorkerId
 from slackwater.model.operation import OpKind
@@ -44,7 +44,7 @@ class DeviceOwnership:
         match event:
             case OpSubmitted(now_s, operation):
                 self._submitted_s[operation.request] = now_s
-            case OpOver(_, _, request):
+            case OpEnded(_, _, request):
                 self._submitted_s.pop(request, None)
             case StartWork(now_s, worker, job):
                 self._waiting[worker] = event

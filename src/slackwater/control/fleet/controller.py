@@ -198,7 +198,7 @@ class FleetController:
 
     def check_agreement(self) -> None:
         """Raise AssertionError if two components contradict each other."""
-        for record in self.rollout.books.instances:
+        for record in self.rollout.state.instances:
             instance = record.spec.instance
             usable = self.weights.usable(instance)
             assert record.versions == usable, f"{instance}: {record.versions} offered as {usable}"
@@ -206,14 +206,14 @@ class FleetController:
             assert not local or self.steps.is_started(instance), f"{instance} works unasked"
         held, holders = self.devices.holders(), self.steps.holders()
         assert held.keys() <= holders.keys(), f"{held} work without devices: {holders}"
-        for version, turns in self.rollout.books.demand.counts().items():
+        for version, turns in self.rollout.state.demand.counts().items():
             assert self.weights.knows(version), f"{turns} turns ask for {version}, which is gone"
 
     def _engines_on(self, nodes: Sequence[NodeId], job: JobId) -> list[InstanceId]:
         """Instances of nodes, those with most of a job's turns first."""
         found = [
             record
-            for record in self.rollout.books.instances
+            for record in self.rollout.state.instances
             if (place := record.spec.place) is not None
             and any(is_within(place, node) for node in nodes)
             and record.spec.job in (None, job)

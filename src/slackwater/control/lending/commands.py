@@ -1,4 +1,4 @@
-"""What the lender asks its body to do."""
+"""Commands of the lender."""
 
 from slackwater.control.message import Message
 from slackwater.control.timer import SetTimer
@@ -6,14 +6,14 @@ from slackwater.model.ids import JobId, NodeId
 
 
 class LendNode(Message, frozen=True):
-    """Bring the base model of the job's rollouts onto the node, as a borrowed instance."""
+    """Load the base model of the job's rollouts on the node, as a borrowed instance."""
 
     node: NodeId
     job: JobId
     base_model: str = ""
 
 
-class TakeBack(Message, frozen=True):
+class ReclaimNode(Message, frozen=True):
     """The service needs the node: the rollout leaves at once; answered by `NodeCleared`."""
 
     node: NodeId
@@ -22,10 +22,10 @@ class TakeBack(Message, frozen=True):
 
 
 class BeginStep(Message, frozen=True):
-    """The job's next RL step begins: the node sets the rollout's KV budget anew."""
+    """The job's next RL step begins: the node resets the rollout's KV budget."""
 
     node: NodeId
     job: JobId
 
 
-LendingCommand = LendNode | TakeBack | BeginStep | SetTimer
+LendingCommand = LendNode | ReclaimNode | BeginStep | SetTimer

@@ -20,12 +20,12 @@ LoanEvent: TypeAlias = (
 )
 EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LoanEvent.__args__}
 
-QUIET_S = 2.0  # a job without a live turn for so long has ended its rollout
+QUIET_S = 2.0  # after this long without a live turn a rollout counts as ended
 
 
 @dataclass(slots=True)
 class _Borrower:
-    """A job that rolls out; `stepped` since its last turn was submitted."""
+    """A job that rolls out; `stepped`: its optimizer stepped after its last turn was submitted."""
 
     base_model: str
     active_s: float
@@ -33,7 +33,7 @@ class _Borrower:
 
 
 class LoanDemand:
-    """Turns what happens to jobs and serving nodes into the lender's events."""
+    """Translates events of jobs and serving nodes into the lender's events."""
 
     def __init__(self, lendable: Collection[str]) -> None:
         """`lendable` are the base models whose rollouts may borrow."""
@@ -43,7 +43,7 @@ class LoanDemand:
         self._live: Counter[JobId] = Counter()
 
     def translate(self, event: LoanEvent) -> Iterator[lending_events.LendingEvent]:
-        """What the lender hears of an event, in order."""
+        """The lender's events that follow from an event, in order."""
         match event:
             case TurnOpened():
                 yield from self._turn_opened(event)
@@ -52,7 +52,7 @@ class LoanDemand:
                 if not self._live[job]:
                     del self._live[job]
             case DevicesGranted(now_s, _, job):
-                # Unless it rolls out meanwhile, its weights need be nowhere else.
+                # The job trains: unless it still rolls out, it needs no borrowed nodes.
                 if job in self._borrowers and job not in self._live:
                     yield self._end(job, now_s)
             case JobTrained(_, job, ends_step=True) if job in self._borrowers:
@@ -60,7 +60,7 @@ class LoanDemand:
             case JobTrained():
                 pass
             case _:
-                yield from self._of_node(event)
+                yield from self._translate_node_event(event)
 
     def _turn_opened(self, event: TurnOpened) -> Iterator[lending_events.LendingEvent]:
         job, base, now_s = event.job, event.base_model, event.now_s
@@ -74,27 +74,29 @@ class LoanDemand:
         elif known.stepped:
             yield lending_events.BorrowerStepBegan(now_s, job)
 
-    def _of_node(self, event: lending_events.LendingEvent) -> Iterator[lending_events.LendingEvent]:
+    def _translate_node_event(
+        self, event: lending_events.LendingEvent
+    ) -> Iterator[lending_events.LendingEvent]:
         match event:
             case lending_events.ServingNodeReported(now_s, node):
                 if node in self._nodes:
-                    yield from self._quiet(now_s)
+                    yield from self._end_quiet_jobs(now_s)
                 yield event
             case lending_events.ServingNodeJoined(now_s, node, service):
                 self._nodes.add(node)
                 yield event
                 yield lending_events.ServiceOpened(now_s, service, len(self._nodes))
                 for job, borrower in self._borrowers.items():
-                    wanted = (job, len(self._nodes), borrower.base_model)
-                    yield lending_events.CapacityWanted(now_s, *wanted)
+                    count, base = len(self._nodes), borrower.base_model
+                    yield lending_events.CapacityWanted(now_s, job, count, base)
             case lending_events.ServingNodeLost(_, node):
                 self._nodes.discard(node)
                 yield event
             case _:
                 yield event
 
-    def _quiet(self, now_s: float) -> Iterator[lending_events.LendingEvent]:
-        """A job without a live turn for a while does not roll out any more."""
+    def _end_quiet_jobs(self, now_s: float) -> Iterator[lending_events.LendingEvent]:
+        """End the borrowing of jobs that have had no live turn for `QUIET_S`."""
         for job, borrower in list(self._borrowers.items()):
             if job in self._live:
                 borrower.active_s = now_s

@@ -1,4 +1,6 @@
-"""What can happen to the lender. Plain data, so that a record of it can be replayed."""
+"""Events of the lender."""
+
+import msgspec
 
 from slackwater.control.message import TimedMessage
 from slackwater.control.timer import TimerFired
@@ -6,46 +8,47 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 
 
 class ServiceOpened(TimedMessage, frozen=True):
-    """A service may lend up to `most_nodes` of its nodes; said again, the limit changes."""
+    """A service may lend up to `most_nodes` of its nodes; a later event changes the limit."""
 
     service: ServiceName
     most_nodes: int
 
 
 class LendingStopped(TimedMessage, frozen=True):
-    """A service takes everything back and lends nothing until it is opened again."""
+    """A service reclaims all its nodes and lends none until it is opened again."""
 
     service: ServiceName
     reason: str
 
 
 class ServingNodeJoined(TimedMessage, frozen=True):
-    """A node of a service is up."""
+    """A node of a service came up."""
 
     node: NodeId
     service: ServiceName
 
 
 class ServingNodeReported(TimedMessage, frozen=True):
-    """What its service used of a node since the last report: KV memory at most, as a share of what
-    a loan leaves of it, and time on average; `rollout_share` is the time that its borrower used.
+    """Use of a node by its service since the last report: peak KV memory as a share of what a loan
+    leaves of it, and the mean share of time; `rollout_share` is the share of time that the borrower
+    used.
     """
 
     node: NodeId
     kv_share: float
     busy_share: float
-    keeps_promise: bool = True
+    meets_slo: bool = msgspec.field(default=True, name="keeps_promise")  # as in older records
     rollout_share: float = 1.0
 
 
 class ServingNodeLost(TimedMessage, frozen=True):
-    """The node is gone, with what it had borrowed out."""
+    """The node is lost, with its loan."""
 
     node: NodeId
 
 
 class CapacityWanted(TimedMessage, frozen=True):
-    """A job's rollout of a base model would use up to `nodes` borrowed nodes; replaces the last."""
+    """A job's rollout of a base model would use up to `nodes` borrowed nodes."""
 
     job: JobId
     nodes: int
@@ -53,25 +56,25 @@ class CapacityWanted(TimedMessage, frozen=True):
 
 
 class BorrowerStepBegan(TimedMessage, frozen=True):
-    """A job that rolls out already begins its next RL step, as one that trains meanwhile does."""
+    """A job begins its next RL step while it still rolls out."""
 
     job: JobId
 
 
 class CapacityReturned(TimedMessage, frozen=True):
-    """The job trains, or has ended: it needs no borrowed nodes."""
+    """The job trains or has ended: it needs no borrowed nodes."""
 
     job: JobId
 
 
 class NodeCleared(TimedMessage, frozen=True):
-    """Nothing of the rollout is left on a node that was taken back."""
+    """The rollout has left a node that was reclaimed."""
 
     node: NodeId
 
 
 class LoanFailed(TimedMessage, frozen=True):
-    """The rollout could not come up on the node, or left it by itself; nothing of it is left."""
+    """The rollout could not start on the node, or left it by itself."""
 
     node: NodeId
     reason: str

@@ -3,10 +3,10 @@
     events -> lender.handle(event) -> commands
 
 A node lends to one job at a time, after its service has used little of it for a whole window. It is
-taken back at once when the service needs its memory or misses its SLO, when the service has needed
-most of its time for a window, or when the job does not use it; and rests before it lends again. On
-the node itself the arbiter decides (`policy/serving/arbiter.py`): prompts go first, so that a
-second full of them is no reason to move the job's turns.
+reclaimed when the service needs its memory, misses its SLO or has needed most of its time for a
+window, or when the job does not use it; it rests before it lends again. Within the node the arbiter
+(`policy/serving/arbiter.py`) runs the service's prompts first, so that a short burst of them is no
+reason to move the job's turns.
 """
 
 from collections import deque
@@ -21,12 +21,12 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 from slackwater.policy.serving.lender_choice import LendableNode, LenderRule
 
 REVIEW = "lender-review"
-NO_LONGER_NEEDED = "the job needs it no more"
+NO_LONGER_NEEDED = "the job no longer needs it"
 
 
 @dataclass(slots=True)
 class _Node:
-    """`lent_to` holds from LendNode to TakeBack, `leaving` from then until the node is clear.
+    """`lent_to` holds from LendNode to ReclaimNode, `leaving` from then until the node is clear.
     `used_s` is when its borrower last used it; `unused_loans` in a row were not used at all.
     """
 
@@ -35,7 +35,7 @@ class _Node:
     lent_to: JobId | None = None
     leaving: JobId | None = None
     rests_until_s: float = 0.0
-    keeps_promise: bool = True
+    meets_slo: bool = True
     used_s: float = 0.0
     unused_loans: int = 0
 
@@ -64,11 +64,11 @@ class Lender:
         self._nodes: dict[NodeId, _Node] = {}
         self._wanted: dict[JobId, int] = {}
         self._base_of: dict[JobId, str] = {}
-        self._watching = False
+        self._review_scheduled = False
         self._out: list[commands.LendingCommand] = []
 
     def handle(self, event: events.LendingEvent) -> Sequence[commands.LendingCommand]:
-        """Take one event; return what the body must do, in order."""
+        """Take one event; return commands in order."""
         self._out = []
         now_s = event.now_s
         match event:
@@ -77,42 +77,42 @@ class Lender:
                 self._shrink(service)
             case events.LendingStopped(_, service, reason):
                 self._limits[service] = 0
-                self._take_all(service, reason)
+                self._reclaim_all(service, reason)
             case events.ServingNodeJoined(_, node, service):
                 self._nodes.setdefault(node, _Node(service))
             case events.ServingNodeReported():
-                self._reported(event)
+                self._record_report(event)
             case events.ServingNodeLost(_, node):
                 self._nodes.pop(node, None)
             case events.CapacityWanted(_, job, nodes, base_model):
                 self._base_of[job] = base_model
-                self._want(job, nodes)
+                self._set_demand(job, nodes)
             case events.BorrowerStepBegan(_, job):
                 lent = [name for name, node in self._nodes.items() if node.lent_to == job]
                 self._out += [commands.BeginStep(name, job) for name in lent]
             case events.CapacityReturned(_, job):
-                self._want(job, 0)
+                self._set_demand(job, 0)
                 self._wanted.pop(job, None)
                 self._base_of.pop(job, None)
             case events.NodeCleared() | events.LoanFailed():
-                self._over(event)
+                self._end_loan(event)
             case TimerFired():
-                self._watching = False
+                self._review_scheduled = False
             case _:
                 assert_never(event)
         self._lend(now_s)
-        self._watch(now_s)
+        self._schedule_review(now_s)
         return self._out
 
-    # ---- questions the body may ask ----
-    def lent(self) -> dict[NodeId, JobId]:
-        """Who has which node."""
+    # ---- queries ----
+    def loans(self) -> dict[NodeId, JobId]:
+        """Borrowing jobs by node."""
         return {
             name: node.lent_to for name, node in self._nodes.items() if node.lent_to is not None
         }
 
     def gauges(self) -> dict[str, float]:
-        lent = self.lent()
+        lent = self.loans()
         return {
             "serving_nodes": float(len(self._nodes)),
             "lent_nodes": float(len(lent)),
@@ -126,28 +126,28 @@ class Lender:
             assert sum(node.lent_to is not None for node in nodes) <= limit
         for node in self._nodes.values():
             assert node.lent_to is None or node.leaving is None, "lent before it was clear"
-            asked_for = node.lent_to is None or node.lent_to in self._wanted
-            assert asked_for, f"lent to {node.lent_to}, which wants none"
+            borrows = node.lent_to is None or node.lent_to in self._wanted
+            assert borrows, f"lent to {node.lent_to}, which wants none"
         for job, wanted in self._wanted.items():
-            assert self._held_by(job) <= wanted, "a job holds more than it wants"
+            assert self._count_loans(job) <= wanted, "a job holds more than it wants"
 
-    # ---- what happens ----
-    def _reported(self, event: events.ServingNodeReported) -> None:
+    # ---- reports and demand ----
+    def _record_report(self, event: events.ServingNodeReported) -> None:
         node = self._nodes.get(event.node)
         if node is None:
             return
         node.reports.append((event.now_s, event.kv_share, event.busy_share))
         while node.reports[0][0] < event.now_s - self._settings.window_s:
             node.reports.popleft()
-        node.keeps_promise = event.keeps_promise
+        node.meets_slo = event.meets_slo
         if node.lent_to is None:
             return
         now_s, rule = event.now_s, self._settings.rule
         if event.rollout_share >= rule.least_use:
             node.used_s, node.unused_loans = now_s, 0
         rest_s = rule.rest_s
-        if not event.keeps_promise:
-            why = "its service does not keep its SLO now, or would not beside rollouts"
+        if not event.meets_slo:
+            why = "its service misses its SLO, or would with rollouts beside it"
         elif rule.must_return(event.kv_share, node.busy_share()):
             used = f"{event.kv_share:.0%} of the memory, {node.busy_share():.0%} of the time"
             why = f"its service uses {used}"
@@ -158,9 +158,9 @@ class Lender:
         else:
             return
         node.rests_until_s = now_s + rest_s
-        self._take(event.node, why)
+        self._reclaim(event.node, why)
 
-    def _over(self, event: events.NodeCleared | events.LoanFailed) -> None:
+    def _end_loan(self, event: events.NodeCleared | events.LoanFailed) -> None:
         node = self._nodes.get(event.node)
         if node is None:
             return
@@ -169,15 +169,15 @@ class Lender:
             node.lent_to = None
             node.rests_until_s = event.now_s + self._settings.rule.rest_s
 
-    def _want(self, job: JobId, nodes: int) -> None:
+    def _set_demand(self, job: JobId, nodes: int) -> None:
         self._wanted[job] = max(nodes, 0)
-        surplus = self._held_by(job) - self._wanted[job]
+        surplus = self._count_loans(job) - self._wanted[job]
         fullest = sorted(
             (name for name, node in self._nodes.items() if node.lent_to == job),
             key=lambda name: (-self._nodes[name].kv_share(), name),
         )
         for name in fullest[: max(surplus, 0)]:
-            self._take(name, NO_LONGER_NEEDED)
+            self._reclaim(name, NO_LONGER_NEEDED)
 
     def _shrink(self, service: ServiceName) -> None:
         lending = [
@@ -187,25 +187,25 @@ class Lender:
         ]
         lending.sort(key=lambda name: (-self._nodes[name].kv_share(), name))
         for name in lending[: max(len(lending) - self._limits[service], 0)]:
-            self._take(name, "the service lends fewer nodes")
+            self._reclaim(name, "the service lends fewer nodes")
 
-    def _take_all(self, service: ServiceName, reason: str) -> None:
+    def _reclaim_all(self, service: ServiceName, reason: str) -> None:
         for name, node in self._nodes.items():
             if node.service == service and node.lent_to is not None:
-                self._take(name, reason)
+                self._reclaim(name, reason)
 
-    def _take(self, name: NodeId, reason: str) -> None:
+    def _reclaim(self, name: NodeId, reason: str) -> None:
         node = self._nodes[name]
         assert node.lent_to is not None
         node.leaving, node.lent_to = node.lent_to, None
-        self._out.append(commands.TakeBack(name, node.leaving, reason))
+        self._out.append(commands.ReclaimNode(name, node.leaving, reason))
 
     # ---- lending ----
-    def _held_by(self, job: JobId) -> int:
+    def _count_loans(self, job: JobId) -> int:
         return sum(node.lent_to == job for node in self._nodes.values())
 
     def _lend(self, now_s: float) -> None:
-        wanted = {job: count - self._held_by(job) for job, count in self._wanted.items()}
+        wanted = {job: count - self._count_loans(job) for job, count in self._wanted.items()}
         if not any(count > 0 for count in wanted.values()):
             return
         idle = [
@@ -214,7 +214,7 @@ class Lender:
             if node.lent_to is None
             and node.leaving is None
             and node.reports
-            and node.keeps_promise
+            and node.meets_slo
             and now_s >= node.rests_until_s
         ]
         room = dict(self._limits)
@@ -225,23 +225,23 @@ class Lender:
             self._nodes[name].lent_to, self._nodes[name].used_s = job, now_s
             self._out.append(commands.LendNode(name, job, self._base_of[job]))
 
-    def _watch(self, now_s: float) -> None:
-        """Look again later while a job wants more than it has."""
-        short = any(self._held_by(job) < count for job, count in self._wanted.items())
-        if short and self._nodes and not self._watching:
-            self._watching = True
+    def _schedule_review(self, now_s: float) -> None:
+        """Review idle nodes later while a job wants more than it has."""
+        short = any(self._count_loans(job) < count for job, count in self._wanted.items())
+        if short and self._nodes and not self._review_scheduled:
+            self._review_scheduled = True
             self._out.append(SetTimer(REVIEW, now_s + self._settings.review_every_s))
 
 
 class LendingController:
-    """Rollouts of the `lendable` base models borrow the nodes of services."""
+    """The fleet's lending: `LoanDemand` and `Lender` as one component."""
 
     def __init__(self, lendable: Collection[str], settings: LenderSettings | None = None) -> None:
         self.lender = Lender(settings)
         self._demand = LoanDemand(lendable)
 
     def handle(self, event: LoanEvent) -> Sequence[commands.LendingCommand]:
-        """Take one event; return what is to be done, in order."""
+        """Take one event; return commands in order."""
         out: list[commands.LendingCommand] = []
         for each in self._demand.translate(event):
             out += self.lender.handle(each)

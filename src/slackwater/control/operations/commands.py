@@ -1,16 +1,16 @@
-"""What operations ask for. A ticket names one thing that one trainer does."""
+"""Commands of the operations controller. A ticket numbers one order to one trainer."""
 
 from typing import TypeAlias
 
 from slackwater.control.message import Message, TimedMessage
-from slackwater.control.operations.facts import DispatchDue, OpOver, PublishDetached
+from slackwater.control.operations.facts import DispatchDue, OpEnded, PublishDetached
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId, ModelId, RequestId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation
 
 
 class RunOp(Message, frozen=True):
-    """Run an operation; with `replay` only its effect is wanted. `at_most`: see `RestoreState`."""
+    """Run an operation; with `replay` only for its effect. `at_most`: see `RestoreState`."""
 
     worker: WorkerId
     ticket: int
@@ -19,9 +19,9 @@ class RunOp(Message, frozen=True):
     at_most: int = -1
 
 
-class RestoreState(Message, frozen=True):
+class RestoreModel(Message, frozen=True):
     """Load the state that was saved after `seq`, or a later one that the node kept from a dead
-    trainer, with the effects of operations up to `at_most`.
+    trainer, with the effects of no operation after `at_most`.
     """
 
     worker: WorkerId
@@ -31,8 +31,8 @@ class RestoreState(Message, frozen=True):
     at_most: int = -1
 
 
-class DropGradients(Message, frozen=True):
-    """Clear what was accumulated: the slate is clean after the failed optim_step `seq`."""
+class DiscardGradients(Message, frozen=True):
+    """Clear the accumulated gradients, in place of the failed optim_step `seq`."""
 
     worker: WorkerId
     ticket: int
@@ -40,8 +40,8 @@ class DropGradients(Message, frozen=True):
     seq: int
 
 
-class TakeSnapshot(Message, frozen=True):
-    """Save the complete state as it is after `seq`."""
+class SaveState(Message, frozen=True):
+    """Save the complete state after `seq`."""
 
     worker: WorkerId
     ticket: int
@@ -49,11 +49,11 @@ class TakeSnapshot(Message, frozen=True):
     seq: int
 
 
-TrainerOrder: TypeAlias = RunOp | RestoreState | DropGradients | TakeSnapshot
+TrainerOrder: TypeAlias = RunOp | RestoreModel | DiscardGradients | SaveState
 
 
 class StartWork(TimedMessage, frozen=True):
-    """To device ownership: the order leaves for the trainer once it has its devices."""
+    """For device ownership: send the order to the trainer once it has its devices."""
 
     worker: WorkerId
     job: JobId | None
@@ -61,14 +61,14 @@ class StartWork(TimedMessage, frozen=True):
 
 
 class CommitSnapshot(Message, frozen=True):
-    """The state after `seq` is on disk: the log up to it is no longer needed."""
+    """The state after `seq` is saved: the log up to `seq` is no longer needed."""
 
     model: ModelId
     seq: int
 
 
-class ForgetModel(Message, frozen=True):
-    """Let a trainer drop a model's state; nothing is reported back."""
+class DropModel(Message, frozen=True):
+    """Drop a model's state on a trainer; there is no answer."""
 
     worker: WorkerId
     model: ModelId
@@ -84,33 +84,33 @@ class MoveState(Message, frozen=True):
 
 
 class ForgetStrays(Message, frozen=True):
-    """Drop the model's states that no trainer holds, on every node; not answered."""
+    """Drop the model's states that no trainer holds, on every node; there is no answer."""
 
     model: ModelId
 
 
 class CompleteOp(Message, frozen=True):
-    """The result that came with `ticket` is this request's: make it durable, then tell."""
+    """The result of `ticket` is this request's: log it durably, then notify its owner."""
 
     request: RequestId
     ticket: int
 
 
 class FailOp(Message, frozen=True):
-    """The request has failed: make it durable, then tell."""
+    """The request failed: log it durably, then notify its owner."""
 
     request: RequestId
     error: str
     owner: FaultOwner
 
 
-StateCommand: TypeAlias = CommitSnapshot | ForgetModel | MoveState | ForgetStrays
+StateCommand: TypeAlias = CommitSnapshot | DropModel | MoveState | ForgetStrays
 Command: TypeAlias = (
     StartWork
     | StateCommand
     | CompleteOp
     | FailOp
-    | OpOver
+    | OpEnded
     | PublishDetached
     | DispatchDue
     | SetTimer

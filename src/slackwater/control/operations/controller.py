@@ -1,8 +1,8 @@
-"""Which trainer runs which operation when (PlexRL 4.2: operations of a deployment run in order).
+"""The operations controller: which trainer runs which operation, and when (PlexRL 4.2).
 
-Invariants: an operation runs only when all before it are over; a trainer does one thing at a time;
-a model's state is used only if it is the saved state plus the whole log, applied in order; a
-request ends exactly once. `state_recovery.py` brings a model's state to a trainer.
+Invariants: a model's operations run in order; a trainer does one thing at a time; a model's state
+is used only if it is the saved state plus the whole log, applied in order; a request ends exactly
+once. `state_recovery.py` brings a model's state to a trainer.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
-OPERATIONS = ("gap:", "move:")  # how the names of its timers begin
+OPERATIONS = ("gap:", "move:")  # prefixes of its timers' names
 
 
 class OperationsController:
@@ -29,40 +29,40 @@ class OperationsController:
     def __init__(self, config: OperationsConfig | None = None) -> None:
         self._config = config or OperationsConfig()
         self._state = OperationsState(self._config)
-        self._lines, self._flights = self._state.lines, self._state.flights
+        self._queues, self._flights = self._state.queues, self._state.flights
         self._recovery = StateRecovery(self._state)
-        self._unsettled: set[ModelId] = set()  # after a step, until its gate is known
+        self._unsettled: set[ModelId] = set()  # after an optim_step, until its gate is known
         self._last_served: dict[ModelId, int] = {}
         self._last_owned: dict[TenantId, int] = {}
 
     def handle(self, event: events.Event) -> Sequence[commands.Command]:
-        """Take one event, return what is to be done about it, in order."""
+        """Take one event, return commands in order."""
         state = self._state
         state.out, state.now_s = [], event.now_s
         match event:
             case events.ModelAdopted(_, model, saved_seq, records, owner):
-                if model in self._lines:
-                    state.place(self._lines[model], None)
-                line = self._lines[model] = state.busy[model] = ModelQueue(model, owner)
-                line.adopt(saved_seq, records)
+                if model in self._queues:
+                    state.assign(self._queues[model], None)
+                queue = self._queues[model] = state.busy[model] = ModelQueue(model, owner)
+                queue.adopt(saved_seq, records)
             case events.OpSubmitted(_, operation, owner):
-                self._submitted(operation, owner)
+                self._submit(operation, owner)
             case events.OpRejected(_, operation, reason):
-                self._rejected(operation, reason)
+                self._reject(operation, reason)
             case events.ModelClosed(_, model, reason):
                 self._close(model, reason)
             case events.TicketDone() | events.TicketFailed():
-                self._reported(event)
+                self._handle_report(event)
             case TimerFired(_, name):
                 self._timer(name)
             case _:
-                self._of_trainers(event)
-        self._recovery.move_away(event.now_s)
+                self._handle_trainer_event(event)
+        self._recovery.move_states(event.now_s)
         self._dispatch()
         self._watch_gaps(event.now_s)
         return state.out
 
-    def _of_trainers(self, event: events.TrainerEvent) -> None:
+    def _handle_trainer_event(self, event: events.TrainerEvent) -> None:
         state = self._state
         match event:
             case events.TrainerJoined(_, worker, node):
@@ -78,7 +78,7 @@ class OperationsController:
                 else:
                     state.out.append(DispatchDue(now_s, model, settled=True))
             case events.StateMoved(_, model, ticket, error):
-                self._recovery.moved(model, ticket, error)
+                self._recovery.finish_move(model, ticket, error)
             case events.TicketDetached(_, worker, ticket):
                 self._recovery.detach(worker, ticket)
             case _:
@@ -90,230 +90,239 @@ class OperationsController:
         else:
             self._state.gates[job] = nodes
 
-    # ---- questions the body may ask ----
+    # ---- queries ----
     def check_number(self, model: ModelId, seq: int) -> None:
-        """Raise if a number lies too far ahead of the model's next one."""
-        line = self._lines.get(model) or ModelQueue(model)
-        last = line.next_seq + self._config.max_skipped
-        if seq > last and not line.knows(seq):
+        """Raise if `seq` is too far ahead of the model's next number."""
+        queue = self._queues.get(model) or ModelQueue(model)
+        last = queue.next_seq + self._config.max_skipped
+        if seq > last and not queue.has_seq(seq):
             raise ConfigError.of(
-                "seq_id", seq, f"must be at most {last}: the next one is {line.next_seq}"
+                "seq_id", seq, f"must be at most {last}: the next one is {queue.next_seq}"
             )
 
     def check_room(self, model: ModelId) -> None:
-        """Raise if a model has more waiting than it may."""
-        line = self._lines.get(model)
-        if line is not None and len(line.waiting) >= self._config.max_waiting_per_model:
-            raise UnavailableError(f"model {model}: {len(line.waiting)} operations are waiting")
+        """Raise if too many operations of a model wait."""
+        queue = self._queues.get(model)
+        if queue is not None and len(queue.waiting) >= self._config.max_waiting_per_model:
+            raise UnavailableError(
+                f"model {model}: {len(queue.waiting)} operations are waiting; retry later"
+            )
 
     def waiting(self) -> dict[ModelId, int]:
-        return {model: len(line.waiting) for model, line in self._lines.items()}
+        return {model: len(queue.waiting) for model, queue in self._queues.items()}
 
     def gates(self) -> dict[JobId, tuple[NodeId, ...]]:
-        """Where jobs that share nodes may train now."""
+        """The nodes where jobs that share nodes may train now."""
         return dict(self._state.gates)
 
-    def at_work(self) -> dict[WorkerId, Flight]:
-        """What each busy trainer does."""
+    def busy_trainers(self) -> dict[WorkerId, Flight]:
+        """The flights of busy trainers."""
         return {worker: flight for worker, flight in self._flights.items() if flight is not None}
 
     def holders(self) -> dict[ModelId, WorkerId]:
-        """Which trainer has the state of which model."""
-        held = ((model, line.worker) for model, line in self._lines.items())
+        """Trainers by the models whose state they have."""
+        held = ((model, queue.worker) for model, queue in self._queues.items())
         return {model: worker for model, worker in held if worker is not None}
 
     # ---- arrivals ----
-    def _submitted(self, operation: Operation, owner: TenantId) -> None:
-        line = self._lines.setdefault(operation.model, ModelQueue(operation.model, owner))
-        if line.knows(operation.seq):
-            error = f"seq_id {operation.seq} was used up before"
+    def _submit(self, operation: Operation, owner: TenantId) -> None:
+        queue = self._queues.setdefault(operation.model, ModelQueue(operation.model, owner))
+        if queue.has_seq(operation.seq):
+            error = f"seq_id {operation.seq} was used before"
             self._state.fail(operation, error, FaultOwner.USER)
             return
-        line.waiting[operation.seq] = operation
-        self._state.busy[line.model] = line
-        line.job = operation.job or line.job
-        line.skip_refused()
+        queue.waiting[operation.seq] = operation
+        self._state.busy[queue.model] = queue
+        queue.job = operation.job or queue.job
+        queue.skip_refused()
 
-    def _rejected(self, operation: Operation, reason: str) -> None:
-        line = self._lines.get(operation.model)
-        if line is None or line.knows(operation.seq):
+    def _reject(self, operation: Operation, reason: str) -> None:
+        queue = self._queues.get(operation.model)
+        if queue is None or queue.has_seq(operation.seq):
             return
-        line.refused[operation.seq] = (operation, reason)
-        line.skip_refused()
+        queue.refused[operation.seq] = (operation, reason)
+        queue.skip_refused()
 
     def _watch_gaps(self, now_s: float) -> None:
-        """Start the clock of every missing number whose turn it is, whatever event made it so."""
+        """Set a timer for every missing number that is next, whatever event made it so."""
         state = self._state
-        for line in list(state.busy.values()):
-            if state.idle(line):
-                del state.busy[line.model]
-            elif line.has_gap() and line.watched_seq != line.next_seq:
-                line.watched_seq = line.next_seq
+        for queue in list(state.busy.values()):
+            if state.idle(queue):
+                del state.busy[queue.model]
+            elif queue.has_gap() and queue.watched_seq != queue.next_seq:
+                queue.watched_seq = queue.next_seq
                 at_s = now_s + self._config.give_up_gap_after_s
-                state.out.append(SetTimer(f"gap:{line.next_seq}:{line.model}", at_s))
+                state.out.append(SetTimer(f"gap:{queue.next_seq}:{queue.model}", at_s))
 
     def _timer(self, name: str) -> None:
         kind, seq, model = name.split(":", 2)
-        line = self._lines.get(ModelId(model))
-        if kind == "gap" and line is not None and line.next_seq == int(seq) and line.has_gap():
-            line.give_up_gap()
-        if kind == "move" and line is not None and line.move and line.move.ticket == int(seq):
-            self._recovery.moved(line.model, int(seq), "no report came")
+        queue = self._queues.get(ModelId(model))
+        if kind == "gap" and queue is not None and queue.next_seq == int(seq) and queue.has_gap():
+            queue.give_up_gap()
+        if kind == "move" and queue is not None and queue.move and queue.move.ticket == int(seq):
+            self._recovery.finish_move(queue.model, int(seq), "no report came")
 
     def _close(self, model: ModelId, reason: str) -> None:
-        line = self._lines.pop(model, None)
-        if line is None:
+        queue = self._queues.pop(model, None)
+        if queue is None:
             return
         self._state.busy.pop(model, None)
         self._last_served.pop(model, None)
-        over = {**line.aside, **line.waiting}
+        over = {**queue.detached, **queue.waiting}
         for _, operation in sorted(over.items()):
             self._state.fail(operation, reason, FaultOwner.USER)
-        line.waiting.clear()
-        line.aside.clear()
-        self._state.forget(line)
+        queue.waiting.clear()
+        queue.detached.clear()
+        self._state.forget(queue)
         self._state.out.append(commands.ForgetStrays(model))
 
     # ---- dispatch ----
     def _dispatch(self) -> None:
-        """Give every idle trainer work: first the owner served longest ago, then its model."""
+        """Give idle trainers work: of the owner, then of the model, that was served longest ago."""
         for worker in sorted(worker for worker, flight in self._flights.items() if flight is None):
-            while self._flights[worker] is None and (line := self._pick(worker)) is not None:
-                self._next(worker, line)
+            while self._flights[worker] is None and (queue := self._pick(worker)) is not None:
+                self._start_next(worker, queue)
 
     def _pick(self, worker: WorkerId) -> ModelQueue | None:
         state = self._state
         able = [
-            line
-            for line in state.busy.values()
-            if line.has_work()
-            and line.move is None
-            and line.model not in self._unsettled
-            and state.may(line, worker)
-            and (line.worker == worker or (line.worker is None and self._least(line, worker)))
+            queue
+            for queue in state.busy.values()
+            if queue.has_work()
+            and queue.move is None
+            and queue.model not in self._unsettled
+            and state.may_run(queue, worker)
+            and (
+                queue.worker == worker
+                or (queue.worker is None and self._has_fewest_models(queue, worker))
+            )
         ]
         return min(
             able,
-            key=lambda line: (
-                self._last_owned.get(line.owner, 0),
-                self._last_served.get(line.model, 0),
-                line.model,
+            key=lambda queue: (
+                self._last_owned.get(queue.owner, 0),
+                self._last_served.get(queue.model, 0),
+                queue.model,
             ),
             default=None,
         )
 
-    def _least(self, line: ModelQueue, worker: WorkerId) -> bool:
-        """Whether no trainer that may have the model has fewer."""
-        held = self._state.held
-        return held[worker] == min(held[one] for one in self._flights if self._state.may(line, one))
+    def _has_fewest_models(self, queue: ModelQueue, worker: WorkerId) -> bool:
+        """Whether no trainer that may run the model has fewer models."""
+        held = self._state.model_counts
+        return held[worker] == min(
+            held[one] for one in self._flights if self._state.may_run(queue, one)
+        )
 
-    def _next(self, worker: WorkerId, line: ModelQueue) -> None:
-        """Bring the state there, bring it up to date, or run the head."""
+    def _start_next(self, worker: WorkerId, queue: ModelQueue) -> None:
+        """Restore the model's state on the trainer, replay its log there, or run its head."""
         ticket = self._state.ticket()
-        self._last_served[line.model] = self._last_owned[line.owner] = ticket
-        self._state.place(line, worker)
-        if line.residency is Residency.ABSENT:
-            if line.saved_seq is not None:
-                self._recovery.restore(worker, ticket, line, line.saved_seq)
+        self._last_served[queue.model] = self._last_owned[queue.owner] = ticket
+        self._state.assign(queue, worker)
+        if queue.residency is Residency.ABSENT:
+            if queue.saved_seq is not None:
+                self._recovery.restore(worker, ticket, queue, queue.saved_seq)
                 return
-            line.residency = Residency.READY  # nothing saved: the log, or the head, creates it
-        if line.applied < len(line.log):
-            self._recovery.replay(worker, ticket, line)
+            queue.residency = (
+                Residency.READY
+            )  # nothing is saved: the log or the head creates the state
+        if queue.applied < len(queue.log):
+            self._recovery.replay(worker, ticket, queue)
             return
-        operation = line.head()
-        if operation is None or not line.has_work():
-            return  # all that it lacked was what is set aside
-        if operation.kind is OpKind.OPTIM_STEP and line.poison is not None:
-            why = f"{line.poison}; its gradients were dropped, the next optim_step will work again"
+        operation = queue.head()
+        if operation is None or not queue.has_work():
+            return  # it only had detached publishes to write again
+        if operation.kind is OpKind.OPTIM_STEP and queue.poison is not None:
+            why = f"{queue.poison}; its gradients were dropped; the next optim_step will work again"
             error = f"optim_step seq {operation.seq} was not run: {why}"
             self._state.fail(operation, error, FaultOwner.USER)
-            line.fail_head(why)
+            queue.fail_head(why)
             return
         order = commands.RunOp(worker, ticket, operation, replay=False)
-        self._state.fly(RunHead(ticket, line, operation), order)
+        self._state.start_flight(RunHead(ticket, queue, operation), order)
 
     def _snapshot(
-        self, worker: WorkerId, line: ModelQueue, op: Operation, *, finishes: bool
+        self, worker: WorkerId, queue: ModelQueue, op: Operation, *, finishes: bool
     ) -> None:
-        """Save the state after `op`; with `finishes` the operation is over only then."""
+        """Save the state after `op`; with `finishes` the operation ends only then."""
         ticket = self._state.ticket()
-        order = commands.TakeSnapshot(worker, ticket, line.model, op.seq)
-        self._state.fly(SnapshotFlight(ticket, line, op, finishes), order)
+        order = commands.SaveState(worker, ticket, queue.model, op.seq)
+        self._state.start_flight(SnapshotFlight(ticket, queue, op, finishes), order)
 
     # ---- reports ----
-    def _reported(self, event: events.TicketDone | events.TicketFailed) -> None:
-        """A trainer says how something ended: what it was doing, or a publish that it detached."""
-        flight = self._state.land(event.worker, event.ticket)
+    def _handle_report(self, event: events.TicketDone | events.TicketFailed) -> None:
+        """A trainer reports the end of its flight, or of a publish that it detached."""
+        flight = self._state.end_flight(event.worker, event.ticket)
         if flight is not None:
             if isinstance(event, events.TicketDone):
-                self._done(flight, event)
+                self._finish_flight(flight, event)
             else:
-                self._failed(flight, event)
+                self._fail_flight(flight, event)
             return
-        published = self._recovery.written(event.worker, event.ticket)
+        published = self._recovery.finish_publish(event.worker, event.ticket)
         if published is None:
-            return  # about a trainer or a model that is gone
+            return  # the report is about a lost trainer or a closed model
         if isinstance(event, events.TicketDone):
             self._state.complete(published, event.ticket)
         else:
             self._state.fail(published, event.error, event.owner)
 
-    def _done(self, flight: Flight, event: events.TicketDone) -> None:
+    def _finish_flight(self, flight: Flight, event: events.TicketDone) -> None:
         match flight:
             case Restore():
-                self._recovery.restored(flight, event)
+                self._recovery.finish_restore(flight, event)
             case Replay():
-                self._recovery.replayed(flight, event)
+                self._recovery.finish_replay(flight, event)
             case RunHead():
-                self._ran(flight, event)
-            case SnapshotFlight(ticket, line, op, finishes):
-                line.snapshot_cost_s = event.elapsed_s
+                self._finish_run(flight, event)
+            case SnapshotFlight(ticket, queue, op, finishes):
+                queue.snapshot_cost_s = event.elapsed_s
                 if finishes:
-                    line.finish_head()
+                    queue.finish_head()
                     self._state.complete(op, ticket)
-                line.saved(op.seq)
-                self._state.out.append(commands.CommitSnapshot(line.model, op.seq))
+                queue.mark_saved(op.seq)
+                self._state.out.append(commands.CommitSnapshot(queue.model, op.seq))
 
-    def _ran(self, flight: RunHead, event: events.TicketDone) -> None:
-        line, op = flight.line, flight.operation
-        if op.kind is OpKind.LOAD:  # its source may be deleted: own the state first, then say so
-            self._snapshot(event.worker, line, op, finishes=True)
+    def _finish_run(self, flight: RunHead, event: events.TicketDone) -> None:
+        queue, op = flight.queue, flight.operation
+        if op.kind is OpKind.LOAD:  # its source may be deleted: save the state before the load ends
+            self._snapshot(event.worker, queue, op, finishes=True)
             return
-        line.finish_head()
+        queue.finish_head()
         self._state.complete(op, flight.ticket)
         if op.kind.changes_state:
-            line.log_cost_s += event.elapsed_s
+            queue.log_cost_s += event.elapsed_s
         if op.kind is OpKind.OPTIM_STEP and op.job in self._state.gates:
-            self._unsettled.add(line.model)
-            self._state.out.append(DispatchDue(self._state.now_s, line.model))
-        if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(line):
-            self._snapshot(event.worker, line, op, finishes=False)
+            self._unsettled.add(queue.model)
+            self._state.out.append(DispatchDue(self._state.now_s, queue.model))
+        if op.kind is OpKind.OPTIM_STEP and self._snapshot_due(queue):
+            self._snapshot(event.worker, queue, op, finishes=False)
 
-    def _failed(self, flight: Flight, event: events.TicketFailed) -> None:
-        state, line = self._state, flight.line
+    def _fail_flight(self, flight: Flight, event: events.TicketFailed) -> None:
+        state, queue = self._state, flight.queue
         match flight:
             case Restore() | Replay():
-                state.forget(line)
-                self._recovery.failed(line, event.error)
+                state.forget(queue)
+                self._recovery.count_failure(queue, event.error)
             case RunHead(_, _, op):
-                line.fail_head(event.error)
+                queue.fail_head(event.error)
                 state.fail(op, event.error, event.owner)
                 if event.state_lost:
-                    state.forget(line)
+                    state.forget(queue)
             case SnapshotFlight(finishes=finishes):
-                line.log_cost_s = 0.0  # try again after as much work as before
+                queue.log_cost_s = 0.0  # try again after as much work as before
                 if finishes:
-                    state.fail(line.fail_head(event.error), event.error, event.owner)
+                    state.fail(queue.fail_head(event.error), event.error, event.owner)
                 if event.state_lost or finishes:
-                    state.forget(line)
+                    state.forget(queue)
 
-    def _snapshot_due(self, line: ModelQueue) -> bool:
-        """Only right after an optim_step, without pending gradients or unwritten publishes."""
-        if line.aside:
+    def _snapshot_due(self, queue: ModelQueue) -> bool:
+        """Whether to save now, right after an optim_step; not while publishes are unwritten."""
+        if queue.detached:
             return False
         config = self._config
-        limit_s = max(config.save_log_after_s, line.snapshot_cost_s / config.snapshot_share)
-        return line.log_cost_s >= limit_s
+        limit_s = max(config.save_log_after_s, queue.snapshot_cost_s / config.snapshot_share)
+        return queue.log_cost_s >= limit_s
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""

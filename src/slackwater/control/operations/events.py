@@ -1,4 +1,4 @@
-"""What can happen to operations."""
+"""Events of the operations controller."""
 
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ from slackwater.model.operation import FaultOwner, Operation, OperationRecord
 
 
 class ModelAdopted(TimedMessage, frozen=True):
-    """A model from the durable log: its operations after the last saved state, by seq."""
+    """A model was restored from the durable log: its operations after the last saved state."""
 
     model: ModelId
     saved_seq: int | None
@@ -26,14 +26,14 @@ class OpSubmitted(TimedMessage, frozen=True):
 
 
 class OpRejected(TimedMessage, frozen=True):
-    """A submission was refused at the door; it still uses up its number."""
+    """A submission was rejected; it still uses up its number."""
 
     operation: Operation
     reason: str
 
 
 class ModelClosed(TimedMessage, frozen=True):
-    """Nothing more will come for a model."""
+    """The model is closed: no more operations are accepted."""
 
     model: ModelId
     reason: str
@@ -52,7 +52,7 @@ class OpsGated(TimedMessage, frozen=True):
 
 
 class StateMoved(TimedMessage, frozen=True):
-    """How a `MoveState` ended; without an error the other trainer's node has the state."""
+    """A `MoveState` ended; without an error the other trainer's node has the state."""
 
     model: ModelId
     ticket: int
@@ -65,7 +65,7 @@ class TrainerLost(TimedMessage, frozen=True):
 
 
 class TicketDetached(TimedMessage, frozen=True):
-    """The trainer has its copy of what it publishes, and is free; another report follows."""
+    """The trainer has copied what it publishes and is free; another report follows."""
 
     worker: WorkerId
     ticket: int
@@ -73,7 +73,7 @@ class TicketDetached(TimedMessage, frozen=True):
 
 
 class TicketDone(TimedMessage, frozen=True):
-    """A trainer executed a ticket; it found a state with all operations up to `reached`, if any."""
+    """A trainer executed a ticket. `reached`: it found a state with all operations up to this."""
 
     worker: WorkerId
     ticket: int

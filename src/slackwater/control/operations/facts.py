@@ -1,12 +1,12 @@
-"""What happened to operations, as other controllers hear it."""
+"""Events of operations for other controllers."""
 
 from slackwater.control.message import TimedMessage
 from slackwater.model.ids import JobId, ModelId, RequestId
 from slackwater.model.operation import OpKind
 
 
-class OpOver(TimedMessage, frozen=True):
-    """An operation of the job ended, well if `done`."""
+class OpEnded(TimedMessage, frozen=True):
+    """An operation of the job ended; `done` if it succeeded."""
 
     job: JobId
     request: RequestId
@@ -15,16 +15,17 @@ class OpOver(TimedMessage, frozen=True):
 
 
 class PublishDetached(TimedMessage, frozen=True):
-    """A publish of the job has its copy: the trainer is free, and the rest is written beside."""
+    """A publish of the job has its copy: the trainer is free while the copy is written."""
 
     job: JobId
     request: RequestId
 
 
 class DispatchDue(TimedMessage, frozen=True):
-    """After a step of a job that shares nodes the model's next operation waits until the phase
-    keeper has said whether the phase goes on: it hears of the step first, and its answer is in the
-    inbox before this comes back for the second time (`settled`).
+    """The model's next operation may be dispatched after an optim_step of a job that shares nodes.
+
+    The controller sends this to itself twice. Between the two the phase keeper handles the end of
+    the step, so that a gate that it closes is in effect before the second (`settled`) dispatches.
     """
 
     model: ModelId

@@ -1,4 +1,4 @@
-"""What trainers are doing: one flight each, and publishes that are written beside it."""
+"""Flights: what each trainer does now, and the publishes that it writes beside them."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,36 +10,36 @@ from slackwater.model.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The saved state is brought to the trainer."""
+    """The trainer loads the saved state."""
 
     ticket: int
-    line: ModelQueue
+    queue: ModelQueue
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The effect of an entry of the log is brought to the state."""
+    """The trainer applies an entry of the log to the state."""
 
     ticket: int
-    line: ModelQueue
+    queue: ModelQueue
     entry: LogEntry
 
 
 @dataclass(frozen=True, slots=True)
 class RunHead:
-    """The operation whose turn it is runs."""
+    """The trainer runs the head of the queue."""
 
     ticket: int
-    line: ModelQueue
+    queue: ModelQueue
     operation: Operation
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFlight:
-    """The state after an operation is saved; `finishes` if the operation is over only then."""
+    """The trainer saves the state after an operation, which ends only then if `finishes`."""
 
     ticket: int
-    line: ModelQueue
+    queue: ModelQueue
     operation: Operation
     finishes: bool
 
@@ -48,14 +48,14 @@ Flight: TypeAlias = Restore | Replay | RunHead | SnapshotFlight
 
 
 def runs_head(flight: Flight) -> bool:
-    """Whether the head of the line depends on how it ends."""
+    """Whether the end of the flight ends the head of the queue."""
     return isinstance(flight, RunHead) or (isinstance(flight, SnapshotFlight) and flight.finishes)
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedPublish:
-    """A publish that a trainer writes beside its next operations."""
+    """A publish that a trainer writes during its next operations."""
 
     worker: WorkerId
-    line: ModelQueue
+    queue: ModelQueue
     operation: Operation

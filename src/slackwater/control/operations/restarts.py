@@ -1,4 +1,4 @@
-"""How long to wait before a worker that died is started again."""
+"""The backoff before a dead worker is restarted."""
 
 from dataclasses import dataclass
 
@@ -12,9 +12,9 @@ class RestartPolicy:
     healthy_after_s: float = 20.0
 
     def delay_s(self, deaths: int) -> float:
-        """Before the start that follows the `deaths`-th death in a row (1, 2, ...)."""
+        """The delay after the `deaths`-th death in a row (1, 2, ...)."""
         return min(self.first_s * 2.0 ** min(deaths - 1, 30), self.longest_s)
 
     def deaths_after(self, deaths: int, lived_s: float) -> int:
-        """The count of deaths in a row, once one more has died after `lived_s`."""
+        """The number of deaths in a row after one more, at an age of `lived_s`."""
         return 1 if lived_s >= self.healthy_after_s else deaths + 1

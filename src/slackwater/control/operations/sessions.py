@@ -1,4 +1,4 @@
-"""Which sessions live: from their creation until their client ends them or heartbeats stop."""
+"""Live sessions: from their creation until their client ends them or heartbeats stop."""
 
 from dataclasses import dataclass, field
 
@@ -6,24 +6,24 @@ from slackwater.model.ids import SessionId
 
 
 @dataclass(slots=True)
-class SessionBook:
-    """Pure: times come in, the sessions to end come out."""
+class SessionTracker:
+    """Tracks sessions' last signs of life; it reads no clock."""
 
     silent_after_s: float = 300.0
     _seen_s: dict[SessionId, float] = field(default_factory=dict)
 
-    def seen(self, session: SessionId, now_s: float) -> None:
-        """A session was opened, or gave a sign of life."""
+    def touch(self, session: SessionId, now_s: float) -> None:
+        """Record the opening of a session or a sign of life."""
         self._seen_s[session] = max(now_s, self._seen_s.get(session, now_s))
 
     def end(self, session: SessionId) -> None:
         self._seen_s.pop(session, None)
 
-    def lives(self, session: SessionId) -> bool:
+    def is_alive(self, session: SessionId) -> bool:
         return session in self._seen_s
 
     def reap(self, now_s: float) -> list[SessionId]:
-        """Take out the sessions that have been silent for too long."""
+        """Remove and return the sessions that have been silent for too long."""
         silent = sorted(
             session
             for session, seen_s in self._seen_s.items()

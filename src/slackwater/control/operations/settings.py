@@ -1,14 +1,13 @@
-"""What an operator can set of operations."""
+"""Settings of the operations controller."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class OperationsConfig:
-    """`save_log_after_s` bounds how long a replay takes; a snapshot may cost a tenth of the time.
-
-    `max_skipped` is how far a number may lie ahead of the next one. A move between nodes without a
-    report is given up after `give_up_move_after_s`.
+    """`save_log_after_s` bounds the duration of a replay; snapshots take up to `snapshot_share` of
+    the time. `max_skipped` is how far a number may be ahead of the next one. A move between nodes
+    without a report is given up after `give_up_move_after_s`.
     """
 
     give_up_gap_after_s: float = 60.0

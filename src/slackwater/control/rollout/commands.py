@@ -1,4 +1,4 @@
-"""What the rollout manager asks for, and what it tells other controllers."""
+"""Commands of the rollout manager, and its messages to other controllers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import AttemptId, FinishReason
 
 
-class Dispatch(Message, frozen=True):
-    """Run the turn there: prefill prompt + generated, then go on at that position.
+class DispatchTurn(Message, frozen=True):
+    """Run the turn on the instance: prefill prompt + generated, then continue at that position.
 
     `attempt` is the request id for the engine. `sampling.max_tokens` counts `generated` too.
     """
@@ -32,8 +32,8 @@ class Dispatch(Message, frozen=True):
     stream: bool = False
 
 
-class AbortOn(Message, frozen=True):
-    """Forget the attempt; what it still sends is discarded."""
+class AbortTurn(Message, frozen=True):
+    """Stop the attempt; tokens that it still sends are discarded."""
 
     instance: InstanceId
     attempt: AttemptId
@@ -54,7 +54,7 @@ class AppendTokens:
 @dataclass(frozen=True, slots=True)
 class StreamTokens:
     """New tokens of streamed turns, in columns: the next `counts[i]` are of `turns[i]` (no counts:
-    one each); of no turn the first.
+    one each). The first tokens of a turn come in `AppendTokens`.
     """
 
     turns: Sequence[TurnId]
@@ -65,7 +65,7 @@ class StreamTokens:
 
 @dataclass(frozen=True, slots=True)
 class CompleteTurn:
-    """The turn is whole. Exactly one of Complete, Fail or a cancellation ends every turn."""
+    """The turn is complete. Completion, failure or cancellation ends every turn exactly once."""
 
     turn: TurnId
     tokens: Sequence[int]
@@ -81,21 +81,21 @@ class CompleteTurn:
 
 
 class FailTurn(Message, frozen=True):
-    """The turn alone has failed; `error` says why."""
+    """The turn has failed, and no other with it; `error` says why."""
 
     turn: TurnId
     error: str
 
 
 class ReleaseInstance(Message, frozen=True):
-    """Let the instance go: nothing of ours runs on it any more."""
+    """Release the instance: none of our turns runs on it any more."""
 
     instance: InstanceId
     reason: str
 
 
 class ReportFault(Message, frozen=True):
-    """Something that an operator should see; the manager has dealt with it."""
+    """Log a fault for the operator; the manager has handled it."""
 
     instance: InstanceId
     what: str
@@ -109,20 +109,20 @@ class EndSeeding(Message, frozen=True):
 
 
 class ResumeSeeding(Message, frozen=True):
-    """The trainer waits and generation is short of hands: start local engines again."""
+    """The trainer waits for responses: start local engines again to generate them."""
 
     job: JobId
     reason: str
 
 
 class LimitInstances(Message, frozen=True):
-    """More remote instances than this would not make the job's steps shorter."""
+    """More remote instances than this would not shorten the job's steps."""
 
     job: JobId
     most: int
 
 
-TurnCommand = Dispatch | AbortOn | AppendTokens | StreamTokens | CompleteTurn | FailTurn
+TurnCommand = DispatchTurn | AbortTurn | AppendTokens | StreamTokens | CompleteTurn | FailTurn
 SeedingCommand = SeedingChanged | EndSeeding | ResumeSeeding | LimitInstances
 RolloutReport = TurnOpened | TurnClosed | VersionNeeded | VersionFreed
 RolloutCommand = (

@@ -1,4 +1,4 @@
-"""How many live turns ask for which version: told to the weight director when it changes much."""
+"""Live turns by weight version, reported to the weight director when the count changes much."""
 
 from collections import defaultdict
 from dataclasses import dataclass
@@ -9,50 +9,53 @@ from slackwater.control.weights.events import VersionNeeded
 
 
 @dataclass(slots=True)
-class _Asked:
+class _VersionDemand:
+    """Live turns of a version, and their number when it was last reported."""
+
     turns: int = 0
-    told: int = 0
+    reported: int = 0
 
 
 class Demand:
     """Counts turns by version; reports the first, the last, and every doubling and halving."""
 
     def __init__(self) -> None:
-        self._asked: defaultdict[str, _Asked] = defaultdict(_Asked)
+        self._demands: defaultdict[str, _VersionDemand] = defaultdict(_VersionDemand)
 
-    def opened(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
-        """One more turn asks for its version."""
-        asked = self._asked[turn.spec.version]
-        asked.turns += 1
-        if asked.turns >= 2 * asked.told:
-            self._tell(turn, asked, now_s, out)
+    def record_open(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
+        """Count a turn that needs its version."""
+        demand = self._demands[turn.spec.version]
+        demand.turns += 1
+        if demand.turns >= 2 * demand.reported:
+            self._report(turn, demand, now_s, out)
 
-    def closed(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
-        asked = self._asked[turn.spec.version]
-        asked.turns -= 1
-        if 2 * asked.turns <= asked.told:
-            self._tell(turn, asked, now_s, out)
-        if not asked.turns:
-            del self._asked[turn.spec.version]
+    def record_close(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
+        demand = self._demands[turn.spec.version]
+        demand.turns -= 1
+        if 2 * demand.turns <= demand.reported:
+            self._report(turn, demand, now_s, out)
+        if not demand.turns:
+            del self._demands[turn.spec.version]
 
-    def waits(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
-        """A turn finds nobody to take it."""
-        self._tell(turn, self._asked[turn.spec.version], now_s, out, waiting=True)
+    def report_waiting(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
+        """Report a turn that no instance can take."""
+        self._report(turn, self._demands[turn.spec.version], now_s, out, waiting=True)
 
     @staticmethod
-    def _tell(
+    def _report(
         turn: LiveTurn,
-        asked: _Asked,
+        demand: _VersionDemand,
         now_s: float,
         out: list[RolloutCommand],
         *,
         waiting: bool = False,
     ) -> None:
         spec = turn.spec
-        asked.told = asked.turns
-        need = (spec.job, spec.base_model, spec.version, asked.turns, waiting)
-        out.append(VersionNeeded(now_s, *need))
+        demand.reported = demand.turns
+        out.append(
+            VersionNeeded(now_s, spec.job, spec.base_model, spec.version, demand.turns, waiting)
+        )
 
     def counts(self) -> dict[str, int]:
         """Live turns by version."""
-        return {version: asked.turns for version, asked in self._asked.items()}
+        return {version: demand.turns for version, demand in self._demands.items()}

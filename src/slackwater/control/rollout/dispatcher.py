@@ -1,6 +1,6 @@
-"""Turns to instances: asks the routing policy, and keeps the waiting line."""
+"""Dispatches turns to instances by the routing policy, and queues those that must wait."""
 
-from slackwater.control.rollout.commands import AbortOn, Dispatch, RolloutCommand
+from slackwater.control.rollout.commands import AbortTurn, DispatchTurn, RolloutCommand
 from slackwater.control.rollout.homes import CacheHomes
 from slackwater.control.rollout.instances import InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -13,28 +13,30 @@ from slackwater.policy.rollout.routing import WAIT, Destination
 
 
 class Dispatcher:
-    """Owns attempts: which turn runs where under which number. Commands are appended to `out`."""
+    """Owns attempts: which turn runs on which instance, by number. Methods append to `out`."""
 
     def __init__(self, settings: RolloutSettings, instances: Instances) -> None:
         self._settings = settings
         self._instances = instances
-        self.line = TurnQueue()
+        self.queue = TurnQueue()
         self.attempts: dict[int, LiveTurn] = {}
         self.next_attempt = 1
         self.owners: set[TenantId] = set()
-        self.now_s = 0.0  # of the event that is being handled
+        self.now_s = 0.0  # of the current event
         self.homes = CacheHomes(instances, settings.home_lease_s, settings.remembered_trajectories)
 
     def place(
         self, turn: LiveTurn, now_s: float, out: list[RolloutCommand], *, first: bool = False
     ) -> bool:
-        """Send the turn where the policy says, or let it wait; whether it was sent."""
+        """Dispatch the turn where the policy says, or queue it; return whether it left."""
         need = self.homes.need(turn)
         if not self._instances.gates.takes(turn):
             self._wait(turn, WAIT, now_s, first)
             return False
         key = need_key(turn)
-        placement = self._settings.routing.place(need, self._offered(turn, self._able(turn, key)))
+        placement = self._settings.routing.place(
+            need, self._view_of_owner(turn, self._candidates(turn, key))
+        )
         if placement.instance is not None:
             self._send(turn, self._instances.records[placement.instance], now_s, out)
             return True
@@ -43,28 +45,29 @@ class Dispatcher:
 
     def _wait(self, turn: LiveTurn, placement: Destination, now_s: float, first: bool) -> None:
         turn.waiting_since_s = now_s
-        started = self._settings.routing.started_first and self.homes.started(turn)
-        self.line.add(turn, first=first, started=started, bound_to=placement.bound_to)
+        started = self._settings.routing.started_first and self.homes.has_home(turn)
+        self.queue.add(turn, first=first, started=started, bound_to=placement.bound_to)
 
     def fill(self, record: InstanceRecord, now_s: float, out: list[RolloutCommand]) -> None:
-        """Give waiting turns to an instance that has room again."""
-        while len(self.line) and record.load.accepting:
+        """Dispatch queued turns to an instance that has room again."""
+        while len(self.queue) and record.load.accepting:
             turn = self._next_for(record)
             if turn is None:
                 return
-            self.line.remove(turn)
+            self.queue.remove(turn)
             self._send(turn, record, now_s, out)
 
     def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
-        """The next turn that may run there: of the owner with the least there; then of those with
-        their prefix there, of other started trajectories, of new ones; oldest first.
+        """The next queued turn for an instance: of the owner with the fewest turns there; of its
+        turns one with its prefix there, then one of a started trajectory, then a new one; each the
+        oldest.
         """
         able = [
             (record.owners[turn.spec.owner], 1 + (not started), turn.sequence, turn)
-            for started, turn in self.line.heads()
+            for started, turn in self.queue.heads()
             if self._fits(turn, record)
         ]
-        warm = self.line.first_bound_to(record.spec.instance)
+        warm = self.queue.first_bound_to(record.spec.instance)
         if warm is not None and self._fits(warm, record):
             able.append((record.owners[warm.spec.owner], 0, warm.sequence, warm))
         return min(able, key=lambda row: row[:3])[3] if able else None
@@ -72,16 +75,16 @@ class Dispatcher:
     def _fits(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         if not self._can_run(turn, record):
             return False
-        (load,) = self._offered(turn, [record.load])
+        (load,) = self._view_of_owner(turn, [record.load])
         return self._settings.routing.takes(self.homes.need(turn), load)
 
-    def _offered(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
-        """The instances as they look to the turn's owner, who leaves a share of each to others."""
+    def _view_of_owner(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
+        """Loads as the turn's owner may use them: it leaves a share of each instance to others."""
         share = self._settings.kept_for_others
         if not share or len(self.owners) < 2:
             return loads
         records = self._instances.records
-        return [records[load.instance].offers(turn.spec.owner, share) for load in loads]
+        return [records[load.instance].load_for(turn.spec.owner, share) for load in loads]
 
     def _can_run(self, turn: LiveTurn, record: InstanceRecord) -> bool:
         return (
@@ -95,19 +98,19 @@ class Dispatcher:
     def move(
         self, turn: LiveTurn, target: InstanceRecord, now_s: float, out: list[RolloutCommand]
     ) -> None:
-        """Stop the turn where it runs and go on at `target`."""
+        """Stop the turn where it runs and continue it on `target`."""
         self.recall(turn, out)
         self._send(turn, target, now_s, out)
 
     def movable(self, turn: LiveTurn, target: InstanceRecord) -> bool:
-        """Whether `target` could go on with the turn."""
+        """Whether `target` could continue the turn."""
         return target.load.accepting and self._can_run(turn, target)
 
     def recall(self, turn: LiveTurn, out: list[RolloutCommand]) -> None:
-        """Stop the turn's attempt; the instance lives on."""
+        """Stop the turn's attempt on an instance that stays."""
         assert turn.instance is not None
         assert turn.attempt is not None
-        out.append(AbortOn(turn.instance, turn.attempt))
+        out.append(AbortTurn(turn.instance, turn.attempt))
         load = self._instances.records[turn.instance].load
         if load.waiting:
             load.waiting -= 1
@@ -115,7 +118,7 @@ class Dispatcher:
         turn.moves += 1
 
     def detach(self, turn: LiveTurn) -> InstanceRecord | None:
-        """Undo the assignment in the books; the instance, if it still lives."""
+        """Undo the turn's assignment; return its instance, if it is still there."""
         if turn.attempt is None:
             return None
         assert turn.instance is not None
@@ -134,17 +137,21 @@ class Dispatcher:
         turn.instance = None
         return record
 
-    def _able(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
+    def _candidates(self, turn: LiveTurn, key: NeedKey) -> list[InstanceLoad]:
         eligible = self._instances.eligible(key)
         context, exact = turn.context_tokens, turn.must_continue
-        if context < self._instances.shortest_context and turn.avoids is None and not exact:
+        if (
+            context < self._instances.shortest_context
+            and turn.avoided_instance is None
+            and not exact
+        ):
             return eligible
         records = self._instances.records
         return [
             load
             for load in eligible
             if context < load.max_context_tokens
-            and load.instance != turn.avoids
+            and load.instance != turn.avoided_instance
             and (not exact or records[load.instance].spec.exact_continuation)
         ]
 
@@ -152,7 +159,7 @@ class Dispatcher:
         self, turn: LiveTurn, record: InstanceRecord, now_s: float, out: list[RolloutCommand]
     ) -> None:
         version = record.version_for(turn)
-        assert version is not None, f"{turn.spec.turn} sent where its weights are not"
+        assert version is not None, f"{turn.spec.turn} dispatched where its weights are not"
         attempt = AttemptId(self.next_attempt)
         self.next_attempt += 1
         turn.inexact |= not record.spec.exact_continuation
@@ -160,7 +167,7 @@ class Dispatcher:
         turn.base_tokens = len(turn.tokens)
         turn.sent_context = turn.context_tokens
         turn.sent_s = now_s
-        turn.waits_s = turn.waited_s(now_s)
+        turn.earlier_queued_s = turn.total_queued_s(now_s)
         turn.waiting_since_s = None
         turn.device_clock_s = record.clock.read(now_s, 1)
         self.attempts[attempt] = turn
@@ -172,9 +179,9 @@ class Dispatcher:
             record.progress_s = now_s
         load.in_flight += 1
         load.kv_load_tokens += turn.sent_context
-        self.homes.sent(turn)
+        self.homes.record_dispatch(turn)
         out.append(
-            Dispatch(
+            DispatchTurn(
                 record.spec.instance,
                 attempt,
                 turn.spec.turn,

@@ -1,4 +1,4 @@
-"""What can happen to the rollout manager.
+"""Events of the rollout manager.
 
 Frames of an instance are atomic: one frame becomes `TokensArrived`, then one `TurnEnded` per turn
 that finished in it, before the next is read.
@@ -15,7 +15,7 @@ from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 
 
 class TurnSubmitted(TimedMessage, frozen=True):
-    """A client wants a turn generated; `tokens` of it were, under another control plane."""
+    """A client requests a turn; `tokens` were generated under an earlier control plane."""
 
     spec: TurnSpec
     tokens: Sequence[int] = ()
@@ -23,13 +23,13 @@ class TurnSubmitted(TimedMessage, frozen=True):
 
 
 class TurnCancelled(TimedMessage, frozen=True):
-    """The client does not want it any more."""
+    """The client cancelled its turn."""
 
     turn: TurnId
 
 
 class InstanceJoined(TimedMessage, frozen=True):
-    """An engine process connected and said what it can do. It holds no weights of ours yet."""
+    """An engine process connected and declared its capacity. It has no weights of ours yet."""
 
     spec: InstanceSpec
 
@@ -92,7 +92,7 @@ class TurnEnded(TimedMessage, frozen=True):
 
 
 class TurnRefused(TimedMessage, frozen=True):
-    """The instance gives the turn back: `turn_at_fault` if it can run nowhere, else it moves on."""
+    """The instance refused the turn, which fails if `turn_at_fault` and else runs elsewhere."""
 
     instance: InstanceId
     attempt: AttemptId
@@ -101,9 +101,8 @@ class TurnRefused(TimedMessage, frozen=True):
 
 
 class InstanceHeartbeat(TimedMessage, frozen=True):
-    """Alive; with its load. `produced_tokens` (decoded) and `prefilled_tokens` only ever grow.
-
-    They tell a stall from a quiet moment, and teach the manager the engine's rate by batch size.
+    """The instance lives, with this load. `produced_tokens` (decoded) and `prefilled_tokens` only
+    grow: they tell a stall from a quiet moment, and show the engine's rate by batch size.
     """
 
     instance: InstanceId
@@ -116,14 +115,14 @@ class InstanceHeartbeat(TimedMessage, frozen=True):
 
 
 class InstanceNotice(TimedMessage, frozen=True):
-    """It will be taken away at `leaves_at_s`."""
+    """The instance will be removed at `leaves_at_s`."""
 
     instance: InstanceId
     leaves_at_s: float
 
 
-class DrainAsked(TimedMessage, frozen=True):
-    """An operator wants it to finish what it runs (`move_turns`: to hand it over) and leave."""
+class DrainRequested(TimedMessage, frozen=True):
+    """An operator drains the instance: its turns finish (`move_turns`: move) and it leaves."""
 
     instance: InstanceId
     move_turns: bool = False
@@ -137,7 +136,7 @@ class InstanceLost(TimedMessage, frozen=True):
 
 
 class BudgetChanged(TimedMessage, frozen=True):
-    """A serving node lends more or less room."""
+    """A serving node lends another amount of capacity."""
 
     instance: InstanceId
     max_running: int
@@ -145,7 +144,7 @@ class BudgetChanged(TimedMessage, frozen=True):
 
 
 class StepBegan(TimedMessage, frozen=True):
-    """A training step of the job starts: local engines seed, and `turns` responses are wanted."""
+    """A training step of the job started: local engines seed, and it needs `turns` responses."""
 
     job: JobId
     step: int
@@ -153,13 +152,13 @@ class StepBegan(TimedMessage, frozen=True):
 
 
 class TrainerWanted(TimedMessage, frozen=True):
-    """The trainer has work for devices on which local engines still seed."""
+    """The trainer needs devices on which local engines still seed."""
 
     job: JobId
 
 
 class TrainerWaits(TimedMessage, frozen=True):
-    """The trainer waits for responses, and says what it has trained on in this step so far."""
+    """The trainer waits for responses, after this much training in the step."""
 
     job: JobId
     trained_tokens: int
@@ -167,7 +166,7 @@ class TrainerWaits(TimedMessage, frozen=True):
 
 
 class StepEnded(TimedMessage, frozen=True):
-    """The trainer finished the step, and says where its time went."""
+    """The trainer finished the step; `train_s` and the waits are where its time went."""
 
     job: JobId
     step: int
@@ -178,27 +177,29 @@ class StepEnded(TimedMessage, frozen=True):
 
 
 class StepDropped(TimedMessage, frozen=True):
-    """The job is over: its step, if it has one, teaches nothing and holds nothing."""
+    """The job ended: its unfinished step, if any, is discarded."""
 
     job: JobId
 
 
 class OwnersNamed(TimedMessage, frozen=True):
-    """Whose turns may come: with more than one owner, none may fill an instance alone."""
+    """Owners of turns. With more than one, none may fill an instance alone."""
 
     owners: tuple[TenantId, ...]
 
 
 class JobGated(TimedMessage, frozen=True):
-    """From now on the job's turns run where the gate admits them; without a gate, anywhere."""
+    """The job's turns now run only where the gate admits them; None: anywhere."""
 
     job: JobId
     gate: TurnGate | None
 
 
 TurnEvent = TurnSubmitted | TurnCancelled | TokensArrived | PromptScored | TurnEnded | TurnRefused
-SignOfLife = VersionOffered | InstanceFaulted | InstanceHeartbeat | InstanceNotice | BudgetChanged
-InstanceEvent = InstanceJoined | VersionRecalled | DrainAsked | InstanceLost | SignOfLife
+LivenessEvent = (
+    VersionOffered | InstanceFaulted | InstanceHeartbeat | InstanceNotice | BudgetChanged
+)
+InstanceEvent = InstanceJoined | VersionRecalled | DrainRequested | InstanceLost | LivenessEvent
 SeedingEvent = StepBegan | TrainerWaits | StepEnded | StepDropped | TrainerWanted
 RolloutEvent = TurnEvent | InstanceEvent | SeedingEvent | TimerFired | OwnersNamed | JobGated
 

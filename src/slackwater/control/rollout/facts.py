@@ -1,11 +1,11 @@
-"""What happened to turns and instances, as other controllers hear it."""
+"""Events of turns and instances for other controllers."""
 
 from slackwater.control.message import TimedMessage
 from slackwater.model.ids import InstanceId, JobId
 
 
 class TurnOpened(TimedMessage, frozen=True):
-    """One more turn of the job is live, the manager's number `sequence`."""
+    """A turn of the job is live; `sequence` is the manager's number of it."""
 
     job: JobId
     base_model: str
@@ -13,7 +13,7 @@ class TurnOpened(TimedMessage, frozen=True):
 
 
 class TurnClosed(TimedMessage, frozen=True):
-    """A turn ended, well or not; `device_s` is its share of the engines' time."""
+    """A turn ended; `device_s` is its share of the engines' time."""
 
     job: JobId
     base_model: str
@@ -26,7 +26,7 @@ class TurnClosed(TimedMessage, frozen=True):
 
 
 class InstanceReleased(TimedMessage, frozen=True):
-    """The manager let an instance go; one that `rests` lives on, and must forget what it held."""
+    """The manager released an instance. One that `rests` stays up, without its versions."""
 
     instance: InstanceId
     rests: bool = False

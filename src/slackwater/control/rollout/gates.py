@@ -1,4 +1,4 @@
-"""Gates: where the turns of a job may run while others have the nodes (a phase needs a permit)."""
+"""Gates: where a job's turns may run while jobs share nodes by permits."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from slackwater.model.placement import is_within
 
 @dataclass(frozen=True, slots=True)
 class TurnGate:
-    """A job's turns run on instances of `nodes`, and beside them on spot and borrowed ones, which
-    no permit is for; without nodes they wait.
+    """A job's turns run on instances of `nodes`, and on spot and borrowed instances, which need no
+    permit; without nodes they wait.
 
-    `only` and `but` narrow the instances while the tail of one rollout and the next one share
-    nodes. Turns numbered `before` or later wait for the next rollout.
+    `only` and `but` narrow the instances while the tail of one rollout and the next rollout share
+    nodes. Turns with a `sequence` of `before` or above wait for the next rollout.
     """
 
     nodes: tuple[NodeId, ...] = ()
@@ -34,12 +34,12 @@ class TurnGate:
         return self.only is None or spec.instance in self.only
 
     def takes(self, turn: LiveTurn) -> bool:
-        """Whether the turn came early enough."""
+        """Whether the turn belongs to the present rollout."""
         return self.before is None or turn.sequence < self.before
 
 
 class Gates:
-    """Of all jobs that have one."""
+    """The gates of all jobs that have one."""
 
     def __init__(self) -> None:
         self._gates: dict[JobId, TurnGate] = {}

@@ -1,7 +1,7 @@
-"""Working sets: which trajectories hold their prefix on which instance, and which have ended.
+"""Working sets: which trajectories have their prefix cached on which instance.
 
-Both are told from outside: a trajectory that has paused for longer than its job's trajectories
-pause is taken to have ended.
+The end of a trajectory is inferred: one that pauses for longer than its job's trajectories usually
+pause counts as ended.
 """
 
 import heapq
@@ -15,17 +15,18 @@ from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 _JOBS = 256
-_KEPT_S = 300.0  # by then an engine has long given a trajectory's cache to others
-_ALIVE = (0.75, 0.5, 0.25, 0.1)  # how likely a paused trajectory still lives, looked at in turn
+_FORGET_AFTER_S = 300.0  # by then an engine has evicted a trajectory's cache
+# A paused trajectory is checked when it still lives with each of these probabilities.
+_LIFE_PROBABILITIES = (0.75, 0.5, 0.25, 0.1)
 
 
 @dataclass(slots=True)
 class CacheHome:
-    """A trajectory that has had a turn, where it ran last, and what it counts there.
+    """A trajectory that has had a turn: where it ran last, and the tokens it counts there.
 
-    The record is the instance itself, not its name: an instance that joins again has an empty
-    cache. `number` counts trajectories as they came. `open_turns` were submitted and have not
-    ended.
+    `record` is the instance itself, not its name, because an instance that joins again has an empty
+    cache. `number` orders trajectories by arrival. `open_turns` were submitted and have not ended.
+    `stage` is the index of the next check in `_LIFE_PROBABILITIES`.
     """
 
     number: int
@@ -36,47 +37,49 @@ class CacheHome:
     record: InstanceRecord | None = None
     seen_s: float = 0.0
     ended: bool = False
-    looked: int = 0
-    counted: int = 0
+    stage: int = 0
+    counted_tokens: int = 0
     expected: Tokens | None = None
 
     @property
-    def resident(self) -> bool:
-        """In the working set of its instance."""
+    def is_resident(self) -> bool:
+        """Whether it is in the working set of its instance."""
         return self.expected is not None
 
     def count(self, alive: float = 1.0) -> None:
-        """Hold a place in the instance's working set, as far as it lives."""
+        """Count it in its instance's working set, weighted by the probability that it lives."""
         assert self.record is not None
         self.leave()
         load = self.record.load
         self.expected = self.growth.expected(self.context_tokens, alive)
-        self.counted = int(self.expected[0, 0])
+        self.counted_tokens = int(self.expected[0, 0])
         self.record.residents[self.number] = self
         load.residents += 1
-        load.resident_tokens += self.counted
+        load.resident_tokens += self.counted_tokens
         load.expected_tokens += self.expected
 
     def revive(self) -> None:
-        """It has not ended, as it was taken to have."""
+        """Undo its inferred end: it had a turn again."""
         if self.ended:
             self.ended = False
             self.growth.revived(self.context_tokens)
 
     def leave(self) -> None:
-        """Give the place up."""
+        """Leave the working set."""
         if self.record is None or self.expected is None:
             return
         load = self.record.load
         del self.record.residents[self.number]
         load.residents -= 1
-        load.resident_tokens -= self.counted
+        load.resident_tokens -= self.counted_tokens
         load.expected_tokens -= self.expected
-        self.counted, self.expected = 0, None
+        self.counted_tokens, self.expected = 0, None
 
 
 class CacheHomes:
-    """Least recently used first; a pause longer than a job's lease, at most `lease_s`, ends one."""
+    """Trajectories' homes, least recently used first. A pause longer than usual for the job, at
+    most `lease_s`, ends a trajectory.
+    """
 
     def __init__(self, instances: Instances, lease_s: float, most: int) -> None:
         self._instances = instances
@@ -90,33 +93,40 @@ class CacheHomes:
         return len(self._homes)
 
     def need(self, turn: LiveTurn) -> TurnNeed:
-        """What routing may know of the turn."""
+        """The turn as routing policies see it."""
         spec = turn.spec
         home = self._homes.get(spec.trajectory)
         instance = self.instance_of(spec.trajectory)
-        resident = instance is not None and home is not None and home.resident
+        resident = instance is not None and home is not None and home.is_resident
         growth = self._growth.get(spec.job)
-        named = spec.turn, spec.trajectory
-        return TurnNeed(*named, turn.context_tokens, instance, resident, growth, turn.sequence)
+        return TurnNeed(
+            spec.turn,
+            spec.trajectory,
+            turn.context_tokens,
+            instance,
+            resident,
+            growth,
+            turn.sequence,
+        )
 
     def instance_of(self, trajectory: TrajectoryId) -> InstanceId | None:
         """The live instance that served its last turn."""
         home = self._homes.get(trajectory)
-        if home is None or home.record is None or not self._lives(home.record):
+        if home is None or home.record is None or not self._is_live(home.record):
             return None
         return home.record.spec.instance
 
-    def started(self, turn: LiveTurn) -> bool:
+    def has_home(self, turn: LiveTurn) -> bool:
         """Whether the turn's trajectory has been on an instance before."""
         home = self._homes.get(turn.spec.trajectory)
         return home is not None and home.record is not None
 
-    def resident(self, turn: LiveTurn) -> bool:
+    def is_resident(self, turn: LiveTurn) -> bool:
         """Whether the turn's trajectory belongs to the working set of an instance."""
         home = self._homes.get(turn.spec.trajectory)
-        return home is not None and home.resident
+        return home is not None and home.is_resident
 
-    def opened(self, turn: LiveTurn, now_s: float) -> None:
+    def record_open(self, turn: LiveTurn, now_s: float) -> None:
         trajectory = turn.spec.trajectory
         home = self._homes.get(trajectory)
         if home is None:
@@ -135,18 +145,18 @@ class CacheHomes:
         home.open_turns += 1
 
     def _count_all(self, growth: ContextGrowth, now_s: float) -> None:
-        """A job turns out to have trajectories that return: those seen so far may, too."""
+        """Count a job's earlier trajectories once one of them has returned: they may, too."""
         for trajectory, home in self._homes.items():
-            if home.growth is not growth or home.record is None or not self._lives(home.record):
+            if home.growth is not growth or home.record is None or not self._is_live(home.record):
                 continue
             home.revive()
             home.count()
             if not home.open_turns:
-                home.looked = 0
+                home.stage = 0
                 heapq.heappush(self._due, (now_s, trajectory))
 
-    def sent(self, turn: LiveTurn) -> None:
-        """The turn goes to its present instance."""
+    def record_dispatch(self, turn: LiveTurn) -> None:
+        """The turn was dispatched to its present instance."""
         home = self._homes.get(turn.spec.trajectory)
         if home is None or turn.instance is None:
             return
@@ -156,8 +166,8 @@ class CacheHomes:
         if home.growth.returns:
             home.count()
 
-    def closed(self, turn: LiveTurn, now_s: float) -> None:
-        """The turn has ended, on its instance or while it waited."""
+    def record_close(self, turn: LiveTurn, now_s: float) -> None:
+        """The turn ended, on its instance or in the queue."""
         trajectory = turn.spec.trajectory
         home = self._homes.get(trajectory)
         if home is None:
@@ -174,36 +184,36 @@ class CacheHomes:
         if not home.open_turns and not home.growth.returns:
             self._end(home)
         elif not home.open_turns:
-            home.looked = 0
-            heapq.heappush(self._due, (self._look_s(home), trajectory))
+            home.stage = 0
+            heapq.heappush(self._due, (self._next_check_s(home), trajectory))
 
     def expire(self, now_s: float) -> list[InstanceRecord]:
-        """The longer a trajectory pauses, the less it counts, until it is taken to have ended;
-        where that leaves room.
+        """Count trajectories less the longer they pause, until they count as ended; return the
+        instances that have room now.
         """
-        left: list[InstanceRecord] = []
+        shrunk: list[InstanceRecord] = []
         while self._due and self._due[0][0] <= now_s:
             _, trajectory = heapq.heappop(self._due)
             home = self._homes.get(trajectory)
             if home is None or home.open_turns or home.ended:
                 continue
-            look_s = self._look_s(home)
-            if look_s > now_s:  # it came back meanwhile, or pauses have turned out longer
-                heapq.heappush(self._due, (look_s, trajectory))
+            check_s = self._next_check_s(home)
+            if check_s > now_s:  # it had a turn meanwhile, or the job's pauses got longer
+                heapq.heappush(self._due, (check_s, trajectory))
                 continue
-            if home.resident and home.record is not None and self._lives(home.record):
-                left.append(home.record)
-                home.count(_ALIVE[home.looked])
-            home.looked += 1
-            if home.looked == len(_ALIVE):
+            if home.is_resident and home.record is not None and self._is_live(home.record):
+                shrunk.append(home.record)
+                home.count(_LIFE_PROBABILITIES[home.stage])
+            home.stage += 1
+            if home.stage == len(_LIFE_PROBABILITIES):
                 self._end(home)
             else:
-                heapq.heappush(self._due, (max(self._look_s(home), now_s), trajectory))
-        self._forget(now_s - max(self._lease_s, _KEPT_S))
-        return list(dict.fromkeys(left))
+                heapq.heappush(self._due, (max(self._next_check_s(home), now_s), trajectory))
+        self._forget(now_s - max(self._lease_s, _FORGET_AFTER_S))
+        return list(dict.fromkeys(shrunk))
 
     def _forget(self, before_s: float) -> None:
-        """Drop trajectories that have had no turn since then."""
+        """Drop trajectories without a turn since `before_s`."""
         while self._homes:
             trajectory, home = next(iter(self._homes.items()))
             if home.open_turns:
@@ -214,8 +224,8 @@ class CacheHomes:
             home.leave()
             del self._homes[trajectory]
 
-    def _look_s(self, home: CacheHome) -> float:
-        return home.seen_s + home.growth.pause_s(_ALIVE[home.looked], self._lease_s)
+    def _next_check_s(self, home: CacheHome) -> float:
+        return home.seen_s + home.growth.pause_s(_LIFE_PROBABILITIES[home.stage], self._lease_s)
 
     @staticmethod
     def _end(home: CacheHome) -> None:
@@ -225,7 +235,7 @@ class CacheHomes:
             home.growth.ended(home.context_tokens)
 
     def _trim(self, record: InstanceRecord | None) -> None:
-        """Contexts outgrew the cache: the youngest that pause leave the working set."""
+        """If contexts outgrew the cache, the youngest paused trajectories leave the working set."""
         if record is None or record.load.resident_tokens <= record.load.kv_tokens:
             return
         for _, home in sorted(record.residents.items(), reverse=True):
@@ -244,16 +254,16 @@ class CacheHomes:
         return growth
 
     def check_integrity(self) -> None:
-        """Every instance's working set is the sum over the trajectories that live there."""
+        """Raise AssertionError unless working sets are the sums over their trajectories."""
         residents = {id(record): nothing_expected() for record in self._instances}
         tokens = dict.fromkeys(residents, 0)
         for home in self._homes.values():
             if home.expected is not None and id(home.record) in tokens:
                 residents[id(home.record)] += home.expected
-                tokens[id(home.record)] += home.counted
+                tokens[id(home.record)] += home.counted_tokens
         for record in self._instances:
             assert record.load.resident_tokens == tokens[id(record)], "homes are counted wrong"
             assert (record.load.expected_tokens == residents[id(record)]).all(), "homes grew wrong"
 
-    def _lives(self, record: InstanceRecord) -> bool:
+    def _is_live(self, record: InstanceRecord) -> bool:
         return self._instances.records.get(record.spec.instance) is record

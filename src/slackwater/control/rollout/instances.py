@@ -1,4 +1,4 @@
-"""The instances: what each holds, what runs on it, and when it was last heard."""
+"""The instances: weight versions, attempts, load and last sign of life of each."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -27,7 +27,7 @@ class ShareClock:
         self._at_s, self._turns, self._value_s = now_s, 0, 0.0
 
     def read(self, now_s: float, change: int) -> float:
-        """Its value now; from now on there are `change` turns more."""
+        """Return its value now; from now on `change` more turns run."""
         if self._turns:
             self._value_s += (now_s - self._at_s) / self._turns
         self._at_s, self._turns = now_s, self._turns + change
@@ -51,8 +51,8 @@ class InstanceRecord:
         self.recalled: set[str] = set()
         self.clock = ShareClock(now_s)
         self.attempts: dict[AttemptId, LiveTurn] = {}
-        self.owners: Counter[TenantId] = Counter()  # turns of each
-        self.owned_tokens: Counter[TenantId] = Counter()  # their contexts, as they were sent
+        self.owners: Counter[TenantId] = Counter()  # attempts by owner
+        self.owned_tokens: Counter[TenantId] = Counter()  # their contexts when dispatched
         self.residents: dict[int, CacheHome] = {}  # its working set, by age
         self.joined_s = now_s
         self.heard_s = now_s
@@ -71,22 +71,22 @@ class InstanceRecord:
 
     @property
     def state(self) -> InstanceState:
-        """Where it stands between joining and gone."""
+        """Its lifecycle state."""
         if self.draining:
             return InstanceState.DRAINING
         return InstanceState.READY if self.versions else InstanceState.JOINING
 
     @property
-    def local(self) -> bool:
-        """On a training node."""
+    def is_local(self) -> bool:
+        """Whether it runs on a training node."""
         return self.spec.kind is InstanceKind.LOCAL
 
     def refresh(self) -> None:
-        """Decide again whether it may be given turns."""
+        """Update whether it accepts turns."""
         self.load.accepting = bool(self.versions) and not self.draining and not self.stalled
 
-    def offers(self, owner: TenantId, share: float) -> InstanceLoad:
-        """Its load as seen by an owner who leaves that share to others, unless it has less."""
+    def load_for(self, owner: TenantId, share: float) -> InstanceLoad:
+        """Its load as an owner may use it, who leaves `share` free while it holds more."""
         load = self.load
         has_less = (
             self.owners[owner] < load.kept_slots(share)
@@ -95,19 +95,19 @@ class InstanceRecord:
         return load if has_less else load.less(share)
 
     def version_for(self, turn: LiveTurn) -> str | None:
-        """The newest version it holds that the turn may use."""
+        """The version that the turn runs with here, or None."""
         if turn.spec.version in self.versions:
             return turn.spec.version
         return next((v for v in turn.spec.also_versions if v in self.versions), None)
 
-    def freed(self) -> list[str]:
-        """Recalled versions that nothing runs with."""
+    def find_unused_recalled(self) -> list[str]:
+        """Recalled versions that no attempt uses."""
         busy = {turn.version for turn in self.attempts.values()}
         return sorted(self.recalled - busy)
 
 
 class Instances:
-    """All live instances, and for every need the list of those that can meet it."""
+    """All live instances, and cached lists of those that are eligible for a need."""
 
     def __init__(self) -> None:
         self.records: dict[InstanceId, InstanceRecord] = {}
@@ -126,15 +126,15 @@ class Instances:
 
     def add(self, record: InstanceRecord) -> None:
         self.records[record.spec.instance] = record
-        self.changed()
+        self.invalidate()
 
     def remove(self, instance: InstanceId) -> None:
         del self.records[instance]
         self.recalling.discard(instance)
-        self.changed()
+        self.invalidate()
 
-    def changed(self) -> None:
-        """Membership, versions or states changed: forget what was derived from them."""
+    def invalidate(self) -> None:
+        """Clear what was derived from membership, versions and states, after one changed."""
         self._eligible.clear()
         self._longest.clear()
         contexts = [record.spec.max_context_tokens for record in self]
@@ -142,7 +142,7 @@ class Instances:
         self.longest_context = max(contexts, default=self.longest_context)
 
     def longest_for(self, job: JobId, base_model: str) -> int | None:
-        """The longest context of the instances that serve the job, if any does."""
+        """The longest context of the instances that serve the job, or None."""
         key = (job, base_model)
         if key not in self._longest:
             able = (r.spec.max_context_tokens for r in self if r.spec.serves(job, base_model))
@@ -150,8 +150,8 @@ class Instances:
         return self._longest[key]
 
     def eligible(self, need: NeedKey) -> list[InstanceLoad]:
-        """Accepting instances that hold a version the need allows and may serve its job: our own
-        first, then by id.
+        """Accepting instances with a version of the need that may serve its job: owned ones first,
+        then by id.
         """
         found = self._eligible.get(need)
         if found is None:
@@ -171,6 +171,6 @@ class Instances:
             self._eligible[need] = found
         return found
 
-    def of(self, job: JobId, base_models: Collection[str]) -> list[InstanceRecord]:
+    def serving(self, job: JobId, base_models: Collection[str]) -> list[InstanceRecord]:
         """Instances that serve the job with one of the base models."""
         return [record for record in self if record.spec.serves_any(job, base_models)]

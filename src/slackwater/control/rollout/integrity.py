@@ -9,35 +9,35 @@ T = TypeVar("T")
 
 
 def _count(items: Iterable[T]) -> dict[T, int]:
-    """A Counter takes longer to make than to fill, and this runs after every simulated event."""
+    """Like Counter, which takes longer to make; this runs after every simulated event."""
     counts: dict[T, int] = {}
     for item in items:
         counts[item] = counts.get(item, 0) + 1
     return counts
 
 
-def check_books(books: ManagerState) -> None:
-    """Raise AssertionError if the books disagree with each other."""
-    counters, dispatcher = books.counters, books.dispatcher
+def check_state(state: ManagerState) -> None:
+    """Raise AssertionError if the parts of the state disagree."""
+    counters, dispatcher = state.counters, state.dispatcher
     ended = counters.completed + counters.failed + counters.cancelled
-    assert counters.submitted == len(books.turns) + ended, "a turn was lost or ended twice"
-    dispatcher.line.check_integrity()
+    assert counters.submitted == len(state.turns) + ended, "a turn was lost or ended twice"
+    dispatcher.queue.check_integrity()
     dispatcher.homes.check_integrity()
-    timed = {name for _, _, name in books.deadlines}
-    for name, turn in books.turns.items():
-        assert (turn.attempt is not None) != (name in dispatcher.line), f"{name} runs xor waits"
+    timed = {name for _, _, name in state.deadlines}
+    for name, turn in state.turns.items():
+        assert (turn.attempt is not None) != (name in dispatcher.queue), f"{name} runs xor waits"
         assert len(turn.tokens) == len(turn.logprobs) <= turn.limit, f"{name} over its budget"
         assert turn.topk is None or len(turn.topk) == len(turn.tokens)
-        assert name in timed, f"{name} could wait for ever"
-    asked = _count([turn.spec.version for turn in books.turns.values()])
-    assert books.demand.counts() == asked, "the demand for versions is counted wrong"
-    _check_attempts(books)
+        assert name in timed, f"{name} has no deadline"
+    asked = _count([turn.spec.version for turn in state.turns.values()])
+    assert state.demand.counts() == asked, "the demand for versions is counted wrong"
+    _check_attempts(state)
 
 
-def _check_attempts(books: ManagerState) -> None:
-    dispatcher = books.dispatcher
+def _check_attempts(state: ManagerState) -> None:
+    dispatcher = state.dispatcher
     held = 0
-    for record in books.instances:
+    for record in state.instances:
         held += len(record.attempts)
         assert record.load.in_flight == len(record.attempts)
         contexts = sum([turn.sent_context for turn in record.attempts.values()])
@@ -46,7 +46,7 @@ def _check_attempts(books: ManagerState) -> None:
         assert owners == _count([turn.spec.owner for turn in record.attempts.values()])
         assert 0 <= record.load.waiting <= record.load.in_flight
         assert not record.recalled & record.versions
-        assert not record.recalled or record.spec.instance in books.instances.recalling
+        assert not record.recalled or record.spec.instance in state.instances.recalling
         assert record.load.accepting <= (bool(record.versions) and not record.draining)
         for attempt, turn in record.attempts.items():
             assert dispatcher.attempts[attempt] is turn
@@ -55,5 +55,5 @@ def _check_attempts(books: ManagerState) -> None:
             there = turn.version in record.versions or turn.version in record.recalled
             assert there, "runs on weights that are not there"
             assert turn.version in (turn.spec.version, *turn.spec.also_versions)
-            assert books.turns[turn.spec.turn] is turn
+            assert state.turns[turn.spec.turn] is turn
     assert held == len(dispatcher.attempts)

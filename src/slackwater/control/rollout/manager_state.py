@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from slackwater.control.rollout.commands import (
-    AbortOn,
+    AbortTurn,
     CompleteTurn,
     FailTurn,
     ReportFault,
@@ -39,13 +39,13 @@ class RolloutCounters:
     late_tokens: int = 0
     accepted_tokens: int = 0
     faults: int = 0
-    # of completed turns, by base model and by the instance that ended them
+    # of completed turns, by base model and kind of the last instance
     tokens: Counter[tuple[str, InstanceKind]] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
 class JobWork:
-    """A job's live turns, its finished ones, and when the last ended; `base_models` of all turns.
+    """A job's live and ended turns, when the last ended, and the base models of all of them.
 
     Kept while a turn lives, and from the job's first step on.
     """
@@ -60,7 +60,7 @@ class JobWork:
 
 @dataclass(slots=True)
 class ManagerState:
-    """The manager's memory."""
+    """The state of the rollout manager."""
 
     settings: RolloutSettings
     instances: Instances = field(default_factory=Instances)
@@ -84,7 +84,7 @@ class ManagerState:
         return work
 
     def forget_work(self, job: JobId) -> None:
-        """Unless it is still of use."""
+        """Drop a job's work unless it has live turns or steps."""
         work = self.work.get(job)
         if work is not None and not (work.live_turns or work.steps):
             del self.work[job]
@@ -95,14 +95,14 @@ class ManagerState:
         work = self.work_of(turn.spec.job)
         work.live_turns += 1
         work.base_models.add(turn.spec.base_model)
-        self.demand.opened(turn, now_s, out)
-        self.dispatcher.homes.opened(turn, now_s)
+        self.demand.record_open(turn, now_s, out)
+        self.dispatcher.homes.record_open(turn, now_s)
         self.turns[turn.spec.turn] = turn
         self.counters.submitted += 1
         heapq.heappush(self.deadlines, (turn.deadline_s, turn.sequence, turn.spec.turn))
 
     def complete(self, turn: LiveTurn, reason: FinishReason, now_s: float, out: Out) -> None:
-        """The turn is whole: hand it over, and use the room it leaves."""
+        """End a complete turn, and fill the room that it leaves."""
         self.counters.completed += 1
         self.lengths.observe(len(turn.tokens))
         self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
@@ -127,20 +127,20 @@ class ManagerState:
         self.close(turn, now_s, out, completed=True)
 
     def fail(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
-        """The turn alone fails."""
+        """Fail one turn."""
         self.counters.failed += 1
         out.append(FailTurn(turn.spec.turn, error))
         self.close(turn, now_s, out)
 
     def stop(self, turn: LiveTurn, out: Out) -> None:
-        """Tell the instance that runs the turn, if any, to forget it; `close` follows."""
+        """Abort the turn on its instance, if it runs; `close` follows."""
         if turn.attempt is not None and turn.instance is not None:
-            out.append(AbortOn(turn.instance, turn.attempt))
+            out.append(AbortTurn(turn.instance, turn.attempt))
 
     def close(self, turn: LiveTurn, now_s: float, out: Out, *, completed: bool = False) -> None:
-        """Take the turn out of all books, and use the room it leaves."""
+        """Remove the turn from all state, and fill the room that it leaves."""
         del self.turns[turn.spec.turn]
-        if len(self.deadlines) > 2 * len(self.turns) + 64:  # mostly of turns that have ended
+        if len(self.deadlines) > 2 * len(self.turns) + 64:  # most belong to ended turns
             self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
             heapq.heapify(self.deadlines)
         work = self.work_of(turn.spec.job)
@@ -148,23 +148,30 @@ class ManagerState:
         work.closed_turns += 1
         work.closed_s = now_s
         self.forget_work(turn.spec.job)
-        self.dispatcher.line.remove(turn)
-        self.dispatcher.homes.closed(turn, now_s)
+        self.dispatcher.queue.remove(turn)
+        self.dispatcher.homes.record_close(turn, now_s)
         record = self.dispatcher.detach(turn)
         spec = turn.spec
         out.append(
             TurnClosed(
-                *(now_s, spec.job, spec.base_model, len(spec.prompt), len(turn.tokens)),
-                *(turn.device_s, turn.waited_s(now_s), completed, turn.sequence),
+                now_s,
+                spec.job,
+                spec.base_model,
+                prompt_tokens=len(spec.prompt),
+                tokens=len(turn.tokens),
+                device_s=turn.device_s,
+                waited_s=turn.total_queued_s(now_s),
+                completed=completed,
+                sequence=turn.sequence,
             )
         )
-        self.demand.closed(turn, now_s, out)
+        self.demand.record_close(turn, now_s, out)
         if record is not None:
             self.dispatcher.fill(record, now_s, out)
 
     def resume(self, turn: LiveTurn, now_s: float, out: Out) -> None:
-        """Go on with a turn that runs nowhere, unless its tokens already end it."""
-        reason = turn.finished_reason()
+        """Dispatch again a turn that lost its instance, unless its tokens complete it."""
+        reason = turn.end_reason()
         if reason is not None:
             self.complete(turn, reason, now_s, out)
             return
@@ -172,12 +179,12 @@ class ManagerState:
         self.dispatcher.place(turn, now_s, out, first=True)
 
     def report(self, instance: InstanceId, what: str, out: Out) -> None:
-        """Tell the operator."""
+        """Report a fault to the operator."""
         self.counters.faults += 1
         out.append(ReportFault(instance, what))
 
     def room_changed(self, record: InstanceRecord, now_s: float, out: Out) -> None:
-        """The instance can take turns that it could not take before."""
+        """Fill an instance that may accept more turns than before."""
         record.refresh()
-        self.instances.changed()
+        self.instances.invalidate()
         self.dispatcher.fill(record, now_s, out)

@@ -1,4 +1,4 @@
-"""Instances that join, work, drain and leave; leases, stalls and faults."""
+"""Instances that join, serve, drain and leave; leases, stalls and faults."""
 
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import ReleaseInstance
@@ -9,64 +9,66 @@ from slackwater.model.instance import InstanceKind
 
 
 class Membership:
-    """Handles everything that happens to an instance."""
+    """Handles the events of instances."""
 
-    def __init__(self, books: ManagerState) -> None:
-        self._books = books
-        self._lent_slowness = 1.0  # of the lent engine that was measured last
+    def __init__(self, state: ManagerState) -> None:
+        self._state = state
+        self._borrowed_slowness = 1.0  # of the borrowed engine that was measured last
 
-    def joined(self, event: events.InstanceJoined, out: Out) -> None:
-        """Take it in; it works once it is offered with a version."""
-        books, spec = self._books, event.spec
-        if spec.instance in books.instances.records:
-            self.gone(books.instances.records[spec.instance], "joined again", event.now_s, out)
+    def add_instance(self, event: events.InstanceJoined, out: Out) -> None:
+        """Add an instance. It runs turns once a version is offered there."""
+        state, spec = self._state, event.spec
+        if spec.instance in state.instances.records:
+            self.remove_instance(
+                state.instances.records[spec.instance], "joined again", event.now_s, out
+            )
         record = InstanceRecord(spec, event.now_s)
         if spec.kind is InstanceKind.BORROWED:
-            record.load.slowness = self._lent_slowness
-        books.instances.add(record)
+            record.load.slowness = self._borrowed_slowness
+        state.instances.add(record)
 
-    def offered(self, event: events.VersionOffered, out: Out) -> None:
-        """Turns may run with the version there from now on."""
-        record = self._heard(event, out)
+    def add_version(self, event: events.VersionOffered, out: Out) -> None:
+        """Turns may run with the version on the instance from now on."""
+        record = self._renew_lease(event, out)
         if record is None:
             return
         record.recalled.discard(event.version)
         record.versions.add(event.version)
         record.progress_s = event.now_s
-        self._books.room_changed(record, event.now_s, out)
+        self._state.room_changed(record, event.now_s, out)
 
-    def recalled(self, event: events.VersionRecalled, out: Out) -> None:
-        """No turn starts with the version there; `settle` reports when the last has ended."""
-        record = self._books.instances.records.get(event.instance)
+    def recall_version(self, event: events.VersionRecalled, out: Out) -> None:
+        """Start no more turns with the version there; `report_freed_versions` follows the last."""
+        record = self._state.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
             return
         record.versions.discard(event.version)
         record.recalled.add(event.version)
-        self._books.instances.recalling.add(event.instance)
+        self._state.instances.recalling.add(event.instance)
         record.refresh()
-        self._books.instances.changed()
+        self._state.instances.invalidate()
         self._unbind(record, event.now_s, out)
 
-    def settle(self, now_s: float, out: Out) -> None:
-        """After every event: recalled versions that nothing runs with are free."""
-        fleet = self._books.instances
+    def report_freed_versions(self, now_s: float, out: Out) -> None:
+        """After every event: report recalled versions that no attempt uses any more."""
+        fleet = self._state.instances
         for instance in sorted(fleet.recalling):
             record = fleet.records[instance]
-            for version in record.freed():
+            for version in record.find_unused_recalled():
                 record.recalled.discard(version)
                 out.append(VersionFreed(now_s, instance, version))
             if not record.recalled:
                 fleet.recalling.discard(instance)
 
-    def blamed(self, event: events.InstanceFaulted, out: Out) -> None:
-        """The weight director found it at fault."""
-        record = self._heard(event, out)
+    def record_fault(self, event: events.InstanceFaulted, out: Out) -> None:
+        """The weight director reported a fault of the instance."""
+        record = self._renew_lease(event, out)
         if record is not None:
             self.fault(record, event.what, event.now_s, out)
 
-    def heartbeat(self, event: events.InstanceHeartbeat, out: Out) -> None:
-        """Renew the lease and learn the load."""
-        record = self._heard(event, out)
+    def record_heartbeat(self, event: events.InstanceHeartbeat, out: Out) -> None:
+        """Renew the lease and update the load."""
+        record = self._renew_lease(event, out)
         if record is None:
             return
         self._learn_rate(record, event)
@@ -84,14 +86,15 @@ class Membership:
             self._stall(record, "it reported a stall", event.now_s, out)
         elif record.stalled and not event.stalled:
             record.stalled = False
-            self._books.room_changed(record, event.now_s, out)
+            self._state.room_changed(record, event.now_s, out)
         else:
-            self._books.dispatcher.fill(record, event.now_s, out)
+            self._state.dispatcher.fill(record, event.now_s, out)
 
     def _learn_rate(self, record: InstanceRecord, event: events.InstanceHeartbeat) -> None:
-        """Reports with about the same batch and no prefill between them show the decode rate.
+        """Learn from the progress since the last report.
 
-        The time of a step is fitted over many pairs of reports between which it was busy.
+        Two reports with about the same batch and no prefill between them give the decode rate;
+        pairs of reports between which the instance was busy fit the time of a step.
         """
         since_s = event.now_s - record.reported_s if record.reported_s is not None else 0.0
         made = event.produced_tokens - record.produced_tokens
@@ -101,7 +104,7 @@ class Membership:
         record.load.produced_per_s = made / since_s
         steady = abs(event.running - record.reported_running) <= max(1, event.running // 8)
         if steady and event.prefilled_tokens == record.prefilled_tokens:
-            self._books.profile.observe(event.running, made / since_s)
+            self._state.profile.observe(event.running, made / since_s)
         fewer, more = sorted((event.running, record.reported_running))
         if 0 < more <= 2 * fewer:
             batch = (fewer + more) / 2
@@ -109,27 +112,27 @@ class Membership:
             context = (event.kv_used_tokens + record.reported_kv_tokens) / 2
             prefilled = max(event.prefilled_tokens - record.prefilled_tokens, 0)
             step_s, beside = since_s / steps, prefilled / steps
-            law = self._books.step_time.model
+            law = self._state.step_time.model
             if law is not None:
                 record.slowness.observe(step_s, law.step_s(batch, context, beside))
                 record.load.slowness = record.slowness.factor
             slowness = record.load.slowness
-            # Steps of a lent engine wait for its service's: they say little of the others'.
+            # A borrowed engine's steps wait for its service's: they must not enter the fit.
             if record.spec.kind is InstanceKind.BORROWED and law is not None:
-                self._lent_slowness = slowness
+                self._borrowed_slowness = slowness
             else:
-                self._books.step_time.observe(batch, context, step_s, beside, slowness)
+                self._state.step_time.observe(batch, context, step_s, beside, slowness)
 
-    def notice(self, event: events.InstanceNotice, out: Out) -> None:
-        """It will be taken away: move its turns while both ends still live."""
-        record = self._heard(event, out)
+    def handle_notice(self, event: events.InstanceNotice, out: Out) -> None:
+        """The instance will be removed: move its turns while it still lives."""
+        record = self._renew_lease(event, out)
         if record is not None:
             record.leaves_at_s = event.leaves_at_s
             self.hand_over(record, "notice of removal", event.now_s, out)
 
-    def drain_asked(self, event: events.DrainAsked, out: Out) -> None:
-        """An operator's wish."""
-        record = self._books.instances.records.get(event.instance)
+    def drain(self, event: events.DrainRequested, out: Out) -> None:
+        """Drain the instance for an operator."""
+        record = self._state.instances.records.get(event.instance)
         if record is not None:
             self._drain(record, event.now_s, out)
             if event.move_turns:
@@ -137,7 +140,7 @@ class Membership:
             self.release_if_empty(record, "drained", out)
 
     def hand_over(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
-        """Move all turns off and let it go, now."""
+        """Move all turns off the instance and release it now."""
         self._drain(record, now_s, out)
         self.evacuate(record, now_s, out)
         self.release_if_empty(record, why, out)
@@ -145,53 +148,55 @@ class Membership:
     def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
         record.draining = True
         record.refresh()
-        self._books.instances.changed()
+        self._state.instances.invalidate()
         self._unbind(record, now_s, out)
 
     def evacuate(self, record: InstanceRecord, now_s: float, out: Out) -> None:
-        """Move everything off a living instance that takes no more."""
+        """Move all turns off a live instance that accepts no more."""
         for turn in list(record.attempts.values()):
-            self._books.dispatcher.recall(turn, out)
-            self._books.resume(turn, now_s, out)
+            self._state.dispatcher.recall(turn, out)
+            self._state.resume(turn, now_s, out)
 
     def release_if_empty(self, record: InstanceRecord, why: str, out: Out) -> None:
-        """Let a draining instance go once nothing of ours is on it."""
+        """Release a draining instance once it runs no turn."""
         if record.draining and not record.attempts:
-            self._books.instances.remove(record.spec.instance)
+            self._state.instances.remove(record.spec.instance)
             out.append(ReleaseInstance(record.spec.instance, why))
 
-    def lost(self, event: events.InstanceLost, out: Out) -> None:
-        """The process or its connection is gone."""
-        record = self._books.instances.records.get(event.instance)
+    def lose_instance(self, event: events.InstanceLost, out: Out) -> None:
+        """The instance's process or connection is lost."""
+        record = self._state.instances.records.get(event.instance)
         if record is not None:
-            self.gone(record, event.error, event.now_s, out)
+            self.remove_instance(record, event.error, event.now_s, out)
 
-    def gone(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
-        """Strike it from the books and go on elsewhere with its turns, oldest first."""
-        books = self._books
-        books.instances.remove(record.spec.instance)
+    def remove_instance(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+        """Remove an instance and dispatch its turns elsewhere, oldest first."""
+        state = self._state
+        state.instances.remove(record.spec.instance)
         self._unbind(record, now_s, out)
         for turn in list(record.attempts.values()):
-            books.dispatcher.attempts.pop(turn.attempt or 0)
+            state.dispatcher.attempts.pop(turn.attempt or 0)
             turn.attempt = turn.instance = None
             turn.device_s += record.clock.read(now_s, -1) - turn.device_clock_s
             turn.moves += 1
-            turn.barren_losses += len(turn.tokens) == turn.base_tokens
+            turn.losses_without_progress += len(turn.tokens) == turn.base_tokens
         for turn in list(record.attempts.values()):
-            if turn.barren_losses > books.settings.barren_losses:
-                error = f"lost {turn.barren_losses} instances in a row without a token: {why}"
-                books.fail(turn, error, now_s, out)
+            if turn.losses_without_progress > state.settings.max_losses_without_progress:
+                error = (
+                    f"lost {turn.losses_without_progress} instances in a row without a token: {why}"
+                )
+                state.fail(turn, error, now_s, out)
             else:
-                books.resume(turn, now_s, out)
+                state.resume(turn, now_s, out)
 
     def _unbind(self, record: InstanceRecord, now_s: float, out: Out) -> None:
-        for turn in self._books.dispatcher.line.bound_to(record.spec.instance):
-            self._books.dispatcher.line.remove(turn)
-            self._books.dispatcher.place(turn, now_s, out)
+        for turn in self._state.dispatcher.queue.turns_bound_to(record.spec.instance):
+            self._state.dispatcher.queue.remove(turn)
+            self._state.dispatcher.place(turn, now_s, out)
 
-    def budget_changed(self, event: events.BudgetChanged, out: Out) -> None:
-        """A serving node lends another amount: what no longer fits moves, youngest first."""
-        record = self._heard(event, out)
+    def change_budget(self, event: events.BudgetChanged, out: Out) -> None:
+        """A serving node lends another amount: turns that no longer fit move, youngest first."""
+        record = self._renew_lease(event, out)
         if record is None:
             return
         load = record.load
@@ -200,30 +205,30 @@ class Membership:
             fits = load.in_flight <= load.max_running and load.kv_load_tokens <= load.kv_tokens
             if fits:
                 break
-            self._books.dispatcher.recall(turn, out)
-            self._books.resume(turn, event.now_s, out)
-        self._books.room_changed(record, event.now_s, out)
+            self._state.dispatcher.recall(turn, out)
+            self._state.resume(turn, event.now_s, out)
+        self._state.room_changed(record, event.now_s, out)
 
     def fault(self, record: InstanceRecord, what: str, now_s: float, out: Out) -> None:
-        """Count a lie or a failure; release the instance when there were too many."""
+        """Count a fault; release the instance after too many."""
         record.faults += 1
         instance = record.spec.instance
-        self._books.report(instance, what, out)
-        released = instance not in self._books.instances.records
-        if record.faults > self._books.settings.faults_allowed and not released:
-            self.gone(record, f"released after {record.faults} faults", now_s, out)
+        self._state.report(instance, what, out)
+        released = instance not in self._state.instances.records
+        if record.faults > self._state.settings.faults_allowed and not released:
+            self.remove_instance(record, f"released after {record.faults} faults", now_s, out)
             out.append(ReleaseInstance(instance, f"{record.faults} faults, the last: {what}"))
 
     def watch(self, now_s: float, out: Out) -> None:
-        """Leases, stalls, notices that have run out, drained instances, pulls still wanted."""
-        settings = self._books.settings
-        for record in list(self._books.instances):
+        """Check leases, stalls and drained instances, and report versions that turns wait for."""
+        settings = self._state.settings
+        for record in list(self._state.instances):
             borrowed = record.spec.kind is InstanceKind.BORROWED
             patience_s = settings.borrowed_stall_s if borrowed else settings.stall_s
             if now_s - record.heard_s > settings.lease_s:
-                why = f"not heard for {now_s - record.heard_s:.1f} s"
-                self._books.report(record.spec.instance, why, out)
-                self.gone(record, why, now_s, out)
+                why = f"silent for {now_s - record.heard_s:.1f} s"
+                self._state.report(record.spec.instance, why, out)
+                self.remove_instance(record, why, now_s, out)
                 out.append(ReleaseInstance(record.spec.instance, why))
             elif record.attempts and now_s - record.progress_s > patience_s and not record.stalled:
                 why = f"no token for {now_s - record.progress_s:.1f} s"
@@ -232,24 +237,24 @@ class Membership:
                     self.fault(record, why, now_s, out)
             else:
                 self.release_if_empty(record, "drained", out)
-        for _, turn in self._books.dispatcher.line.heads():
-            if self._books.instances.gates.takes(turn):
-                self._books.demand.waits(turn, now_s, out)
+        for _, turn in self._state.dispatcher.queue.heads():
+            if self._state.instances.gates.takes(turn):
+                self._state.demand.report_waiting(turn, now_s, out)
 
     def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
-        """Give it nothing until it is heard to go on, and move what it has."""
+        """Move the instance's turns away, and give it none until it makes progress again."""
         record.stalled = True
         record.refresh()
-        self._books.instances.changed()
-        self._books.report(record.spec.instance, why, out)
+        self._state.instances.invalidate()
+        self._state.report(record.spec.instance, why, out)
         self._unbind(record, now_s, out)
         self.evacuate(record, now_s, out)
 
-    def _heard(self, event: events.SignOfLife, out: Out) -> InstanceRecord | None:
-        """The record, with its lease renewed; one that is not in the books is told to go."""
-        record = self._books.instances.records.get(event.instance)
+    def _renew_lease(self, event: events.LivenessEvent, out: Out) -> InstanceRecord | None:
+        """Renew an instance's lease and return its record; release an unknown one."""
+        record = self._state.instances.records.get(event.instance)
         if record is None:
-            out.append(ReleaseInstance(event.instance, "it is not known here: join again"))
+            out.append(ReleaseInstance(event.instance, "unknown instance: join again"))
             return None
         record.heard_s = event.now_s
         return record

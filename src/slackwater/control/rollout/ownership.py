@@ -1,4 +1,4 @@
-"""Token-level ownership (RLBoost 4.2): what instances send is checked before it is believed.
+"""Token-level ownership (RLBoost 4.2): instances' replies are checked before they count.
 
 A reply of an attempt that is no longer current is discarded. An impossible reply (an attempt never
 sent there, tokens beyond the budget, another version, a gap) is a fault of the instance: the
@@ -24,24 +24,24 @@ _TOKEN_IDS = 2**32
 
 def _are_token_ids(tokens: Sequence[int]) -> bool:
     if isinstance(tokens, array) and tokens.typecode == "I":
-        return True  # by its type
+        return True  # its type bounds them
     return min(tokens, default=0) >= 0 and max(tokens, default=0) < _TOKEN_IDS
 
 
 class Ownership:
-    """Handles everything that an instance says about a turn."""
+    """Handles instances' replies about turns."""
 
-    def __init__(self, books: ManagerState, membership: Membership) -> None:
-        self._books = books
+    def __init__(self, state: ManagerState, membership: Membership) -> None:
+        self._state = state
         self._membership = membership
 
     def tokens_arrived(self, event: TokensArrived, out: Out) -> None:
-        record = self._books.instances.records.get(event.instance)
+        record = self._state.instances.records.get(event.instance)
         if record is None:
-            self._books.counters.late_tokens += len(event.tokens)
+            self._state.counters.late_tokens += len(event.tokens)
             return
         record.heard_s = record.progress_s = event.now_s
-        if not self._well_formed(event):
+        if not self._is_well_formed(event):
             self._membership.fault(record, "a malformed token frame", event.now_s, out)
             return
         if event.counts or event.topk:
@@ -50,21 +50,21 @@ class Ownership:
             self._append_singles(record, event, out)
 
     def _append_singles(self, record: InstanceRecord, event: TokensArrived, out: Out) -> None:
-        """The common frame: one token a turn, mostly of the same turns as the one before."""
+        """The common frame: one token per turn, mostly of the same turns as the frame before."""
         steady = record.steady_frame
         taken = None
         if steady is not None:
             taken = steady.take(event.attempts, event.tokens, event.logprobs)
         if taken is not None:
-            self._books.counters.accepted_tokens += len(event.tokens)
+            self._state.counters.accepted_tokens += len(event.tokens)
             out.extend(taken)
             return
         self._append_rows(event, out)
         turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
-        record.steady_frame = SteadyFrame.of(event.attempts, turns)
+        record.steady_frame = SteadyFrame.build(event.attempts, turns)
 
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
-        attempts, instance, start, accepted = self._books.dispatcher.attempts, event.instance, 0, 0
+        attempts, instance, start, accepted = self._state.dispatcher.attempts, event.instance, 0, 0
         tokens, logprobs = event.tokens, event.logprobs
         streamed = list[TurnId](), array("I"), array("f"), list[int]()
         for attempt, count in zip(event.attempts, event.counts or repeat(1), strict=False):
@@ -75,7 +75,7 @@ class Ownership:
                 or turn.instance != instance
                 or turn.topk is not None
                 or len(turn.tokens) + count > turn.limit
-                or (turn.spec.stream and not turn.is_shown)
+                or (turn.spec.stream and not turn.is_stream_current)
             ):
                 self._append_row(event, attempt, start, end, out)
             else:
@@ -87,10 +87,10 @@ class Ownership:
                     streamed[3].append(count)
                 turn.tokens.extend(tokens[start:end])
                 turn.logprobs.extend(logprobs[start:end])
-                turn.barren_losses = 0
+                turn.losses_without_progress = 0
                 accepted += count
             start = end
-        self._books.counters.accepted_tokens += accepted
+        self._state.counters.accepted_tokens += accepted
         if streamed[0]:
             out.append(StreamTokens(*streamed))
 
@@ -99,12 +99,12 @@ class Ownership:
     ) -> None:
         turn = self._current(event.instance, attempt, event.now_s, out)
         if turn is None:
-            self._books.counters.late_tokens += end - start
+            self._state.counters.late_tokens += end - start
         else:
             self._append(turn, event, start, end, out)
 
     @staticmethod
-    def _well_formed(event: TokensArrived) -> bool:
+    def _is_well_formed(event: TokensArrived) -> bool:
         tokens = len(event.tokens)
         counted = sum(event.counts) if event.counts else len(event.attempts)
         return (
@@ -127,14 +127,14 @@ class Ownership:
         turn.logprobs.extend(logprobs)
         if turn.topk is not None:
             turn.topk.extend(event.topk[start:end] if event.topk else [()] * (end - start))
-        turn.barren_losses = 0
-        self._books.counters.accepted_tokens += end - start
+        turn.losses_without_progress = 0
+        self._state.counters.accepted_tokens += end - start
         if turn.spec.stream:
             self._stream(turn, out)
 
     @staticmethod
     def _stream(turn: LiveTurn, out: Out) -> None:
-        """Pass on what the client has not seen: after a rollback the same positions come again."""
+        """Stream tokens that the client has not seen: after a rollback positions repeat."""
         whole, seen = turn.tokens, turn.streamed_tokens
         if len(whole) > seen:
             tokens, logprobs = whole[seen:].tolist(), turn.logprobs[seen:].tolist()
@@ -144,7 +144,7 @@ class Ownership:
             turn.streamed_tokens = len(whole)
 
     def prompt_scored(self, event: PromptScored, out: Out) -> None:
-        """Keep the prompt's log-probs; a later attempt need not make them again."""
+        """Keep the prompt's log-probs, so that a later attempt need not compute them again."""
         turn = self._current(event.instance, event.attempt, event.now_s, out)
         if turn is None:
             return
@@ -170,22 +170,22 @@ class Ownership:
         turn.prompt_alternatives = event.alternatives
 
     def turn_ended(self, event: TurnEnded, out: Out) -> None:
-        """Believe an ending that agrees with what was received."""
+        """Complete the turn if its end agrees with what was received."""
         turn = self._current(event.instance, event.attempt, event.now_s, out)
         if turn is None:
             return
-        record = self._books.instances.records[event.instance]
+        record = self._state.instances.records[event.instance]
         record.heard_s = record.progress_s = event.now_s
         what = self._contradiction(turn, event, record.spec.max_context_tokens)
         if what is not None:
             self._undo(turn, what, event.now_s, out)
             return
-        self._books.complete(turn, event.reason, event.now_s, out)
+        self._state.complete(turn, event.reason, event.now_s, out)
 
     @staticmethod
     def _contradiction(turn: LiveTurn, event: TurnEnded, max_context_tokens: int) -> str | None:
         if event.version != turn.version:
-            return f"{turn.spec.turn} made with {event.version}, asked for {turn.version}"
+            return f"{turn.spec.turn} generated with {event.version}, not {turn.version}"
         if event.total_tokens != len(turn.tokens):
             return f"{event.total_tokens} tokens of {turn.spec.turn}, received {len(turn.tokens)}"
         if turn.wants_prompt_scores:
@@ -201,43 +201,45 @@ class Ownership:
         if turn is None:
             return
         if event.turn_at_fault:
-            self._books.fail(turn, event.error, event.now_s, out)
+            self._state.fail(turn, event.error, event.now_s, out)
             return
         if len(turn.tokens) > turn.base_tokens:
-            turn.barren_losses = 0  # it got on there: a cut budget is no fault of the turn's
-        self._books.dispatcher.detach(turn)
+            turn.losses_without_progress = 0
+        self._state.dispatcher.detach(turn)
         turn.moves += 1
-        turn.avoids = event.instance  # until its next report shows room, or another takes the turn
-        self._count_barren(turn, event.error, event.now_s, out)
+        turn.avoided_instance = event.instance
+        self._count_loss(turn, event.error, event.now_s, out)
 
-    def _count_barren(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
-        turn.barren_losses += 1
-        if turn.barren_losses > self._books.settings.barren_losses:
-            self._books.fail(turn, f"given back {turn.barren_losses} times: {error}", now_s, out)
+    def _count_loss(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
+        turn.losses_without_progress += 1
+        if turn.losses_without_progress > self._state.settings.max_losses_without_progress:
+            self._state.fail(
+                turn, f"refused {turn.losses_without_progress} times: {error}", now_s, out
+            )
         else:
-            self._books.resume(turn, now_s, out)
+            self._state.resume(turn, now_s, out)
 
     def _current(
         self, instance: InstanceId, attempt: int, now_s: float, out: Out
     ) -> LiveTurn | None:
-        turn = self._books.dispatcher.attempts.get(attempt)
+        turn = self._state.dispatcher.attempts.get(attempt)
         if turn is not None and turn.instance == instance:
             return turn
-        record = self._books.instances.records.get(instance)
-        foreign = turn is not None or not 0 < attempt < self._books.dispatcher.next_attempt
+        record = self._state.instances.records.get(instance)
+        foreign = turn is not None or not 0 < attempt < self._state.dispatcher.next_attempt
         if foreign and record is not None:
-            what = f"attempt {attempt}, which was never sent there"
+            what = f"attempt {attempt}, which was never dispatched there"
             self._membership.fault(record, what, now_s, out)
         return None
 
     def _undo(self, turn: LiveTurn, what: str, now_s: float, out: Out) -> None:
-        """Disbelieve the whole attempt: back to the tokens before it, and on elsewhere."""
+        """Discard the tokens of a false attempt, and continue the turn elsewhere."""
         assert turn.instance is not None
-        record = self._books.instances.records[turn.instance]
+        record = self._state.instances.records[turn.instance]
         turn.roll_back()
-        turn.avoids = turn.instance
-        self._books.dispatcher.recall(turn, out)
+        turn.avoided_instance = turn.instance
+        self._state.dispatcher.recall(turn, out)
         self._membership.fault(record, what, now_s, out)
-        self._count_barren(turn, what, now_s, out)
-        if record.spec.instance in self._books.instances.records:
-            self._books.dispatcher.fill(record, now_s, out)
+        self._count_loss(turn, what, now_s, out)
+        if record.spec.instance in self._state.instances.records:
+            self._state.dispatcher.fill(record, now_s, out)

@@ -21,7 +21,7 @@ SEEDING = "rollout-seeding:"
 
 @dataclass(slots=True)
 class JobStep:
-    """A job's present step. The remote count is averaged over the moments it was looked at."""
+    """A job's present step. `remote_seconds` integrates the number of remote instances."""
 
     state: SeedingState
     seeding: bool = False
@@ -31,7 +31,7 @@ class JobStep:
     turns: int = 0
     closed_turns_goal: int = 0
     remote_seconds: float = 0.0
-    looked_s: float = 0.0
+    sampled_s: float = 0.0
     counts: tuple[int, int] = (0, 0)
     trained_tokens: int = 0
     train_tokens_per_s: float | None = None
@@ -44,23 +44,23 @@ class JobStep:
 
 
 class Seeding:
-    """One `JobStep` per job that has ever begun one."""
+    """Runs the seeding policy for every job that has begun a step."""
 
-    def __init__(self, books: ManagerState, membership: Membership) -> None:
-        self._books = books
+    def __init__(self, state: ManagerState, membership: Membership) -> None:
+        self._state = state
         self._membership = membership
         self._steps: dict[JobId, JobStep] = {}
 
-    def began(self, event: events.StepBegan, out: Out) -> None:
+    def begin_step(self, event: events.StepBegan, out: Out) -> None:
         """Local engines seed from now on."""
-        policy = self._books.settings.seeding
+        policy = self._state.settings.seeding
         before = self._steps.get(event.job)
         step = JobStep(before.state if before else policy.start(), seeding=True, running=True)
         self._steps[event.job] = step
         remote = len(self._remote(event.job))
-        work = self._books.work_of(event.job)
+        work = self._state.work_of(event.job)
         work.steps = True
-        step.began_s = step.looked_s = step.seeding_since_s = event.now_s
+        step.began_s = step.sampled_s = step.seeding_since_s = event.now_s
         step.turns = event.turns
         step.closed_turns_goal = work.closed_turns + event.turns
         step.counts = (remote, remote)
@@ -69,37 +69,37 @@ class Seeding:
         out.append(SetTimer(SEEDING + event.job, event.now_s + step.window_s))
 
     def timer(self, name: str, now_s: float, out: Out) -> None:
-        """The window of a step is over."""
+        """The seeding window of a step has passed."""
         self._consider(JobId(name.removeprefix(SEEDING)), now_s, out)
 
     def watch(self, now_s: float, out: Out) -> None:
         for job, step in self._steps.items():
             if step.running:
-                self._look(job, step, now_s)
+                self._sample_remote(job, step, now_s)
                 self._limit(job, step, now_s, out)
                 self._consider(job, now_s, out)
 
     def reconsider(self, now_s: float, out: Out) -> None:
-        """An instance has come: seeding may be over."""
+        """An instance became usable: seeding may end."""
         for job, step in self._steps.items():
-            if step.seeding and self._books.turns:
+            if step.seeding and self._state.turns:
                 self._consider(job, now_s, out)
 
     def _limit(self, job: JobId, step: JobStep, now_s: float, out: Out) -> None:
-        """Once a step, when its turns are known: how many remote instances are worth having."""
-        if step.limited or not self._books.turns:
+        """Once a step, when its turns are known: limit the remote instances to a useful number."""
+        if step.limited or not self._state.turns:
             return
         step.limited = True
         view = self._view(job, step, now_s)
-        most = self._books.settings.seeding.most_remote(step.state, view)
+        most = self._state.settings.seeding.most_remote(step.state, view)
         if most is not None:
             out.append(LimitInstances(job, most))
 
-    def settle(self, now_s: float, out: Out) -> None:
-        """After every event: if the last turn of a step has ended, seeding ends with it."""
+    def end_finished(self, now_s: float, out: Out) -> None:
+        """After every event: consider ending seeding where the last turn of a step has ended."""
         for job, step in self._steps.items():
             if step.seeding and (
-                self._books.work_of(job).closed_turns >= step.closed_turns_goal
+                self._state.work_of(job).closed_turns >= step.closed_turns_goal
                 or (step.wanted_since_s is not None and not self._has_turns(job))
             ):
                 self._consider(job, now_s, out)
@@ -109,24 +109,24 @@ class Seeding:
         if step is None or not step.seeding:
             return
         view = self._view(job, step, now_s)
-        reason = self._books.settings.seeding.ends(step.state, view)
+        reason = self._state.settings.seeding.ends(step.state, view)
         reason = reason or self._claim(job, step, now_s)
         if reason is not None:
             self._end(job, step, reason, now_s, out)
 
     def _claim(self, job: JobId, step: JobStep, now_s: float) -> str | None:
-        """Why a trainer that wants its devices gets them, whatever the policy says."""
+        """Why a waiting trainer gets its devices whatever the policy says, or None."""
         if step.wanted_since_s is None:
             return None
         if not self._has_turns(job):
             return "the trainer has work and no turn is live"
         waited_s = now_s - step.wanted_since_s
-        if waited_s >= self._books.settings.trainer_patience_s:
+        if waited_s >= self._state.settings.trainer_patience_s:
             return f"the trainer has waited {waited_s:.0f} s"
         return None
 
     def _has_turns(self, job: JobId) -> bool:
-        return self._books.work_of(job).live_turns > 0
+        return self._state.work_of(job).live_turns > 0
 
     def _end(self, job: JobId, step: JobStep, reason: str, now_s: float, out: Out) -> None:
         step.seeding = False
@@ -135,19 +135,19 @@ class Seeding:
         local = self._local(job)
         step.local_engines = max(step.local_engines, len(local))
         for record in local:
-            if not self._seeds_on(record):  # another job
+            if not self._seeds_on(record):  # for another job
                 self._membership.hand_over(record, reason, now_s, out)
         out += [SeedingChanged(now_s, job, False), EndSeeding(job, reason)]
 
-    def trainer_wanted(self, event: events.TrainerWanted, out: Out) -> None:
-        """It gets its devices when seeding ends, no turn is live, or its patience runs out."""
+    def claim_for_trainer(self, event: events.TrainerWanted, out: Out) -> None:
+        """The trainer gets its devices when seeding ends, no turn is live or its patience ends."""
         step = self._steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
             self._consider(event.job, event.now_s, out)
 
-    def trainer_waits(self, event: events.TrainerWaits, out: Out) -> None:
-        """Perhaps the waiting trainer's devices can help."""
+    def consider_resuming(self, event: events.TrainerWaits, out: Out) -> None:
+        """Start seeding again if the waiting trainer's devices would help."""
         step = self._steps.get(event.job)
         if step is None or step.seeding or not step.running:
             return
@@ -155,21 +155,21 @@ class Seeding:
         if event.train_s > 0:
             step.train_tokens_per_s = event.trained_tokens / event.train_s
         view = self._view(event.job, step, event.now_s)
-        reason = self._books.settings.seeding.resumes(step.state, view)
+        reason = self._state.settings.seeding.resumes(step.state, view)
         if reason is not None:
             step.seeding = True
             step.seeding_since_s = event.now_s
             resumed = SeedingChanged(event.now_s, event.job, True)
             out += [resumed, ResumeSeeding(event.job, reason)]
 
-    def ended(self, event: events.StepEnded, out: Out) -> None:
+    def end_step(self, event: events.StepEnded, out: Out) -> None:
         step = self._steps.get(event.job)
         if step is None or not step.running:
             return
-        self._look(event.job, step, event.now_s)
+        self._sample_remote(event.job, step, event.now_s)
         step.running = step.seeding = False
         length_s = max(event.now_s - step.began_s, 1e-9)
-        last_done_s = self._books.work_of(event.job).closed_s
+        last_done_s = self._state.work_of(event.job).closed_s
         times = StepTimes(
             event.train_s,
             event.trainer_wait_s,
@@ -183,49 +183,49 @@ class Seeding:
             step.counts[0] == step.counts[1],
             length_s,
         )
-        step.state = self._books.settings.seeding.after_step(step.state, times)
+        step.state = self._state.settings.seeding.after_step(step.state, times)
 
-    def dropped(self, event: events.StepDropped, out: Out) -> None:
-        """The job is over: its local engines are free, and what it taught is forgotten."""
+    def drop_job(self, event: events.StepDropped, out: Out) -> None:
+        """The job ended: free its local engines and forget its step."""
         step = self._steps.get(event.job)
         if step is None:
             return
         if step.seeding:
-            self._end(event.job, step, "the job is over", event.now_s, out)
+            self._end(event.job, step, "the job ended", event.now_s, out)
         del self._steps[event.job]
-        self._books.work_of(event.job).steps = False
-        self._books.forget_work(event.job)
+        self._state.work_of(event.job).steps = False
+        self._state.forget_work(event.job)
 
-    def _look(self, job: JobId, step: JobStep, now_s: float) -> None:
+    def _sample_remote(self, job: JobId, step: JobStep, now_s: float) -> None:
         remote = len(self._remote(job))
-        step.remote_seconds += remote * (now_s - step.looked_s)
-        step.looked_s = now_s
+        step.remote_seconds += remote * (now_s - step.sampled_s)
+        step.sampled_s = now_s
         step.counts = (min(step.counts[0], remote), max(step.counts[1], remote))
 
     def _remote(self, job: JobId) -> list[InstanceRecord]:
-        return [r for r in self._of(job) if not (r.local or r.draining or r.stalled)]
+        return [r for r in self._instances_of(job) if not (r.is_local or r.draining or r.stalled)]
 
-    def _of(self, job: JobId) -> list[InstanceRecord]:
-        return self._books.instances.of(job, self._books.work_of(job).base_models)
+    def _instances_of(self, job: JobId) -> list[InstanceRecord]:
+        return self._state.instances.serving(job, self._state.work_of(job).base_models)
 
     def _seeds_on(self, record: InstanceRecord) -> bool:
-        """Whether a job's step seeds on the local engine."""
-        work_of = self._books.work_of
+        """Whether any job seeds on the local engine."""
+        work_of = self._state.work_of
         return any(
             step.seeding and record.spec.serves_any(job, work_of(job).base_models)
             for job, step in self._steps.items()
         )
 
     def _view(self, job: JobId, step: JobStep, now_s: float) -> SeedingView:
-        books = self._books
+        state = self._state
         remote = self._remote(job)
-        turns = [turn for turn in books.turns.values() if turn.spec.job == job]
-        asked = {turn.spec.version for turn in turns}
-        ready = [r for r in remote if r.load.accepting and (not asked or asked & r.versions)]
+        turns = [turn for turn in state.turns.values() if turn.spec.job == job]
+        versions = {turn.spec.version for turn in turns}
+        ready = [r for r in remote if r.load.accepting and (not versions or versions & r.versions)]
         made = np.array([len(turn.tokens) for turn in turns], dtype=np.float64)
         context = np.array([turn.context_tokens for turn in turns], dtype=np.float64)
-        known = len(books.lengths) > 0
-        work = books.work_of(job)
+        known = len(state.lengths) > 0
+        work = state.work_of(job)
         return SeedingView(
             elapsed_s=now_s - step.began_s,
             window_s=step.window_s,
@@ -235,20 +235,20 @@ class Seeding:
             turns=step.turns,
             turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
-            remaining=RemainingTurns(books.lengths.sample_left(made) if known else made, context),
+            remaining=RemainingTurns(state.lengths.sample_left(made) if known else made, context),
             forecast=self._forecast(step, context - made) if known else None,
         )
 
     def _local(self, job: JobId) -> list[InstanceRecord]:
-        return [record for record in self._of(job) if record.local]
+        return [record for record in self._instances_of(job) if record.is_local]
 
     def _forecast(self, step: JobStep, prompts: NDArray[np.float64]) -> Forecast | None:
-        model = self._books.step_time.model
+        model = self._state.step_time.model
         rate = step.state.train_tokens_per_s or step.train_tokens_per_s
-        kv_tokens = [record.spec.kv_tokens for record in self._books.instances]
+        kv_tokens = [record.spec.kv_tokens for record in self._state.instances]
         if model is None or rate is None or not kv_tokens or len(prompts) == 0:
             return None
         kv_mean = int(np.mean(kv_tokens))
-        speeds = [1.0 / record.load.slowness for record in self._books.instances]
+        speeds = [1.0 / record.load.slowness for record in self._state.instances]
         model = model.times(1.0 / float(np.mean(speeds)))
         return Forecast(model, kv_mean, rate, float(prompts.mean()), step.state.pace)

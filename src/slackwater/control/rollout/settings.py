@@ -1,4 +1,4 @@
-"""What an operator can set of the rollout manager."""
+"""Settings of the rollout manager."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,22 @@ from slackwater.policy.rollout.routing import RoutingPolicy
 from slackwater.policy.rollout.seeding import SeedingPolicy
 from slackwater.policy.rollout.warm_routing import KeepWarm
 
+_FORMER_NAMES = {"barren_losses": "max_losses_without_progress"}
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """Policies, and the limits that make sure that nothing waits for ever.
+    """Policies, and the limits that bound every wait.
 
-    `lease_s`: an instance not heard for so long is gone. `stall_s`: turns leave an instance that
-    runs some and makes no token for so long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
-    `barren_losses`: a turn whose instances vanish so often without one token of progress fails.
-    `home_lease_s`: a trajectory that does not return for so long is taken to have ended, or sooner
-    where its job's trajectories pause for less. `move_rest_s`: a running turn is not moved again by
-    balancing for so long. `trainer_patience_s`: so long may local engines keep a trainer that has
-    work from its devices. `faults_allowed`: an instance that lies more often is released.
-    `kept_for_others`: of every instance, an owner of turns leaves this share free, unless it has
-    less than that there itself: so that one owner's long turns never keep another's first turn
-    waiting. It holds where more than one owner was named.
+    `lease_s`: an instance silent for longer is lost. `stall_s`: turns leave an instance that makes
+    no token for this long (`borrowed_stall_s` for borrowed ones, ROSE 4.1).
+    `max_losses_without_progress`: a turn that loses more instances in a row without a new token
+    fails. `home_lease_s`: a trajectory that pauses for longer counts as ended, or sooner where its
+    job's trajectories pause for less. `move_rest_s`: least time between two balancing moves of a
+    turn. `trainer_patience_s`: how long local engines may keep devices from a trainer with work.
+    `faults_allowed`: an instance with more faults is released. `kept_for_others`: the share of
+    each instance that an owner's turns leave free while they hold more than that share there, so
+    that one owner's long turns never block another's first turn; only with several owners.
     """
 
     routing: RoutingPolicy = field(default_factory=KeepWarm)
@@ -39,7 +40,7 @@ class RolloutSettings:
     turn_timeout_s: float = 3600.0
     watch_every_s: float = 1.0
     balance_every_s: float = 1.0
-    barren_losses: int = 8
+    max_losses_without_progress: int = 8
     faults_allowed: int = 3
     home_lease_s: float = 60.0
     trainer_patience_s: float = 60.0
@@ -59,5 +60,6 @@ class RolloutSettings:
 
 def rollout_settings(table: Mapping[str, Any], at: str = "rollout") -> RolloutSettings:
     """From a table: policies by name (`routing = "affinity"`) or as tables, limits by name."""
+    table = {_FORMER_NAMES.get(name, name): value for name, value in table.items()}
     made = {name: chosen(name, table[name], f"{at}.{name}") for name in POLICIES if name in table}
     return decode(RolloutSettings, table, at, made)

@@ -6,7 +6,7 @@ from slackwater.model.ids import InstanceId, NodeId
 from slackwater.model.payload import Payload
 
 
-class PullWeights(Message, frozen=True):
+class PullVersion(Message, frozen=True):
     """Let the instance get the version; answered by `InstanceReady` or `PullFailed`.
 
     `way` are payloads of its node's relay, in order: one whole, or deltas on a copy in host memory.
@@ -51,4 +51,4 @@ class DeleteVersion(Message, frozen=True):
 
 RelayCommand = FetchPayload | DropPayload
 HolderReport = VersionOffered | VersionRecalled | InstanceFaulted
-WeightCommand = PullWeights | RelayCommand | DropVersion | DeleteVersion | HolderReport
+WeightCommand = PullVersion | RelayCommand | DropVersion | DeleteVersion | HolderReport

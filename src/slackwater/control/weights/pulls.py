@@ -80,12 +80,12 @@ class PullScheduler:
 
     def _by_the_best_way(
         self, holder: VersionHolder, record: VersionRecord, out: Out
-    ) -> commands.PullWeights:
+    ) -> commands.PullVersion:
         """From the node's relay, whole or by deltas on a copy (the smaller); or from the store."""
         node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
         way = self._routes.way(record.version, holder.copies_then(), node)
         if node is None or way is None or not payloads_of(way):
-            return commands.PullWeights(holder.instance, record.version)
+            return commands.PullVersion(holder.instance, record.version)
         self._routes.bring(node, way, out)
         totals.by_delta += bool(way.deltas)
         totals.by_relay += 1
@@ -93,7 +93,7 @@ class PullScheduler:
         totals.whole_bytes += self._routes.whole_bytes(record.version) or way.bytes
         if keep:
             holder.coming[record.version] = "" if way.fetch_start else way.start
-        return commands.PullWeights(holder.instance, record.version, payloads_of(way), keep)
+        return commands.PullVersion(holder.instance, record.version, payloads_of(way), keep)
 
     # ---- what gives way ----
     def trim(self, holder: VersionHolder, adapter: bool, keep: str, out: Out) -> None:

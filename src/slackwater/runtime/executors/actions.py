@@ -46,7 +46,7 @@ class _Attempt:
     output: dict[sandbox.Stream, bytearray] = field(
         default_factory=lambda: {"stdout": bytearray(), "stderr": bytearray()}
     )
-    over: sandbox.ActionOver | None = None
+    over: sandbox.ActionFinished | None = None
 
 
 class ActionExecutor:
@@ -147,7 +147,7 @@ class ActionExecutor:
                 self.gauges[worker] = gauges
             case sandbox.ActionPrinted(attempt, stream, data):
                 self._append_output(attempt, stream, data)
-            case sandbox.ActionOver() as over:
+            case sandbox.ActionFinished() as over:
                 self._end_attempt(over)
             case sandbox.EnvironmentReady(environment):
                 self.feed(events.EnvironmentOpened(loop_time(), EnvironmentId(environment)))
@@ -167,7 +167,7 @@ class ActionExecutor:
             record.output[stream] += data
             self._table.append_output(record.action, stream, data)
 
-    def _end_attempt(self, over: sandbox.ActionOver) -> None:
+    def _end_attempt(self, over: sandbox.ActionFinished) -> None:
         record = self._attempts.get(over.attempt)
         if record is None:
             return

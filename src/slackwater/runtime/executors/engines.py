@@ -31,7 +31,7 @@ from slackwater.runtime.services.slo_tracker import SloTracker
 from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
-from slackwater.wire.lending import BudgetReport, LoanOver
+from slackwater.wire.lending import BudgetReport, LoanEnded
 from slackwater.wire.tokens import decode_tokens
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ EngineCommand: TypeAlias = (
     | do.StreamTokens
     | do.CompleteTurn
     | do.FailTurn
-    | do.Dispatch
-    | do.AbortOn
+    | do.DispatchTurn
+    | do.AbortTurn
     | do.ReleaseInstance
     | do.ReportFault
     | do.EndSeeding
@@ -52,7 +52,7 @@ EngineCommand: TypeAlias = (
     | do.LimitInstances
     | step_do.StartEngine
     | step_do.RestEngine
-    | weight_do.PullWeights
+    | weight_do.PullVersion
     | weight_do.DropVersion
     | weight_do.DeleteVersion
     | job_do.PlaceJob
@@ -242,7 +242,7 @@ class EngineExecutor:
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """Drain an instance: it gets no more turns, and is released when it has none."""
-        self.feed(on.DrainAsked(loop_time(), instance, move_turns))
+        self.feed(on.DrainRequested(loop_time(), instance, move_turns))
 
     def count_live_turns(self) -> int:
         """How many turns have not ended."""
@@ -309,9 +309,9 @@ class EngineExecutor:
                 self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
                 self.feed(of_weight.PullFailed(now_s, instance, version, error))
-            case messages.Rested(number):
+            case messages.EngineRested(number):
                 self.feed(EngineRested(now_s, instance, number))
-            case messages.Heartbeat() | BudgetReport() | LoanOver() as said:
+            case messages.Heartbeat() | BudgetReport() | LoanEnded() as said:
                 self._handle_status(now_s, worker, said)
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
@@ -332,7 +332,7 @@ class EngineExecutor:
                 self._returned_turns[TurnId(held.turn)] = held
 
     def _handle_status(
-        self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanOver
+        self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanEnded
     ) -> None:
         instance = InstanceId(worker)
         match said:
@@ -343,7 +343,7 @@ class EngineExecutor:
                     self.lending.record_heartbeat(worker, gauges)
             case BudgetReport(max_running, kv_tokens):
                 self.feed(on.BudgetChanged(now_s, instance, max_running, kv_tokens))
-            case LoanOver(error):
+            case LoanEnded(error):
                 if self.lending is not None:
                     self.lending.end_loan(worker, error)
 
@@ -354,19 +354,24 @@ class EngineExecutor:
                 self._tell(command)
             case do.StreamTokens():
                 self._stream(command)
-            case do.Dispatch() | do.AbortOn() | weight_do.PullWeights() | weight_do.DropVersion():
+            case (
+                do.DispatchTurn()
+                | do.AbortTurn()
+                | weight_do.PullVersion()
+                | weight_do.DropVersion()
+            ):
                 self._hub.send(WorkerId(command.instance), _message(command))
             case do.ReleaseInstance(instance, reason):
                 logger.warning("engine released instance=%s reason=%s", instance, reason)
                 self._hooks.release(WorkerId(instance))
             case step_do.StartEngine(spec):
                 if spec.sleeps:  # turns that it gets before it is awake wait there
-                    self._hub.send(WorkerId(spec.instance), messages.Wake())
+                    self._hub.send(WorkerId(spec.instance), messages.WakeEngine())
                 self.feed(on.InstanceJoined(loop_time(), spec))
             case step_do.RestEngine(instance, reason, number):
                 logger.info("engine rests instance=%s reason=%s", instance, reason)
                 if number is not None:
-                    self._hub.send(WorkerId(instance), messages.Rest(number))
+                    self._hub.send(WorkerId(instance), messages.RestEngine(number))
             case weight_do.DeleteVersion(version):
                 self._hooks.delete_version(version)
             case job_do.PlaceJob(job):
@@ -433,10 +438,10 @@ def _log(
 
 
 def _message(
-    command: do.Dispatch | do.AbortOn | weight_do.PullWeights | weight_do.DropVersion,
+    command: do.DispatchTurn | do.AbortTurn | weight_do.PullVersion | weight_do.DropVersion,
 ) -> messages.Message:
     match command:
-        case do.Dispatch():
+        case do.DispatchTurn():
             return messages.Generate(
                 command.attempt,
                 command.version,
@@ -449,9 +454,9 @@ def _message(
                 array("f", command.logprobs).tobytes(),
                 command.stream,
             )
-        case do.AbortOn(_, attempt):
+        case do.AbortTurn(_, attempt):
             return messages.Abort(attempt)
-        case weight_do.PullWeights(_, version, way, keep):
+        case weight_do.PullVersion(_, version, way, keep):
             payloads = tuple((payload.version, payload.base) for payload in way)
             return messages.PullVersion(version, payloads, keep)
         case weight_do.DropVersion(_, version):

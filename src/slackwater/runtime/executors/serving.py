@@ -63,7 +63,7 @@ class ServingExecutor:
         self._borrowers: dict[WorkerId, JobId] = {}
         self.loans = 0  # that began since the service started
         self.refusals: dict[WorkerId, str] = {}
-        driver.register(self._execute, (do.LendNode, do.BeginStep, do.TakeBack))
+        driver.register(self._execute, (do.LendNode, do.BeginStep, do.ReclaimNode))
 
     # ---- for the hub ----
     def add_worker(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
@@ -146,11 +146,11 @@ class ServingExecutor:
                 self.loans += 1
                 self.refusals.pop(WorkerId(node), None)
                 offer = self._offers[base]
-                told = lending.LendTo(job, base, offer.base_version, offer.model)
+                told = lending.LendNode(job, base, offer.base_version, offer.model)
                 self._send(WorkerId(node), told)
             case do.BeginStep(node):
-                self._send(WorkerId(node), lending.LentStepBegan())
-            case do.TakeBack(node, _, reason):
+                self._send(WorkerId(node), lending.BeginStep())
+            case do.ReclaimNode(node, _, reason):
                 if reason != NO_LONGER_NEEDED:
                     self.refusals[WorkerId(node)] = reason
-                self._send(WorkerId(node), lending.TakeBack(reason))
+                self._send(WorkerId(node), lending.ReclaimNode(reason))

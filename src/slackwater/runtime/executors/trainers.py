@@ -60,7 +60,7 @@ Finisher = Callable[[Connection, TrainedModel, Operation, bytes], bytes]
 OperationCommand: TypeAlias = (
     do.TrainerOrder
     | do.CommitSnapshot
-    | do.ForgetModel
+    | do.DropModel
     | do.MoveState
     | do.ForgetStrays
     | do.CompleteOp
@@ -301,17 +301,17 @@ class TrainerExecutor:
             case do.RunOp():
                 self._ordered[command.worker] = command.ticket
                 spawn(self._run(command))
-            case do.RestoreState(worker, ticket, model, seq, at_most):
+            case do.RestoreModel(worker, ticket, model, seq, at_most):
                 named = (ticket, model, self._snapshot(model, seq), self._source(model))
                 self._hub.send(worker, messages.RestoreModel(*named, seq, at_most))
-            case do.DropGradients(worker, ticket, model, seq):
+            case do.DiscardGradients(worker, ticket, model, seq):
                 self._hub.send(worker, messages.DiscardGradients(ticket, model, seq))
-            case do.TakeSnapshot(worker, ticket, model, seq):
+            case do.SaveState(worker, ticket, model, seq):
                 saved = self._snapshot(model, seq)
                 self._hub.send(worker, messages.SaveState(ticket, model, saved))
             case do.CommitSnapshot(model, seq):
                 spawn(self._commit_snapshot(model, seq))
-            case do.ForgetModel(worker, model):
+            case do.DropModel(worker, model):
                 self._hub.send(worker, messages.DropModel(model))
             case do.MoveState() | do.ForgetStrays():
                 spawn(self._tell_agents(command))

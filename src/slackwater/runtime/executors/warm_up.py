@@ -19,7 +19,7 @@ def warm_up_broker() -> None:
     """A few elastic actions on a few cores; nothing is run."""
     broker = ActionBroker()
     broker.handle(on.WorkerJoined(0.0, NodeId("n"), WorkerCapacity(cores=((0, 1, 2, 3),))))
-    needs = (Need(CORES, Amounts.between(1, 4)),)
+    needs = (Need(CORES, Amounts.from_range(1, 4)),)
     elastic = Elastic(CORES, Efficiency.amdahl(0.9, 4))
     for number in range(6):
         spec = ActionSpec(

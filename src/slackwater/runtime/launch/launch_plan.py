@@ -47,7 +47,7 @@ class PlannedWorker:
     plan: WorkerPlan
     key: str
     joined: bool = False
-    lent: lending.LendTo | None = None
+    lent: lending.LendNode | None = None
     cores: int = 0
     memory_mib: int = 0
     reads: dict[str, None] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class LaunchPlan:
                 ranks = count_ranks(known.plan.layout or "")
                 parts = [part_of(version, rank, ranks) for rank in range(ranks if ranks > 1 else 0)]
                 known.allow(writes=[str(version_uri(each)) for each in (version, *parts)])
-            case lending.LendTo(model=model):
+            case lending.LendNode(model=model):
                 known.lent = message
                 known.allow(reads=[model])
 

@@ -28,7 +28,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
-from slackwater.model.folder import changed, fingerprint
+from slackwater.model.folder import describe_change, fingerprint
 from slackwater.model.uri import Uri, digest_file
 from slackwater.runtime.net.listening import accept_connections, bind_same_port
 from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
@@ -240,7 +240,7 @@ class Depot:
             raise NotFoundError(f"{uri}: the fleet keeps no such folder")
         found = fingerprint(path)
         if uri.kind == "models" and found != self._fingerprints.get(uri.name):
-            raise RefusedError(changed(uri))
+            raise RefusedError(describe_change(uri))
         return {"files": _files_of(path), "fingerprint": found}
 
 

@@ -22,7 +22,7 @@ from slackwater.model.ids import (
     EnvironmentId,
     JobId,
     TenantId,
-    owned_id,
+    qualify_id,
 )
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.executors.actions import ActionExecutor
@@ -109,7 +109,7 @@ class ActionService:
 
     # ---- limits of tenants ----
     def limits_of(self, tenant: TenantId) -> TenantLimits:
-        return self._broker.state.settings.tenants.of(tenant)
+        return self._broker.state.settings.tenants.limits_of(tenant)
 
     def pause_s(self, tenant: TenantId) -> float:
         """Seconds that a tenant of a shared service should wait before it submits more."""
@@ -285,7 +285,7 @@ class ActionService:
         )
         if added:
             self._table.environments[name] = EnvironmentEntry(tenant, request)
-            self._executor.feed(events.EnvironmentAsked(loop_time(), request.spec))
+            self._executor.feed(events.EnvironmentRequested(loop_time(), request.spec))
         return name
 
     async def wait_until_open(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
@@ -306,7 +306,7 @@ class ActionService:
 
     async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
         """Save its content under a name from which environments on its node can start."""
-        owned_id(tenant, given, "snapshot")  # refuses what an older version could have named
+        qualify_id(tenant, given, "snapshot")  # refuses what an older version could have named
         entry = self._find_environment(tenant, name)
         live = self._broker.state.environments.get(name)
         if live is None or live.node is None or not entry.ready.is_set():

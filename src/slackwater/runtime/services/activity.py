@@ -83,13 +83,13 @@ class ActivitySampler:
         self._take_permits(now_s)
         doing: dict[str, set[str]] = defaultdict(set)
         present: set[str] = set()
-        for record in self._plane.controller.rollout.books.instances:
+        for record in self._plane.controller.rollout.state.instances:
             present.add(record.spec.instance)
             self._sample_engine(record, now_s, doing)
             self.slack.record_worker(record.spec.kind, passed_s, busy=bool(record.attempts))
         self._plane.traces.record_spot(
             record.spec.instance
-            for record in self._plane.controller.rollout.books.instances
+            for record in self._plane.controller.rollout.state.instances
             if record.spec.kind is InstanceKind.SPOT
         )
         self._sample_trainers(now_s, passed_s, present, doing)
@@ -140,7 +140,7 @@ class ActivitySampler:
     def _sample_trainers(
         self, now_s: float, passed_s: float, present: set[str], doing: dict[str, set[str]]
     ) -> None:
-        busy = self._plane.controller.operations.at_work()
+        busy = self._plane.controller.operations.busy_trainers()
         for worker in self._plane.workers.names_by_role()["trainer"]:
             present.add(worker)
             lane, flight = self._join(worker, "trainers", 0, now_s), busy.get(WorkerId(worker))
@@ -148,7 +148,7 @@ class ActivitySampler:
             if flight is None:
                 self.timeline.end(lane, now_s)
                 continue
-            job = str(flight.line.job or flight.line.model)
+            job = str(flight.queue.job or flight.queue.model)
             publishes = isinstance(flight, RunHead) and flight.operation.kind is OpKind.PUBLISH
             self.timeline.begin(lane, job, SYNC if publishes else TRAIN, now_s)
             doing[job].add("sync" if publishes else "train")
@@ -187,7 +187,7 @@ class ActivitySampler:
         """Add the time since the last sample to one part of each live job, the first
         that applies.
         """
-        books = self._plane.controller.rollout.books
+        state = self._plane.controller.rollout.state
         waiting = {
             model for model, count in self._plane.training.waiting_by_model().items() if count
         }
@@ -201,7 +201,7 @@ class ActivitySampler:
             if entry.stage.over:
                 continue
             parts = doing.get(entry.job, set())
-            work = books.work.get(entry.job)
+            work = state.work.get(entry.job)
             if entry.job in tools:
                 parts.add("tools")
             if entry.job in queued or (work is not None and work.live_turns):

@@ -22,7 +22,7 @@ class Breakdowns:
 
     def engine_failure(self, model: str, *, fully: bool) -> str | None:
         """Why a base model cannot be sampled: every engine of it was drained or fails to start."""
-        if any(record.spec.runs(model) for record in self.manager.books.instances):
+        if any(record.spec.runs(model) for record in self.manager.state.instances):
             return None
         if self.instances.is_starting(model):
             return None

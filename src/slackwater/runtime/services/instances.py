@@ -55,7 +55,7 @@ class InstanceService:
         """`spawn` starts a worker, `engine_arguments` returns a model's; workers log to `logs`."""
         self._spawn_worker, self._engine_arguments, self._logs = spawn, engine_arguments, logs
         self._controller = controller
-        self._fleet = controller.rollout.books.instances
+        self._fleet = controller.rollout.state.instances
         self._rollout = rollout
         self._supervisor = supervisor
         self._requests: dict[InstanceId, InstanceRequest] = {}

@@ -23,7 +23,7 @@ from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import JobId, NodeId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
-from slackwater.model.job_life import JobStage, named_job
+from slackwater.model.job_life import JobStage, job_id_of
 from slackwater.model.placement import Phase, overlap
 from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
@@ -87,7 +87,7 @@ class PhaseService:
         return entry
 
     def _entry(self, tenant: TenantId, name: str) -> RegisteredJob:
-        entry = self._controller.jobs.find(named_job(tenant, name))
+        entry = self._controller.jobs.find(job_id_of(tenant, name))
         if entry is None or entry.terms is None:
             raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
         return entry

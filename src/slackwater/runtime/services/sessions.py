@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from slackwater.control.operations.sessions import SessionBook
+from slackwater.control.operations.sessions import SessionTracker
 from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import JobId, SessionId, TenantId
 from slackwater.model.job_life import job_of_session
@@ -25,7 +25,7 @@ class Sessions:
 
     def __init__(self, store: Store, silent_after_s: float) -> None:
         self._store = store
-        self._book = SessionBook(silent_after_s)
+        self._book = SessionTracker(silent_after_s)
         self._sessions: dict[SessionId, Session] = {}
 
     async def adopt(self, now_s: float) -> None:
@@ -40,7 +40,7 @@ class Sessions:
         for session, active in await self._store.call(read):
             self._sessions[session.session] = session
             if active:
-                self._book.seen(session.session, now_s)
+                self._book.touch(session.session, now_s)
 
     async def open(self, tenant: TenantId, description: dict[str, Any], now_s: float) -> SessionId:
         """`described` may name the job that the session belongs to."""
@@ -56,7 +56,7 @@ class Sessions:
         }
         await self._store.call(lambda c: c.execute(sessions.insert().values(**row)) and None)
         self._sessions[session.session] = session
-        self._book.seen(session.session, now_s)
+        self._book.touch(session.session, now_s)
         return session.session
 
     def get(self, tenant: TenantId, name: str) -> Session:
@@ -73,28 +73,28 @@ class Sessions:
 
     def jobs(self) -> dict[JobId, TenantId]:
         """The jobs of live sessions, and their tenants."""
-        living = [s for s in self._sessions.values() if self._book.lives(s.session)]
+        living = [s for s in self._sessions.values() if self._book.is_alive(s.session)]
         return {session.job: session.tenant for session in living}
 
     def live_sessions(self, job: JobId) -> list[SessionId]:
         """A job's sessions that have not ended."""
         own = [s.session for s in self._sessions.values() if s.job == job]
-        return [session for session in own if self._book.lives(session)]
+        return [session for session in own if self._book.is_alive(session)]
 
     def is_live(self, session: SessionId) -> bool:
-        return self._book.lives(session)
+        return self._book.is_alive(session)
 
     def record_heartbeat(self, session: SessionId, now_s: float) -> None:
         """Keep a session alive; one that has ended stays ended."""
-        if self._book.lives(session):
-            self._book.seen(session, now_s)
+        if self._book.is_alive(session):
+            self._book.touch(session, now_s)
 
     def reap_silent(self, now_s: float) -> list[SessionId]:
         """End the sessions that have been silent too long; returns them."""
         return self._book.reap(now_s)
 
     def count_active(self) -> int:
-        return sum(self._book.lives(session) for session in self._sessions)
+        return sum(self._book.is_alive(session) for session in self._sessions)
 
     async def end(self, session: SessionId, status: dict[str, Any]) -> None:
         """End a session and save its final status."""

@@ -105,7 +105,7 @@ class SlackMeter:
             alone, used = gauges["pulled_whole_bytes"] / 1e9, gauges["pulled_bytes"] / 1e9
             said = f"{gauges['pulls_by_delta']:.0f} of {gauges['pulls']:.0f} pulls are deltas"
             found.append(SlackRow("weights", "GB", alone, used, detail=said))
-        return [row.shown() for row in found]
+        return [row.to_dict() for row in found]
 
 
 def _dollars(prices: PriceSettings, kind: str, present_s: float) -> float | None:

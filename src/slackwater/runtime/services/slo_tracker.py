@@ -126,7 +126,7 @@ class SloTracker:
         """Gauges of the last sixty seconds."""
         self._drop_old(now_s)
         recent = self._recent
-        met = sum(self.slo.met(answer.ttft_s, answer.tpot_s) for answer in recent)
+        met = sum(self.slo.is_met(answer.ttft_s, answer.tpot_s) for answer in recent)
         return {
             "serving_requests_last_minute": float(len(recent)),
             "serving_slo_attainment_last_minute": met / len(recent) if recent else 1.0,
@@ -145,7 +145,7 @@ class SloTracker:
         number = int((answered.at_s - self._since_s) // _MINUTE_S)
         if not self._minutes or self._minutes[-1].number != number:
             self._minutes.append(ServedMinute(number))
-        minute, met = self._minutes[-1], self.slo.met(answered.ttft_s, answered.tpot_s)
+        minute, met = self._minutes[-1], self.slo.is_met(answered.ttft_s, answered.tpot_s)
         self._overload.answered(answered.at_s, kept=met)
         minute.met += met
         minute.ttft_s.append(answered.ttft_s)

@@ -18,7 +18,7 @@ from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, UnavailableError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_file import JobFile, OwnJob
-from slackwater.model.job_life import JobStage, named_job
+from slackwater.model.job_life import JobStage, job_id_of
 from slackwater.runtime.executors.drivers import DriverExecutor, driver_command
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.store.database import Store
@@ -73,7 +73,7 @@ class Submissions:
         file = decode(JobFile, table)
         self._check(file)
         async with self._submit_lock:
-            await self._accept(tenant, named_job(tenant, file.name), file, replace)
+            await self._accept(tenant, job_id_of(tenant, file.name), file, replace)
         return self.describe(tenant, file.name)
 
     async def _accept(self, tenant: TenantId, job: JobId, file: JobFile, replace: bool) -> None:
@@ -99,7 +99,7 @@ class Submissions:
 
     def _accept_client_job(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
         """Submit a job whose program its owner runs; a name that is not over is the same job."""
-        job = named_job(tenant, own.name)
+        job = job_id_of(tenant, own.name)
         entry = self.controller.jobs.find(job)
         if entry is not None and not entry.stage.over and entry.terms is None:
             raise RefusedError(

@@ -16,7 +16,7 @@ from slackwater.model.ids import (
     ResourceName,
     ServiceName,
     TenantId,
-    owned_id,
+    qualify_id,
 )
 from slackwater.model.tenant_limits import (
     TenantLimits,
@@ -114,7 +114,7 @@ class ActionBody(RequestBody):
         action_limits = self.limits.within(tenant, limits, wall_s, environment_mib)
         given = self.action
         name = ActionId(
-            owned_id(tenant, given, "action") if given else f"ac-{secrets.token_hex(12)}"
+            qualify_id(tenant, given, "action") if given else f"ac-{secrets.token_hex(12)}"
         )
         spec = ActionSpec(
             action=name,
@@ -160,7 +160,7 @@ class ActionBody(RequestBody):
                 )
             return uses
         choices = [self.cores] if isinstance(self.cores, int) else self.cores
-        needs = (Need(CORES, Amounts.one_of(*choices)), *uses)
+        needs = (Need(CORES, Amounts.from_choices(*choices)), *uses)
         if self.environment is None:  # an environment reserves its own memory
             needs += (Need(MEMORY_MIB, Amounts.exactly(memory_mib)),)
         return needs
@@ -202,7 +202,7 @@ class EnvironmentBody(RequestBody):
     def request(self, tenant: TenantId, limits: TenantLimits) -> EnvironmentRequest:
         given = self.environment
         name = EnvironmentId(
-            owned_id(tenant, given, "environment") if given else f"en-{secrets.token_hex(12)}"
+            qualify_id(tenant, given, "environment") if given else f"en-{secrets.token_hex(12)}"
         )
         job = job_of(tenant, self.job)
         memory_mib = self.memory_mib or min(_DEFAULT_ENVIRONMENT_MIB, limits.memory_mib)

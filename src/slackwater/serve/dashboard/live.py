@@ -160,7 +160,7 @@ class LiveSource:
             {
                 "trajectory": str(turn.spec.trajectory),
                 "took_s": round(turn.age_s(now_s), 2),
-                "waited_s": round(turn.waited_s(now_s), 2),
+                "waited_s": round(turn.total_queued_s(now_s), 2),
                 "state": turn.instance or "waits",
                 "moves": turn.moves,
                 "prompt_tokens": len(turn.spec.prompt),
@@ -360,5 +360,5 @@ def _capacity(instances: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 def _count(plane: ControlPlane, kind: InstanceKind) -> int:
     return sum(
         record.spec.kind is kind and record.state is InstanceState.READY
-        for record in plane.controller.rollout.books.instances
+        for record in plane.controller.rollout.state.instances
     )

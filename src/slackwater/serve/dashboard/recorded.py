@@ -186,7 +186,7 @@ class RecordedSource:
         alone_s = sum(row.get("alone_s", 0.0) for row in self._jobs.values())
         detail = "phases as recorded, on separate nodes for each job, without switches"
         hours = (alone_s / 3600.0, used_s / 3600.0)
-        return [SlackRow("phases", "device h", hours[0], hours[1], detail=detail).shown()]
+        return [SlackRow("phases", "device h", hours[0], hours[1], detail=detail).to_dict()]
 
     def _row(self, job: str) -> dict[str, Any]:
         if job not in self._jobs:

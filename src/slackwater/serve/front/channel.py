@@ -126,7 +126,7 @@ class _Front:
         for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
-            if isinstance(record, wire.Abandon):
+            if isinstance(record, wire.AbandonChoices):
                 self._discard_unsubmitted(record.numbers)
             self._plane.queues.put(TenantId(record.tenant), self._handle(record))
 
@@ -143,11 +143,11 @@ class _Front:
         self.connection.send(record)
 
     def refuse(self, number: int, error: SlackwaterError) -> None:
-        self.send(wire.Refused(number, status_of(error), str(error)))
+        self.send(wire.RequestRefused(number, status_of(error), str(error)))
 
     # ---- requests of the front end ----
     def _handle(self, record: wire.FromFront) -> Iterator[None]:
-        if isinstance(record, wire.Abandon):
+        if isinstance(record, wire.AbandonChoices):
             yield from self._abandon(record.numbers)
             return
         try:
@@ -187,7 +187,7 @@ class _Front:
             name = TurnId(f"{self._name}/{number}")
             self.turns[number] = _Choice(self, number, name, tenant, message.base_model)
         if message.stream:  # without streaming the result itself is the answer
-            self.send(wire.Accepted(message.number))
+            self.send(wire.ChoicesAccepted(message.number))
         for index, number in enumerate(numbers):
             if (turn := self.turns.get(number)) is not None:
                 self._submit(message, turn, index)
@@ -239,7 +239,7 @@ class _Front:
             if isinstance(request, SlackwaterError):
                 self.refuse(message.number, request)
             else:
-                self.send(wire.Sampled(message.number, request, new))
+                self.send(wire.SampleAccepted(message.number, request, new))
 
         on_settled = partial(self._send_outcome, None)
         plane.sampling.accept(session, message.seq, message.payload, reply, on_settled)
@@ -261,7 +261,7 @@ class _Front:
             request = RequestId(message.request)
             outcome = await self._plane.outcome(tenant, request, message.hold_s)
             if outcome is None:
-                self.send(wire.Pending(message.number, self._plane.pause_reason(request)))
+                self.send(wire.RequestPending(message.number, self._plane.pause_reason(request)))
             else:
                 self._send_outcome(message.number, request, outcome)
         except SlackwaterError as error:
@@ -270,7 +270,7 @@ class _Front:
     # ---- results of turns ----
     def send_tokens(self, turn: "_Choice", more: TurnTokens) -> None:
         if more.topk or more.prompt_logprobs is not None:
-            self.send(wire.MoreTokens(turn.number, _encode(more)))
+            self.send(wire.AnnotatedTokens(turn.number, _encode(more)))
             return
         self.queue_tokens(turn.number, more.tokens, more.logprobs)
 
@@ -289,7 +289,7 @@ class _Front:
         spent = self._plane.queues.shares.totals
         if spent != self._reported_spent:
             since = {name: spent[name] - self._reported_spent[name] for name in spent}
-            self.connection.put(wire.Spent({name: s for name, s in since.items() if s}))
+            self.connection.put(wire.TimeCharged({name: s for name, s in since.items() if s}))
             self._reported_spent = spent.copy()
 
     def gather(self) -> None:
@@ -339,8 +339,8 @@ class _Choice:
 
     def complete(self, result: TurnResult) -> None:
         self.front.release(self)
-        self.front.send(wire.Completed(self.number, _encode(result)))
+        self.front.send(wire.ChoiceCompleted(self.number, _encode(result)))
 
     def fail(self, error: str) -> None:
         self.front.release(self)
-        self.front.send(wire.Failed(self.number, error))
+        self.front.send(wire.ChoiceFailed(self.number, error))

@@ -88,16 +88,16 @@ class Gateway:
         self._handlers: dict[type, Callable[[Any], None]] = {
             wire.Setup: self._set_up,
             wire.StopServing: self._stop,
-            wire.Accepted: self._resolve_request,
-            wire.Refused: self._handle_refusal,
-            wire.Spent: self._record_spent,
+            wire.ChoicesAccepted: self._resolve_request,
+            wire.RequestRefused: self._handle_refusal,
+            wire.TimeCharged: self._record_spent,
             wire.Tokens: self._deliver_tokens,
-            wire.MoreTokens: self._deliver_scored_tokens,
-            wire.Completed: self._complete_choice,
-            wire.Failed: self._handle_failure,
-            wire.Sampled: self._accept_sample,
+            wire.AnnotatedTokens: self._deliver_scored_tokens,
+            wire.ChoiceCompleted: self._complete_choice,
+            wire.ChoiceFailed: self._handle_failure,
+            wire.SampleAccepted: self._accept_sample,
             wire.FutureSettled: self._settle_future,
-            wire.Pending: self._resolve_request,
+            wire.RequestPending: self._resolve_request,
             wire.SessionFound: self._resolve_request,
             wire.ModelFound: self._resolve_request,
         }
@@ -164,7 +164,7 @@ class Gateway:
         """Cancel the choices that have not ended."""
         left = [number for number in numbers if self._choices.pop(number, None) is not None]
         if left:
-            self.connection.send(wire.Abandon(tenant, left))
+            self.connection.send(wire.AbandonChoices(tenant, left))
 
     # ---- samples ----
     async def session(self, tenant: TenantId, name: str) -> SamplingSession:
@@ -196,7 +196,7 @@ class Gateway:
 
     async def outcome(
         self, tenant: TenantId, request: RequestId, hold_s: float
-    ) -> RequestOutcome | wire.Pending:
+    ) -> RequestOutcome | wire.RequestPending:
         """How a request ended, or why it has not within `hold_s`."""
         if self.board.tenant_of(request) == tenant:
             if await self.board.wait(request, hold_s) and (outcome := self.board.recent(request)):
@@ -205,8 +205,8 @@ class Gateway:
             hold_s = _FINAL_POLL_S
         number = next(self._numbers)
         record = wire.AskFuture(number, tenant, request, hold_s)
-        answer: wire.FutureSettled | wire.Pending = await self._ask(number, record)
-        return answer if isinstance(answer, wire.Pending) else _to_outcome(answer)
+        answer: wire.FutureSettled | wire.RequestPending = await self._ask(number, record)
+        return answer if isinstance(answer, wire.RequestPending) else _to_outcome(answer)
 
     # ---- names ----
     async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
@@ -262,7 +262,7 @@ class Gateway:
         if request is not None and not request.done():
             request.set_result(record)
 
-    def _handle_refusal(self, record: wire.Refused) -> None:
+    def _handle_refusal(self, record: wire.RequestRefused) -> None:
         error = PlaneRefusedError(record.status, record.message)
         request = self._requests.get(record.number)
         if request is None:
@@ -270,7 +270,7 @@ class Gateway:
         elif not request.done():
             request.set_exception(error)
 
-    def _record_spent(self, record: wire.Spent) -> None:
+    def _record_spent(self, record: wire.TimeCharged) -> None:
         for tenant, seconds in record.seconds.items():
             self.loop_shares.charge(TenantId(tenant), seconds)
 
@@ -286,22 +286,22 @@ class Gateway:
                 listener.on_tokens(TurnTokens(_NO_TURN, tokens[start:end], logprobs[start:end]))
             start = end
 
-    def _deliver_scored_tokens(self, tokens: wire.MoreTokens) -> None:
+    def _deliver_scored_tokens(self, tokens: wire.AnnotatedTokens) -> None:
         if (listener := self._choices.get(tokens.number)) is not None:
             listener.on_tokens(_decode_tokens(tokens.more))
 
-    def _complete_choice(self, record: wire.Completed) -> None:
+    def _complete_choice(self, record: wire.ChoiceCompleted) -> None:
         if (listener := self._choices.pop(record.number, None)) is not None:
             listener.on_complete(_decode_result(record.result))
 
-    def _handle_failure(self, record: wire.Failed) -> None:
+    def _handle_failure(self, record: wire.ChoiceFailed) -> None:
         self._fail_choice(record.number, FailedTurnError(record.error))
 
     def _fail_choice(self, number: int, error: SlackwaterError) -> None:
         if (listener := self._choices.pop(number, None)) is not None:
             listener.on_failure(error)
 
-    def _accept_sample(self, record: wire.Sampled) -> None:
+    def _accept_sample(self, record: wire.SampleAccepted) -> None:
         tenant = self._samplers.get(record.number)
         if record.new and tenant is not None:
             self.board.expect(RequestId(record.request), tenant)

@@ -100,10 +100,10 @@ def _example(place: int, datum: Any) -> Example:
     if not tokens:
         raise ConfigError.of(f"data[{place}]: model_input", "[]", "must hold tokens")
     inputs = {
-        name: Array.of(_tensor(f"data[{place}]: {name}", datum.loss_fn_inputs[name]))
+        name: Array.from_numpy(_tensor(f"data[{place}]: {name}", datum.loss_fn_inputs[name]))
         for name in sorted(datum.loss_fn_inputs)
     }
-    return Example(Array.of(np.concatenate(tokens)), inputs)
+    return Example(Array.from_numpy(np.concatenate(tokens)), inputs)
 
 
 def _add_default_weights(example: Example) -> Example:
@@ -111,7 +111,7 @@ def _add_default_weights(example: Example) -> Example:
     targets = example.inputs.get("target_tokens")
     if targets is None or "weights" in example.inputs:
         return example
-    ones = Array.of(np.ones(targets.shape, "<f4"))
+    ones = Array.from_numpy(np.ones(targets.shape, "<f4"))
     return Example(example.tokens, {**example.inputs, "weights": ones})
 
 

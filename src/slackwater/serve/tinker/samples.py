@@ -30,7 +30,7 @@ from slackwater.serve.tinker import bodies, json_results
 from slackwater.serve.tinker import proto as tinker_proto
 from slackwater.serve.tinker.bodies import TensorBody
 from slackwater.wire.batches import decode_metrics, decode_result
-from slackwater.wire.front import Pending
+from slackwater.wire.front import RequestPending
 
 _NAME = "target_prompt_logprobs"
 _LARGE_RESULT_BYTES = 64 << 10
@@ -188,7 +188,7 @@ def sample_routes(gateway: Gateway) -> APIRouter:
         """Wait for a result; 408 if it is not there after the hold time."""
         wanted = RequestId(body.request_id)
         outcome = await gateway.outcome(tenant, wanted, gateway.setup.hold_s)
-        if not isinstance(outcome, Pending):
+        if not isinstance(outcome, RequestPending):
             as_json = json_results.wants_json(request.headers.get("accept"))
             rendered = partial(render, outcome, as_json=as_json)
             if len(outcome.result or b"") > _LARGE_RESULT_BYTES:

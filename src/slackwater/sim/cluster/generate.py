@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
-from slackwater.sim.cluster.lengths import expected_shares
+from slackwater.sim.cluster.lengths import mean_shares
 from slackwater.sim.cluster.scenario import LengthConfig, Workload
 from slackwater.sim.cluster.workload import CycleWorkload, ProductionWorkload, ProfileWorkload
 
@@ -86,7 +86,7 @@ def generate_jobs(workload: Workload, seed: int, lengths: LengthConfig) -> tuple
 def _production(
     workload: ProductionWorkload, generator: np.random.Generator, lengths: LengthConfig
 ) -> tuple[JobSpec, ...]:
-    rollout_share, train_share = expected_shares(lengths)
+    rollout_share, train_share = mean_shares(lengths)
     arrivals_s = np.sort(_daytime(generator, workload.jobs, workload.span_s))
     # Long runs are common and a few take very long: log-normal about the published mean; the
     # deviation is ours.

@@ -38,7 +38,7 @@ class SimulatedAccount:
     reason: str = ""
     _settled_s: float | None = None
 
-    def elapsed_s(self, now_s: float) -> float:
+    def job_time_s(self, now_s: float) -> float:
         """On its clock."""
         return self.spent_s + (now_s - self.clock_s if self.clock_s is not None else 0.0)
 
@@ -53,23 +53,23 @@ class SimulatedAccount:
         self.group, self._settled_s = group, now_s
         return moved
 
-    def permitted(self, now_s: float) -> None:
+    def start_phase(self, now_s: float) -> None:
         """A phase begins."""
         if self.clock_s is None:
             self.clock_s = now_s
             if self.first_permit_s is None:
                 self.first_permit_s = now_s
 
-    def iteration_ended(self, now_s: float, solo_s: float) -> None:
+    def end_iteration(self, now_s: float, solo_s: float) -> None:
         """One more; alone it would have taken `solo_s`."""
-        elapsed_s = self.elapsed_s(now_s)
+        elapsed_s = self.job_time_s(now_s)
         bound_s = self.spec.slo * self.spec.profile.solo_s * (1 + _TOLERANCE)
         self.iterations_in_bound += elapsed_s - self.iteration_began_s <= bound_s
         self.iteration_began_s = elapsed_s
         self.iterations_done += 1
         self.solo_realised_s += solo_s
 
-    def crashed(self) -> None:
+    def record_crash(self) -> None:
         """The broken iteration is done again, and is no one's delay."""
         self.crashes += 1
         self._settled_s = None
@@ -78,7 +78,9 @@ class SimulatedAccount:
     def row(self, end_s: float) -> JobRow:
         """For the report."""
         spec = self.spec
-        elapsed_s = self.iteration_began_s if self.finished_s is not None else self.elapsed_s(end_s)
+        elapsed_s = (
+            self.iteration_began_s if self.finished_s is not None else self.job_time_s(end_s)
+        )
         bound_s = spec.slo * spec.iterations * spec.profile.solo_s
         realised_s = spec.slo * self.solo_realised_s
         broken = self.iterations_done - self.iterations_in_bound
@@ -129,7 +131,7 @@ class FleetAccount:
     steps: list[CostStep] = field(default_factory=list)
 
     @staticmethod
-    def of(pools: tuple[Pool, ...], keep_spans: bool) -> "FleetAccount":
+    def for_pools(pools: tuple[Pool, ...], keep_spans: bool) -> "FleetAccount":
         """For a fleet."""
         return FleetAccount({pool.role: pool.node_type for pool in pools}, keep_spans)
 
@@ -159,7 +161,7 @@ class FleetAccount:
                 self.rentals.append(Rental(node, began_s, now_s))
         self._step(now_s)
 
-    def rented(self) -> list[NodeId]:
+    def list_rented(self) -> list[NodeId]:
         """What is paid for now, sorted."""
         return sorted(self._since_s)
 
@@ -167,7 +169,7 @@ class FleetAccount:
         """The run is over."""
         self.give_back(tuple(sorted(self._since_s)), now_s)
 
-    def ran(
+    def record_phase(
         self,
         job: JobId,
         phase: Phase,

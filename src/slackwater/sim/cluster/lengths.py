@@ -44,20 +44,20 @@ def draw_shares(
         ones = np.ones(spec.iterations)
         rollout, tail, train = ones, ones, ones
     else:
-        rollout, tail, train = _drawn(generator, spec.iterations, lengths, threshold)
+        rollout, tail, train = _draw_lengths(generator, spec.iterations, lengths, threshold)
     grown_train = 1 + (growth - 1) * drift.train_follows
     return PhaseShares((rollout * growth).tolist(), tail.tolist(), (train * grown_train).tolist())
 
 
-def expected_shares(lengths: LengthConfig) -> tuple[float, float]:
+def mean_shares(lengths: LengthConfig) -> tuple[float, float]:
     """Mean shares of the rollout and of the train phase, without drift."""
     if lengths.kind == "worst":
         return 1.0, 1.0
-    rollout, _, train = _drawn(np.random.default_rng(0), 256, lengths, 0.8)
+    rollout, _, train = _draw_lengths(np.random.default_rng(0), 256, lengths, 0.8)
     return float(rollout.mean()), float(train.mean())
 
 
-def _drawn(
+def _draw_lengths(
     generator: np.random.Generator, iterations: int, lengths: LengthConfig, threshold: float
 ) -> tuple[Shares, Shares, Shares]:
     rollout, tail, train = (np.empty(iterations) for _ in range(3))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_not_negative
 from slackwater.model.job import JobSpec
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.switching import SwitchCosts
@@ -17,16 +17,10 @@ _MOST_RESPONSES = 100_000
 Workload = ProductionWorkload | ProfileWorkload | CycleWorkload
 
 
-def _share(where: str, **values: float) -> None:
+def _check_share(where: str, **values: float) -> None:
     for name, value in values.items():
         if not 0 <= value <= 1:
             raise ConfigError.of(f"{where}: {name}", value, "must lie between 0 and 1")
-
-
-def _not_negative(where: str, **values: float) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise ConfigError.of(f"{where}: {name}", value, "must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +41,7 @@ class PolicyConfig:
     options: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _not_negative("policy", regroup_every_s=self.regroup_every_s)
+        check_not_negative("policy: ", self, "regroup_every_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,7 @@ class LengthConfig:
     quantiles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        _share("lengths", median_share=self.median_share, kv_share=self.kv_share)
+        _check_share("lengths", median_share=self.median_share, kv_share=self.kv_share)
         if self.kind == "quantiles" and (len(self.quantiles) < 2 or self.quantiles[-1] == 0):
             fix = "must be 2 or more, the last above 0"
             raise ConfigError.of("lengths: quantiles", list(self.quantiles), fix)
@@ -79,7 +73,7 @@ class LengthConfig:
                 raise ConfigError.of(
                     "lengths: quantiles", high, "must lie between 0 and 1 and never fall"
                 )
-        _not_negative("lengths", sigma=self.sigma)
+        check_not_negative("lengths: ", self, "sigma")
         if self.median_share == 0:
             raise ConfigError.of("lengths: median_share", self.median_share, "must be above 0")
         if not 0 < self.responses <= _MOST_RESPONSES:
@@ -99,7 +93,7 @@ class TailConfig:
     keep_share: float = 0.25
 
     def __post_init__(self) -> None:
-        _share("tail", threshold=self.threshold, keep_share=self.keep_share)
+        _check_share("tail", threshold=self.threshold, keep_share=self.keep_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +106,8 @@ class FaultConfig:
     doubled_message_share: float = 0.0
 
     def __post_init__(self) -> None:
-        _share("faults", doubled_message_share=self.doubled_message_share)
-        _not_negative(
-            "faults",
-            job_crashes_per_h=self.job_crashes_per_h,
-            node_losses_per_h=self.node_losses_per_h,
-            repair_s=self.repair_s,
-        )
+        _check_share("faults", doubled_message_share=self.doubled_message_share)
+        check_not_negative("faults: ", self, "job_crashes_per_h", "node_losses_per_h", "repair_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +124,7 @@ class DriftConfig:
     train_follows: float = 0.5
 
     def __post_init__(self) -> None:
-        _not_negative("drift", growth=self.growth, train_follows=self.train_follows)
+        check_not_negative("drift: ", self, "growth", "train_follows")
 
 
 def default_fleet() -> tuple[Pool, ...]:
@@ -168,7 +157,7 @@ class ClusterScenario:
         for role in (Role.ROLLOUT, Role.TRAIN):
             if sum(pool.role is role for pool in self.fleet) != 1:
                 raise ConfigError(f"fleet: must hold exactly one pool with role = {role.value!r}")
-        _not_negative("scenario", seed=self.seed)
+        check_not_negative("scenario: ", self, "seed")
         names = [job.job for job in self.jobs]
         for name in names:
             if names.count(name) > 1:

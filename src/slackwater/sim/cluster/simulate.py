@@ -19,10 +19,10 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobSpec
 from slackwater.model.node import Role
 from slackwater.policy.placement.catalogue import make_policy
-from slackwater.sim.cluster.body import SimulatedCluster
 from slackwater.sim.cluster.generate import generate_jobs
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario
+from slackwater.sim.cluster.simulated_cluster import SimulatedCluster
 
 _GUARDED = frozenset({"interleaving", "ours"})
 
@@ -103,7 +103,7 @@ def replay_run(lines: Iterable[bytes]) -> tuple[int, Divergence | None]:
 
 
 def _report(scenario: ClusterScenario, cluster: SimulatedCluster) -> RunReport:
-    accounts = [body.account for body in cluster.bodies.values()]
+    accounts = [execution.account for execution in cluster.executions.values()]
     admissions: dict[str, int] = {}
     for account in accounts:
         if account.strategy is not None:

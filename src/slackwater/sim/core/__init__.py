@@ -1,1 +1,1 @@
-"""What every simulation runs on: the event queue in virtual time."""
+"""The event queue in virtual time, which every simulation uses."""

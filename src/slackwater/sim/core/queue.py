@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class EventQueue(Generic[T]):
-    """Things to happen, taken out in order of time; equal times in the order they were put in."""
+    """Items in order of time; items of equal times in order of entry."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -22,28 +22,28 @@ class EventQueue(Generic[T]):
         return len(self._heap)
 
     def push(self, at_s: float, item: T) -> None:
-        """Let `item` happen at `at_s`, which must not lie in the past."""
+        """Schedule `item` at `at_s`, which must not be in the past."""
         assert at_s >= self.now_s, f"event at {at_s} pushed when it is {self.now_s}"
         heapq.heappush(self._heap, (at_s, self._entered, item))
         self._entered += 1
 
     def push_soon(self, at_s: float, item: T) -> None:
-        """The same, at once if the time is past."""
+        """Schedule `item` at `at_s`, or now if that is past."""
         self.push(max(at_s, self.now_s), item)
 
     def peek_s(self) -> float:
-        """When the next thing happens."""
+        """The time of the next item."""
         return self._heap[0][0]
 
     def pop(self) -> T:
-        """Move time to the next thing and take it out."""
+        """Advance time to the next item and remove it."""
         self.now_s, _, item = heapq.heappop(self._heap)
         return item
 
 
 @contextmanager
-def explained(driver: Driver[Any, Any], queue: EventQueue[Any]) -> Iterator[None]:
-    """What is raised meanwhile says at which event: a controller that raises broke its word too."""
+def name_failing_event(driver: Driver[Any, Any], queue: EventQueue[Any]) -> Iterator[None]:
+    """Turn any exception into an AssertionError that names the current event."""
     try:
         yield
     except Exception as error:

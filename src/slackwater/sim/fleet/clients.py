@@ -1,8 +1,7 @@
-"""Clients of a simulated fleet: each runs a job as its driver would, through turns and operations.
+"""Clients of a simulated fleet: each runs a job like a driver, by turns and operations.
 
-An iteration: sample all responses, train on them, publish the weights. Nothing tells the
-controller of phases: it infers them, as in a service. A driver that crashes begins again at its
-last iteration.
+An iteration samples all responses, trains on them and publishes the weights. The controller infers
+phases, as in a service. A crashed driver restarts at its last iteration.
 """
 
 from functools import partial
@@ -22,7 +21,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.fleet.engines import BASE_MODEL
 from slackwater.sim.fleet.job import SimulatedJob
-from slackwater.sim.fleet.trainers import chained
+from slackwater.sim.fleet.trainers import extend_chain
 from slackwater.sim.rollout.storm_instance import true_token
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ ClientCommand: TypeAlias = (
 
 
 class SimulatedClients:
-    """Holds the truth: how long turns are, and which state each operation must lead to."""
+    """Holds the expected results: turns' lengths, and the state after each operation."""
 
     def __init__(self, fleet: "SimulatedFleet") -> None:
         self._fleet = fleet
@@ -69,20 +68,22 @@ class SimulatedClients:
                 if (job := self._job_of.get(request)) is not None:
                     self.crash(job, error)
             case coschedule_commands.StartJob(job, _, _, rollout_nodes, train_nodes):
-                one = fleet.jobs[job]
-                one.rollout_nodes, one.train_nodes = len(rollout_nodes), len(train_nodes)
+                simulated = fleet.jobs[job]
+                simulated.rollout_nodes = len(rollout_nodes)
+                simulated.train_nodes = len(train_nodes)
             case coschedule_commands.StopJob(job, _, moves, reason):
-                if not moves:  # as the service does
+                if not moves:  # like the service
                     fleet.tell(JobCrashed(fleet.now_s, job, reason))
             case coschedule_commands.RefuseJob(job):
                 self._end(fleet.jobs[job])
 
-    # ---- a job's life ----
+    # ---- the lifecycle of a job ----
     def submit(self, job: SimulatedJob) -> None:
-        """Its owner submits it, and its driver begins."""
+        """Submit the job and start its driver."""
         fleet, profile = self._fleet, job.spec.profile
         terms = JobTerms(
-            *(job.spec.iterations, job.spec.slo),
+            job.spec.iterations,
+            job.spec.slo,
             rollout_nodes=profile.rollout_nodes,
             train_nodes=profile.train_nodes,
             rollout_devices=profile.rollout_devices,
@@ -100,16 +101,16 @@ class SimulatedClients:
         self._op(job, OpKind.PUBLISH)
 
     def crash(self, job: SimulatedJob, reason: str) -> None:
-        """Its driver dies: nobody waits for what it asked for; another begins after a while."""
+        """The driver dies with its open requests; another starts after `repair_s`."""
         fleet = self._fleet
         if not job.alive:
             return
         self.crashes += 1
         self._leave(job, reason)
         fleet.tell(JobCrashed(fleet.now_s, job.job, reason))
-        fleet.after(fleet.costs.repair_s, partial(self._repaired, job, job.life))
+        fleet.after(fleet.costs.repair_s, partial(self._restart_driver, job, job.life))
 
-    def _repaired(self, job: SimulatedJob, life: int) -> None:
+    def _restart_driver(self, job: SimulatedJob, life: int) -> None:
         if job.life == life and not job.over:
             job.life += 1
             self._begin(job)
@@ -152,20 +153,20 @@ class SimulatedClients:
             return  # its driver is gone
         operation = job.open_ops.pop(request)
         if operation.kind.changes_state:
-            self._chain[job.job] = chained(self._chain[job.job], operation.seq)
+            self._chain[job.job] = extend_chain(self._chain[job.job], operation.seq)
         got, wanted = fleet.trainers.results[ticket], self._chain[job.job]
         assert got == wanted, f"{request}: an operation was lost, doubled or out of order"
         if operation.kind is OpKind.PUBLISH:
-            self._published(job)
+            self._finish_publish(job)
 
-    def _published(self, job: SimulatedJob) -> None:
+    def _finish_publish(self, job: SimulatedJob) -> None:
         fleet, now_s = self._fleet, self._fleet.now_s
         before = job.version
-        if job.seq > 2:  # after training; the first publish of a driver is of what it began with
+        if job.seq > 2:  # after training; a driver first publishes its initial weights
             job.iteration += 1
             self.iterations += 1
             fleet.tell(WeightsRetired(now_s, before))
-        fleet.engines.deleted.discard(job.version)  # one that begins again publishes it again
+        fleet.engines.deleted.discard(job.version)  # a restarted driver publishes it again
         fleet.tell(WeightsPublished(now_s, job.job, job.version, BASE_MODEL, job.job))
         if job.iteration == job.spec.iterations:
             self._finish(job)
@@ -195,7 +196,10 @@ class SimulatedClients:
         self.hidden[turn], self._version[turn], self._job_of[turn] = tokens, job.version, job
         job.open_turns.add(turn)
         spec = TurnSpec(
-            *(turn, TrajectoryId(turn), job.job, (1,) * PROMPT_TOKENS),
+            turn,
+            TrajectoryId(turn),
+            job.job,
+            (1,) * PROMPT_TOKENS,
             Sampling(fleet.plan.max_tokens),
             job.version,
             base_model=BASE_MODEL,
@@ -214,7 +218,7 @@ class SimulatedClients:
         if job is None:
             return  # its driver is gone
         version, total = self._version[turn], self.hidden[turn]
-        assert command.version == version, f"{turn} made with {command.version}, not {version}"
+        assert command.version == version, f"{turn} generated with {command.version}, not {version}"
         truth = [true_token(turn, version, position) for position in range(total)]
         assert list(command.tokens) == truth, f"{turn}: tokens were lost, doubled or changed"
         self.completed += 1
@@ -224,7 +228,7 @@ class SimulatedClients:
             fleet.after(fleet.costs.handover_s, partial(self._train, job, job.life))
 
     def _turn_failed(self, turn: TurnId, error: str) -> None:
-        """Asked again: an iteration needs all its responses."""
+        """Submit the turn again: an iteration needs all its responses."""
         job = self._job_of.get(turn)
         if job is None:
             return

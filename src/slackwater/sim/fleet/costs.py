@@ -1,4 +1,4 @@
-"""What things take on a simulated fleet beside the phases themselves."""
+"""Times of a simulated fleet besides the phases."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 class MachineShare:
     """Nodes that are single cores of one machine, which also runs the control plane and drivers.
 
-    Beside every second of a phase these use `rollout_load` or `train_load` seconds of processor
-    time. What the cores without a phase cannot give is taken from those with one. `both_slow` is
-    how much longer work takes while all cores compute (shared caches and memory).
+    For every second of a phase these use `rollout_load` or `train_load` seconds of processor time,
+    first of cores without a phase, then of those with one. `both_slow` is how much longer work
+    takes while all cores compute (shared caches and memory).
     """
 
     cores: int
@@ -18,9 +18,7 @@ class MachineShare:
     both_slow: float = 1.0
 
     def pace(self, rollouts: int, trains: int) -> float:
-        """How much of a second's work a phase does in a second, beside so many others and
-        itself.
-        """
+        """The speed of each phase while this many run; 1 is full speed."""
         running = rollouts + trains
         load = rollouts * self.rollout_load + trains * self.train_load
         taken = max(load - max(self.cores - running, 0), 0.0)
@@ -30,9 +28,9 @@ class MachineShare:
 
 @dataclass(frozen=True, slots=True)
 class FleetCosts:
-    """`load_s` of a model's state on a trainer, `switch_s` of a node from one job to another,
-    `pull_s` of a version by an engine, `start_s` of a process, `handover_s` between the last
-    response and the operations on it, `repair_s` of a driver that crashed.
+    """Seconds: `load_s` of a model's state on a trainer, `switch_s` of a node between jobs,
+    `pull_s` of a version by an engine, `start_s` of a process, `handover_s` from the last response
+    to the operations on it, `repair_s` of a crashed driver.
     """
 
     load_s: float = 40.0

@@ -1,7 +1,7 @@
-"""Engines of a simulated fleet: they pull, run turns and send tokens, and are held to the truth.
+"""Engines of a simulated fleet: they pull weights, run turns and send tokens.
 
-A turn's tokens are known beforehand, and checked when it is complete. Every node has an engine that
-serves all jobs, as in a service; borrowed ones come and go.
+A turn's tokens are known in advance and checked when it completes. Every node has an engine that
+serves all jobs, as in a service; borrowed ones join and leave.
 """
 
 from collections.abc import Callable
@@ -25,17 +25,17 @@ BEAT_S = 48.0
 BASE_MODEL = "base"
 
 EngineCommand: TypeAlias = (
-    rollout_commands.Dispatch
-    | rollout_commands.AbortOn
+    rollout_commands.DispatchTurn
+    | rollout_commands.AbortTurn
     | rollout_commands.ReleaseInstance
-    | weight_commands.PullWeights
+    | weight_commands.PullVersion
     | weight_commands.DropVersion
     | weight_commands.DeleteVersion
 )
 
 
 class SimulatedEngines:
-    """`node_of` says where an instance runs; one that was released comes up again on its node."""
+    """`node_of` is where an instance runs; a released one is started again on its node."""
 
     def __init__(self, fleet: "SimulatedFleet") -> None:
         self._fleet = fleet
@@ -48,30 +48,34 @@ class SimulatedEngines:
 
     def execute(self, command: EngineCommand) -> None:
         match command:
-            case rollout_commands.Dispatch(instance):
+            case rollout_commands.DispatchTurn(instance):
                 self._reach(instance, partial(self._receive, command))
-            case rollout_commands.AbortOn(instance, attempt):
+            case rollout_commands.AbortTurn(instance, attempt):
                 self._reach(instance, partial(self._forget, instance, attempt))
             case rollout_commands.ReleaseInstance(instance):
                 self.end(instance)
-            case weight_commands.PullWeights(instance, version):
+            case weight_commands.PullVersion(instance, version):
                 assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
                 self.pulls += 1
                 after_s = self._fleet.costs.pull_s
-                self._reach(instance, partial(self._pulled, instance, version), after_s)
+                self._reach(instance, partial(self._finish_pull, instance, version), after_s)
             case weight_commands.DropVersion(instance, version):
-                self._reach(instance, partial(self._dropped, instance, version))
+                self._reach(instance, partial(self._drop, instance, version))
             case weight_commands.DeleteVersion(version):
                 self.deleted.add(version)
 
     # ---- processes ----
     def start(self, node: NodeId) -> None:
-        """The node's engine comes up, empty."""
-        self._fleet.started(node, "engine")
+        """Start the node's engine, without weights."""
+        self._fleet.record_start(node, "engine")
         self._starts += 1
         name = InstanceId(f"{node}/engine/{self._starts}")
         spec = InstanceSpec(
-            *(name, InstanceKind.DEDICATED, 64, 4096, 1 << 20),
+            name,
+            InstanceKind.DEDICATED,
+            max_running=64,
+            max_context_tokens=4096,
+            kv_tokens=1 << 20,
             max_versions=4,
             base_model=BASE_MODEL,
             place=node,
@@ -87,7 +91,7 @@ class SimulatedEngines:
         self._beat(instance)
 
     def end(self, instance: InstanceId) -> None:
-        """Its process ends; the agent of its node starts another when the node is heard again."""
+        """End the process; the node's agent starts another once the node is reachable."""
         if self.living.pop(instance, None) is None:
             return
         node = self.node_of[instance]
@@ -96,14 +100,14 @@ class SimulatedEngines:
             self._fleet.after(wait_s, partial(self.start, node))
 
     def lose(self, instance: InstanceId, why: str) -> None:
-        """Its process dies."""
+        """Kill the process."""
         self.end(instance)
         self._fleet.tell(events.InstanceLost(self._fleet.now_s, instance, why))
 
     def lose_node(self, node: NodeId) -> None:
-        """What runs there is gone."""
+        """Kill the engines of a node."""
         for instance in [name for name in self.living if is_within(self.node_of[name], node)]:
-            self.lose(instance, "its node is gone")
+            self.lose(instance, "its node was lost")
 
     def lives(self, instance: StormInstance) -> bool:
         return self.living.get(instance.instance) is instance
@@ -114,14 +118,14 @@ class SimulatedEngines:
     def _reach(
         self, instance: InstanceId, happen: Callable[[], None], after_s: float = 0.0
     ) -> None:
-        """What is sent arrives when the node is heard again; to a process that is gone, never."""
-        there = self.living.get(instance)
+        """Deliver a message once the node is reachable, unless the process has ended."""
+        target = self.living.get(instance)
 
-        def arrives() -> None:
-            if there is not None and self.lives(there):
+        def deliver() -> None:
+            if target is not None and self.lives(target):
                 happen()
 
-        self._fleet.after(after_s + self._silent_s(instance), arrives)
+        self._fleet.after(after_s + self._silent_s(instance), deliver)
 
     def _beat(self, instance: StormInstance) -> None:
         fleet = self._fleet
@@ -135,32 +139,36 @@ class SimulatedEngines:
         fleet.after(BEAT_S, partial(self._beat, instance))
 
     # ---- weights ----
-    def _pulled(self, instance: InstanceId, version: str) -> None:
+    def _finish_pull(self, instance: InstanceId, version: str) -> None:
         if self._fleet.chance(self._fleet.broken_pulls):
             self._fleet.tell(PullFailed(self._fleet.now_s, instance, version, "link down"))
             return
         self.living[instance].versions.add(version)
         self._fleet.tell(InstanceReady(self._fleet.now_s, instance, version))
 
-    def _dropped(self, instance: InstanceId, version: str) -> None:
-        place = self.living[instance]
-        used = [r for r in place.requests.values() if r.command.version == version]
+    def _drop(self, instance: InstanceId, version: str) -> None:
+        process = self.living[instance]
+        used = [r for r in process.requests.values() if r.command.version == version]
         assert not used, f"{instance} drops {version} in use"
-        place.versions.discard(version)
+        process.versions.discard(version)
 
     # ---- turns ----
-    def _receive(self, command: rollout_commands.Dispatch) -> None:
+    def _receive(self, command: rollout_commands.DispatchTurn) -> None:
         fleet, instance = self._fleet, self.living[command.instance]
         hidden = fleet.clients.hidden.get(command.turn)
         if hidden is None:
-            return  # nobody waits for it any more
+            return  # its client has left
         if fleet.now_s < instance.refuses_until_s:
-            refused = (command.instance, command.attempt, "budget cut", False)
-            fleet.tell(events.TurnRefused(fleet.now_s, *refused))
+            instance_id, attempt = command.instance, command.attempt
+            fleet.tell(
+                events.TurnRefused(
+                    fleet.now_s, instance_id, attempt, "budget cut", turn_at_fault=False
+                )
+            )
             return
-        current = command.attempt in fleet.controller.rollout.books.dispatcher.attempts
+        current = command.attempt in fleet.controller.rollout.state.dispatcher.attempts
         held = command.version in instance.versions
-        assert held or not current, f"{command.turn} sent where {command.version} is not"
+        assert held or not current, f"{command.turn} dispatched where {command.version} is not"
         request = StormRequest(command, hidden, len(command.generated))
         instance.requests[command.attempt] = request
         self._begin_frames(instance, fleet.clients.job_of(command.turn))
@@ -175,19 +183,19 @@ class SimulatedEngines:
             self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
 
     def _period_s(self, job: JobId) -> float:
-        """So many frames fit into the job's longest rollout as a turn may have tokens."""
+        """The time of a frame: the job's longest rollout has one per token of the longest turn."""
         fleet = self._fleet
         return fleet.jobs[job].lengths.rollout_s / fleet.plan.max_tokens / fleet.pace()
 
     def _frame(self, instance: StormInstance, job: JobId) -> None:
-        """One token of every turn of the job there, as long as it has any."""
-        mine = {a: r for a, r in instance.requests.items() if self._is_of(r.command.turn, job)}
-        if not self.lives(instance) or not mine:
+        """Send a token of every turn of the job on the instance, while it has any."""
+        requests = {a: r for a, r in instance.requests.items() if self._is_of(r.command.turn, job)}
+        if not self.lives(instance) or not requests:
             self._framed.discard((instance.instance, instance.serial, job))
             return
         stalled = self._fleet.now_s < instance.stalled_until_s
         if not stalled and not self._silent_s(instance.instance):
-            self._step(instance, mine)
+            self._step(instance, requests)
         self._fleet.after(self._period_s(job), partial(self._frame, instance, job))
 
     def _is_of(self, turn: TurnId, job: JobId) -> bool:
@@ -212,9 +220,15 @@ class SimulatedEngines:
                 fleet.tell(self.ending(instance, request))
 
     def ending(self, instance: StormInstance, request: StormRequest) -> events.TurnEnded:
-        """The honest ending of a request."""
+        """The correct `TurnEnded` of a request."""
         fleet, command = self._fleet, request.command
         most = fleet.plan.max_tokens
         reason = FinishReason.LENGTH if request.total_tokens >= most else FinishReason.STOP
-        ended = (command.attempt, reason, request.made_tokens, command.version)
-        return events.TurnEnded(fleet.now_s, instance.instance, *ended)
+        return events.TurnEnded(
+            fleet.now_s,
+            instance.instance,
+            command.attempt,
+            reason,
+            total_tokens=request.made_tokens,
+            version=command.version,
+        )

@@ -1,8 +1,8 @@
 """A fleet in virtual time under the complete fleet controller, with the live limits.
 
-Nodes have an engine and, where they train, a trainer; jobs are clients that submit turns and
-operations. Phases are inferred, orders wait for devices and permits, and loans are asked for by the
-same code as in a service. `check_integrity` holds after every event.
+Nodes have an engine and, in the train pool, a trainer; jobs are clients that submit turns and
+operations. The same code as in a service infers phases, makes orders wait for devices and permits,
+and requests loans. `check_integrity` holds after every event.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase, is_within, node_of
-from slackwater.sim.core.queue import EventQueue, explained
+from slackwater.sim.core.queue import EventQueue, name_failing_event
 from slackwater.sim.fleet.clients import ClientCommand, SimulatedClients
 from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.engines import BASE_MODEL, EngineCommand, SimulatedEngines
@@ -33,8 +33,8 @@ from slackwater.sim.fleet.serving import ServingCommand, ServingNodes
 from slackwater.sim.fleet.trainers import SimulatedTrainers, TrainerCommand
 from slackwater.timeline.spans import PermitSpans
 
-# Twelve times as long as live, heartbeats too, so that most events are of jobs. Clients here begin
-# while their jobs are still held, so their turns may wait for hours.
+# Twelve times the live limits, and heartbeats too, so that most events belong to jobs. Clients
+# start while their jobs are still held, so their turns may wait for hours.
 SETTINGS = RolloutSettings(lease_s=120.0, stall_s=300.0, watch_every_s=30.0, turn_timeout_s=1e7)
 
 
@@ -57,8 +57,8 @@ class SimulatedFleet:
         supervised: Mapping[JobId, int] | None = None,
         lending: LendingController | None = None,
     ) -> None:
-        """`lengths`: what phases take, of jobs whose owners said something else; `supervised`: how
-        many steps jobs train between two versions that sample nothing.
+        """`lengths`: real phase lengths of jobs whose declared profiles differ; `supervised`: how
+        many steps jobs without rollouts train between two versions.
         """
         self.seed = seed
         self.costs = costs or FleetCosts()
@@ -75,7 +75,10 @@ class SimulatedFleet:
         truth = lengths or {}
         self.jobs = {
             spec.job: SimulatedJob(
-                *(spec, number, truth.get(spec.job, spec.profile)), spec.job not in unprofiled
+                spec,
+                number,
+                truth.get(spec.job, spec.profile),
+                profiled=spec.job not in unprofiled,
             )
             for number, spec in enumerate(specs)
         }
@@ -91,7 +94,7 @@ class SimulatedFleet:
             clock=lambda: self.queue.now_s,
             schedule=self.queue.push_soon,
             deliver=self._timer_due,
-            handled=self._handled,
+            handled=self._check_event,
         )
         self.trainers = SimulatedTrainers(self)
         self.serving: ServingNodes | None = None
@@ -99,7 +102,7 @@ class SimulatedFleet:
         self._start()
 
     def _open(self) -> None:
-        """What executes the rest."""
+        """Create the engines and clients; subclasses have their own."""
         self.engines = SimulatedEngines(self)
         self.clients = SimulatedClients(self)
 
@@ -133,13 +136,13 @@ class SimulatedFleet:
         return bool(self.rng.random() < share)
 
     def run(self, until_s: float = float("inf"), stop: Callable[[], bool] = lambda: False) -> None:
-        """Until every job has settled, `stop()`, or the time is over."""
+        """Run until every job has ended, `stop()`, or the time limit."""
         while self.unsettled and self.now_s < until_s and not stop():
-            assert len(self.queue), f"jobs wait for ever: {self.stuck()}"
+            assert len(self.queue), f"no event is left for {self.describe_unfinished()}"
             self.queue.pop()()
 
-    def stuck(self) -> list[str]:
-        """Jobs that are not over, in words."""
+    def describe_unfinished(self) -> list[str]:
+        """The first jobs that have not ended, for error messages."""
         return [
             f"{job.job} (iteration {job.iteration}, {len(job.open_turns)} turns, "
             f"{len(job.open_ops)} operations)"
@@ -149,8 +152,8 @@ class SimulatedFleet:
 
     # ---- events and commands ----
     def tell(self, *events: FleetEvent) -> None:
-        """Something happened; several events are one thing that happened."""
-        with explained(self.driver, self.queue):
+        """Feed events that happen together."""
+        with name_failing_event(self.driver, self.queue):
             self.driver.feed(*events)
 
     def _timer_due(self, event: TimerFired) -> None:
@@ -169,7 +172,7 @@ class SimulatedFleet:
             self.serving.execute(command)
 
     def _note(self, command: FleetCommand) -> None:
-        """Permits as stretches of time, collected as the live runtime collects them."""
+        """Collect permits as spans, like the live runtime."""
         match command:
             case phase_commands.PermitGiven(job, permit, phase, _, nodes):
                 self.permits[permit] = (job, phase, nodes)
@@ -184,7 +187,7 @@ class SimulatedFleet:
                 pass
 
     def pace(self) -> float:
-        """How much of a second's work a phase does now in a second, beside the others that run."""
+        """The speed of a phase beside the others that run now; 1 is full speed."""
         if self.costs.share is None:
             return 1.0
         phases = [phase for _, phase, _ in self.permits.values()]
@@ -192,57 +195,55 @@ class SimulatedFleet:
 
     # ---- faults ----
     def silent_s(self, node: NodeId) -> float:
-        """For how much longer nothing is heard of a node, or of a part of it."""
+        """How much longer a node is unreachable."""
         return max(self.silent_until_s.get(node_of(node), 0.0) - self.now_s, 0.0)
 
     def lose_node(self, node: NodeId) -> None:
-        """The node is gone with all that runs on it; another takes its place."""
+        """The node is lost with its processes; another takes its place."""
         self.engines.lose_node(node)
-        self.trainers.lose_node(node, "its node is gone")
+        self.trainers.lose_node(node, "its node was lost")
         self.tell(NodeLost(self.now_s, node))
 
     # ---- invariants ----
-    def _handled(self) -> None:
-        """After every event: a fleet that is checked looks at its invariants."""
+    def _check_event(self) -> None:
+        """Called after every event; checked fleets verify their invariants."""
 
-    def started(self, place: NodeId, role: str) -> None:
-        """A process of the role begins on a node, or on a part of it: a fleet that is checked gives
-        it devices.
-        """
+    def record_start(self, place: NodeId, role: str) -> None:
+        """Called when a process of the role starts on a place; checked fleets allocate devices."""
 
     def check_integrity(self) -> None:
-        """What runs has a permit to, and nothing that a client waits for is lost."""
-        for record in self.controller.rollout.books.instances:
-            place = record.spec.place  # None of those that no permit is for
+        """Raise AssertionError if work runs without a permit, or an open turn was lost."""
+        for record in self.controller.rollout.state.instances:
+            place = record.spec.place  # None for instances that need no permit
             for turn in record.attempts.values():
                 job = turn.spec.job
-                assert self._may(job, Phase.ROLLOUT, place), (
+                assert self._has_permit(job, Phase.ROLLOUT, place), (
                     f"{job} runs turns on {record.spec.instance} without a permit"
                 )
         gates = self.controller.operations.gates()
         for job, phase, nodes in self.permits.values():
             if phase is Phase.TRAIN:
                 assert gates.get(job) == nodes, f"{job} trains on {nodes}, gated to {gates}"
-        live = self.controller.rollout.books.turns
-        for one in self.jobs.values():
-            lost = {turn for turn in one.open_turns if turn not in live}
-            assert not lost, f"{one.job}: turns were lost: {lost}"
+        live = self.controller.rollout.state.turns
+        for job_run in self.jobs.values():
+            lost = {turn for turn in job_run.open_turns if turn not in live}
+            assert not lost, f"{job_run.job}: turns were lost: {lost}"
         if self.serving is not None:
             self.serving.check_integrity()
 
     def check_may_train(self, job: JobId, node: NodeId) -> None:
-        """A trainer begins a pass or a step of the job."""
-        assert self._may(job, Phase.TRAIN, node), f"{job} trains on {node} without a permit"
+        """Raise AssertionError if a trainer starts a pass or step without a permit."""
+        assert self._has_permit(job, Phase.TRAIN, node), f"{job} trains on {node} without a permit"
 
-    def _may(self, job: JobId, phase: Phase, place: NodeId | None) -> bool:
-        """Whether the job has a permit for the place (None: any), or takes no part in sharing."""
+    def _has_permit(self, job: JobId, phase: Phase, place: NodeId | None) -> bool:
+        """Whether the job has a permit for the place (None: any), or needs none."""
         return self._is_free(job) or any(
-            (one, of) == (job, phase)
+            (holder, held_phase) == (job, phase)
             and (place is None or any(is_within(place, node) for node in nodes))
-            for one, of, nodes in self.permits.values()
+            for holder, held_phase, nodes in self.permits.values()
         )
 
     def _is_free(self, job: JobId) -> bool:
-        """Whether it takes no part in sharing."""
+        """Whether the job needs no permits."""
         phases = self.controller.phases
         return phases is None or phases.find(job) is None

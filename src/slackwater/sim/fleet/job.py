@@ -1,4 +1,4 @@
-"""One simulated job: what its client has open, and what its phases take."""
+"""A simulated job: its client's open requests, and its phase lengths."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from slackwater.model.operation import Operation
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:
-    """Of one iteration: so many responses of at most so many tokens, most of them much shorter."""
+    """The responses of an iteration: their number, and lengths up to `max_tokens`."""
 
     turns: int = 12
     max_tokens: int = 24
@@ -19,7 +19,7 @@ class TurnPlan:
     sigma: float = 0.7
 
     def lengths(self, seed: int, iteration: int) -> list[int]:
-        """The responses' hidden lengths: the same whatever happens to the job."""
+        """The responses' hidden lengths, which depend on seed and iteration only."""
         rng = np.random.default_rng((seed, iteration))
         drawn = rng.lognormal(np.log(self.median_share), self.sigma, self.turns)
         whole: list[int] = np.clip(drawn * self.max_tokens, 1, self.max_tokens).astype(int).tolist()
@@ -28,11 +28,11 @@ class TurnPlan:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """`life` counts its drivers: what an earlier one left behind is known as such.
+    """`life` counts its drivers, to ignore callbacks of earlier ones.
 
-    `lengths` are what its phases take, whatever its owner said; without `profiled` its owner said
-    nothing. One that `samples_only` samples from the base model's own weights; one that is
-    `supervised` samples nothing, and trains so many steps between two versions.
+    `lengths` are its real phase lengths, whatever its owner declared; without `profiled` the owner
+    declared none. With `samples_only` it samples from the base model's weights; with `supervised`
+    it samples nothing, and trains this many steps between two versions.
     """
 
     spec: JobSpec
@@ -58,10 +58,10 @@ class SimulatedJob:
 
     @property
     def model(self) -> ModelId:
-        """A driver that is started again trains a model of its own, from the last version."""
+        """A restarted driver trains a new model from the last version."""
         return ModelId(f"{self.job}.{self.life}")
 
     @property
     def version(self) -> str:
-        """The weights that the present iteration's turns are sampled from."""
+        """The weights for the present iteration's turns."""
         return "base" if self.samples_only else f"{self.job}@{self.iteration}"

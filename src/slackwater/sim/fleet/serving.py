@@ -1,14 +1,14 @@
-"""Serving nodes of a simulated fleet: they report what they use, lend, and take back."""
+"""The interface of a simulated fleet's serving nodes."""
 
 from typing import Protocol, TypeAlias
 
 from slackwater.control.lending import commands
 
-ServingCommand: TypeAlias = commands.LendNode | commands.TakeBack | commands.BeginStep
+ServingCommand: TypeAlias = commands.LendNode | commands.ReclaimNode | commands.BeginStep
 
 
 class ServingNodes(Protocol):
-    """Nodes of services, which tell the fleet's lender what they use and do what it decides."""
+    """Nodes of services, which report their use to the fleet's lender and execute its commands."""
 
     def start(self) -> None: ...
 

@@ -1,8 +1,8 @@
-"""One scenario of the planner, turn by turn and operation by operation: `simulate_jointly`.
+"""A scenario of the planner, simulated by turns and operations: `simulate_jointly`.
 
-The jobs, the fleet and the policy are the scenario's. What the planner takes as a phase's length
-comes here from turns on engines and operations on trainers: as many frames fit into a worst-case
-rollout as a turn may have tokens, so a rollout is over when its longest response is.
+Jobs, fleet and policy are the scenario's. Phase lengths follow from turns on engines and operations
+on trainers: a worst-case rollout has one frame per token of the longest turn, so a rollout ends
+with its longest response.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from slackwater.timeline.spans import Timeline
 
 @dataclass(frozen=True, slots=True)
 class JointRunReport:
-    """What a run came to. `engine_s` and `trainer_s` are the jobs' accounts, summed up."""
+    """The result of a run. `engine_s` and `trainer_s` are sums over the jobs' accounts."""
 
     scenario: str
     policy: str
@@ -58,8 +58,9 @@ def simulate_jointly(
     progress: Callable[[float], None] | None = None,
     draw: Callable[[Timeline], None] | None = None,
 ) -> JointRunReport:
-    """Run a scenario to its end under the fleet controller, with the co-scheduler that it asks for
-    or with `scheduler`; `draw` gets its timeline."""
+    """Run a scenario to its end under the fleet controller, with `scheduler` or the scenario's
+    co-scheduler; `draw` gets its timeline.
+    """
     specs = scenario_jobs(scenario)
     fleet = SimulatedFleet(
         scheduler or new_controller(scenario), specs, seed=scenario.seed, plan=plan, costs=costs
@@ -76,23 +77,30 @@ def simulate_jointly(
     entries = fleet.controller.jobs.entries()
     accounts = [entry.account for entry in entries]
     return JointRunReport(
-        *(scenario.name, scenario.policy.name, scenario.seed, fleet.events, fleet.now_s),
-        len(specs),
-        sum(entry.stage is JobStage.FINISHED for entry in entries),
-        sum(entry.stage is JobStage.REFUSED for entry in entries),
-        *(fleet.clients.iterations, fleet.clients.completed),
-        fleet.controller.rollout.books.counters.moved,
-        *(fleet.tail_migrations, fleet.engines.pulls),
-        int(fleet.controller.weights.gauges()["repeated_pulls"]),
-        sum(account.engine_s for account in accounts),
-        sum(account.trainer_s for account in accounts),
-        sum(account.turns_waited_s for account in accounts),
-        *(_used(fleet, role) for role in (Role.ROLLOUT, Role.TRAIN)),
+        scenario=scenario.name,
+        policy=scenario.policy.name,
+        seed=scenario.seed,
+        events=fleet.events,
+        end_s=fleet.now_s,
+        jobs=len(specs),
+        finished_jobs=sum(entry.stage is JobStage.FINISHED for entry in entries),
+        refused_jobs=sum(entry.stage is JobStage.REFUSED for entry in entries),
+        iterations=fleet.clients.iterations,
+        turns=fleet.clients.completed,
+        moved_turns=fleet.controller.rollout.state.counters.moved,
+        tail_migrations=fleet.tail_migrations,
+        pulls=fleet.engines.pulls,
+        repeated_pulls=int(fleet.controller.weights.gauges()["repeated_pulls"]),
+        engine_s=sum(account.engine_s for account in accounts),
+        trainer_s=sum(account.trainer_s for account in accounts),
+        turns_waited_s=sum(account.turns_waited_s for account in accounts),
+        rollout_utilisation=_utilisation(fleet, Role.ROLLOUT),
+        train_utilisation=_utilisation(fleet, Role.TRAIN),
     )
 
 
-def _used(fleet: SimulatedFleet, role: Role) -> float:
-    """The share of its time in which a phase held a node, of those that had any."""
+def _utilisation(fleet: SimulatedFleet, role: Role) -> float:
+    """The mean share of time in which nodes ran phases, over nodes that ran any."""
     nodes = [node for node in fleet.scheduler.nodes if node.startswith(role.value)]
     used = [fleet.spans.utilisation(node, fleet.now_s) for node in nodes]
     busy = [share for share in used if share > 0]

@@ -1,8 +1,8 @@
 """Trainers of a simulated fleet: they execute orders, lose their states with their processes, and
-restore them from snapshots, from what their node kept, or from the log.
+restore them from snapshots, from their node's memory, or from the log.
 
-A model's state is a chain over the operations that changed it, so that one that is skipped, doubled
-or out of order shows in every result after it.
+A model's state is a hash chain over the operations that changed it, so that a skipped, repeated or
+reordered operation changes every later result.
 """
 
 from collections.abc import Callable
@@ -24,15 +24,15 @@ _SLICES = 20  # how often running work adapts to the current pace
 TrainerCommand: TypeAlias = (
     commands.TrainerOrder
     | commands.CommitSnapshot
-    | commands.ForgetModel
+    | commands.DropModel
     | commands.MoveState
     | commands.ForgetStrays
 )
 State: TypeAlias = tuple[int, int]  # the chain, and the last operation in it
 
 
-def chained(chain: int, seq: int) -> int:
-    """The state after one more operation."""
+def extend_chain(chain: int, seq: int) -> int:
+    """The chain after one more operation."""
     return crc32(f"{chain}/{seq}".encode())
 
 
@@ -48,21 +48,21 @@ class SimulatedTrainer:
     dropped: set[ModelId] = field(default_factory=set)
 
     def forget(self, model: ModelId) -> None:
-        """Its messages come in order: what it is told while it works it does afterwards."""
+        """Drop a state, after the current order: a trainer handles its messages in order."""
         if self.ticket is None:
             self.states.pop(model, None)
         else:
             self.dropped.add(model)
 
     def finish(self) -> None:
-        """It has done its order."""
+        """End the current order."""
         for model in self.dropped:
             self.states.pop(model, None)
         self.dropped.clear()
 
 
 class SimulatedTrainers:
-    """One per train node. `results` has the state after each operation that ran, by ticket."""
+    """One per train node. `results` has the state after each executed operation, by ticket."""
 
     def __init__(self, fleet: "SimulatedFleet") -> None:
         self._fleet = fleet
@@ -75,17 +75,17 @@ class SimulatedTrainers:
 
     # ---- processes ----
     def start(self, node: NodeId) -> None:
-        """The node's trainer comes up, empty."""
-        self._fleet.started(node, "trainer")
+        """Start the node's trainer, without states."""
+        self._fleet.record_start(node, "trainer")
         self._starts += 1
         worker = WorkerId(f"{node}/trainer/{self._starts}")
         self.living[worker] = SimulatedTrainer(worker, node)
         self._fleet.tell(events.TrainerJoined(self._fleet.now_s, worker, node))
 
     def lose_node(self, node: NodeId, why: str) -> None:
-        """Its trainer is gone, with what it held; another comes up when the node is heard again."""
+        """Lose the node's trainer with its states; another starts once the node is reachable."""
         fleet = self._fleet
-        for worker in [name for name, one in self.living.items() if is_within(one.node, node)]:
+        for worker in [name for name, each in self.living.items() if is_within(each.node, node)]:
             place = self.living.pop(worker).node
             fleet.tell(events.TrainerLost(fleet.now_s, worker, why))
             wait_s = fleet.silent_s(node) + fleet.costs.start_s
@@ -95,20 +95,20 @@ class SimulatedTrainers:
         match command:
             case commands.RunOp():
                 self._begin(command, command.operation, self._op_s(command.operation))
-            case commands.RestoreState() | commands.TakeSnapshot() | commands.DropGradients():
+            case commands.RestoreModel() | commands.SaveState() | commands.DiscardGradients():
                 self._begin(command, None, self._fleet.costs.load_s)
-            case commands.ForgetModel(worker, model):
+            case commands.DropModel(worker, model):
                 if worker in self.living:
                     self.living[worker].forget(model)
             case commands.MoveState():
-                self._fleet.after(self._fleet.costs.load_s, partial(self._moved, command))
+                self._fleet.after(self._fleet.costs.load_s, partial(self._finish_move, command))
             case commands.ForgetStrays(model):
                 self._kept = {key: kept for key, kept in self._kept.items() if key[1] != model}
             case commands.CommitSnapshot():
                 pass  # it is durable when the trainer has written it
 
-    def _moved(self, order: commands.MoveState) -> None:
-        """The state is in the memory of the other node, unless one of the trainers is gone."""
+    def _finish_move(self, order: commands.MoveState) -> None:
+        """Put the state into the other node's memory, unless one of the trainers was lost."""
         fleet = self._fleet
         source, target = self.living.get(order.worker), self.living.get(order.to)
         found = None if source is None else source.states.get(order.model)
@@ -135,7 +135,7 @@ class SimulatedTrainers:
 
     def _begin(self, order: commands.TrainerOrder, op: Operation | None, work_s: float) -> None:
         trainer = self.living.get(order.worker)
-        assert trainer is not None, f"an order for {order.worker}, which is gone"
+        assert trainer is not None, f"an order for {order.worker}, which was lost"
         assert trainer.ticket is None, f"{order.worker} has two orders at once"
         trainer.ticket = order.ticket
         if (
@@ -152,7 +152,7 @@ class SimulatedTrainers:
     def _work(
         self, trainer: SimulatedTrainer, order: commands.TrainerOrder, work_s: float, slices: int
     ) -> None:
-        """So many slices are left; each is as long as the machine lets it be."""
+        """Work on the remaining slices; the pace sets the length of each."""
         fleet = self._fleet
         if self.living.get(trainer.worker) is not trainer:
             return
@@ -163,14 +163,14 @@ class SimulatedTrainers:
             fleet.after(silent_s, partial(self._work, trainer, order, work_s, 0))
         else:
             trainer.ticket = None
-            tell = self._done(trainer, order, work_s)
+            tell = self._complete_order(trainer, order, work_s)
             trainer.finish()
             tell()
 
-    def _done(
+    def _complete_order(
         self, trainer: SimulatedTrainer, order: commands.TrainerOrder, took_s: float
     ) -> Callable[[], None]:
-        """Do it; what is returned says so."""
+        """Execute an order; return the function that reports it."""
         fleet, reached = self._fleet, None
         match order:
             case commands.RunOp(_, ticket, op, _, at_most):
@@ -179,30 +179,30 @@ class SimulatedTrainers:
                     return partial(self._publish, trainer, ticket, op)
                 reached = self._apply(trainer, op, at_most)
                 self.results[ticket] = trainer.states[op.model][0]
-            case commands.RestoreState(_, _, model, seq, at_most):
+            case commands.RestoreModel(_, _, model, seq, at_most):
                 reached = self._find(trainer, model, at_most)
                 if reached is None:
                     trainer.states[model] = self._snapshots[model, seq]
-            case commands.TakeSnapshot(_, _, model, seq):
+            case commands.SaveState(_, _, model, seq):
                 self._snapshots[model, seq] = trainer.states[model]
-            case commands.DropGradients():
+            case commands.DiscardGradients():
                 pass
-        done = (trainer.worker, order.ticket, took_s, reached)
-        return partial(fleet.tell, events.TicketDone(fleet.now_s, *done))
+        done = events.TicketDone(fleet.now_s, trainer.worker, order.ticket, took_s, reached)
+        return partial(fleet.tell, done)
 
     def _apply(self, trainer: SimulatedTrainer, op: Operation, at_most: int) -> int | None:
         if op.kind is OpKind.CREATE:
             if (reached := self._find(trainer, op.model, at_most)) is not None:
                 return reached
-            trainer.states[op.model] = (chained(0, op.seq), op.seq)
+            trainer.states[op.model] = (extend_chain(0, op.seq), op.seq)
         else:
             chain, last = trainer.states[op.model]
             assert last < op.seq, f"{op.model}: {op.seq} runs after {last}"
-            trainer.states[op.model] = (chained(chain, op.seq), op.seq)
+            trainer.states[op.model] = (extend_chain(chain, op.seq), op.seq)
         return None
 
     def _find(self, trainer: SimulatedTrainer, model: ModelId, at_most: int) -> int | None:
-        """A later state that the node keeps, as far as it may be used."""
+        """Take a later state from the node's memory, if there is one up to `at_most`."""
         kept = self._kept.pop((trainer.node, model), None)
         if kept is None or kept[1] > at_most:
             return None
@@ -210,17 +210,17 @@ class SimulatedTrainers:
         return kept[1]
 
     def _publish(self, trainer: SimulatedTrainer, ticket: int, op: Operation) -> None:
-        """The copy is made at once; the writing takes as long as the job's sync."""
+        """Copy at once, and write for as long as the job's sync."""
         fleet = self._fleet
         fleet.tell(events.TicketDetached(fleet.now_s, trainer.worker, ticket))
         sync_s = fleet.jobs[op.job].lengths.sync_s
-        fleet.after(sync_s, partial(self._written, trainer, ticket, sync_s))
+        fleet.after(sync_s, partial(self._finish_write, trainer, ticket, sync_s))
 
-    def _written(self, trainer: SimulatedTrainer, ticket: int, took_s: float) -> None:
+    def _finish_write(self, trainer: SimulatedTrainer, ticket: int, took_s: float) -> None:
         fleet = self._fleet
         if self.living.get(trainer.worker) is not trainer:
             return
         if silent_s := fleet.silent_s(trainer.node):
-            fleet.after(silent_s, partial(self._written, trainer, ticket, took_s))
+            fleet.after(silent_s, partial(self._finish_write, trainer, ticket, took_s))
             return
         fleet.tell(events.TicketDone(fleet.now_s, trainer.worker, ticket, took_s))

@@ -21,7 +21,7 @@ def read_rows(path: Path, cls: type[T], *, ignore_other_columns: bool = False) -
     """
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     parsers = {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
-    needed = [name for name, field in fields.items() if _required(field)]
+    needed = [name for name, field in fields.items() if _is_required(field)]
     for line, row in dict_rows(path, needed):
         at = f"{path.name} line {line}"
         values: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def _next_row(reader: Any, path: Path) -> list[str] | None:
         raise ConfigError(f"{path.name} line {line}: is not a CSV row: {error}") from None
 
 
-def _required(field: Any) -> bool:
+def _is_required(field: Any) -> bool:
     missing = dataclasses.MISSING
     return field.default is missing and field.default_factory is missing
 

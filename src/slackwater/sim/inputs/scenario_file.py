@@ -156,9 +156,11 @@ def check_fits(spec: JobSpec, fleet: FleetView, at: str) -> None:
         raise ConfigError(f"{at}: job {spec.job!r} fits nowhere: it {why}")
 
 
-def shipped_scenarios() -> Mapping[str, ScenarioFile]:
+def load_shipped_scenarios() -> Mapping[str, ScenarioFile]:
     """The cluster scenarios that come with the package, by name."""
-    return {name: decode(ScenarioFile, table) for name, (table, _) in _shipped_tables().items()}
+    return {
+        name: decode(ScenarioFile, table) for name, (table, _) in _load_shipped_tables().items()
+    }
 
 
 def read_table(source: str, field: str = "FILE") -> tuple[dict[str, Any], Path]:
@@ -167,7 +169,7 @@ def read_table(source: str, field: str = "FILE") -> tuple[dict[str, Any], Path]:
     """
     path = Path(source)
     if path.suffix != ".toml" and not path.exists():
-        shipped = _shipped_tables()
+        shipped = _load_shipped_tables()
         if source not in shipped:
             close = difflib.get_close_matches(source, shipped, n=1)
             fix = f"did you mean {close[0]}?" if close else f"shipped: {', '.join(shipped)}"
@@ -191,7 +193,7 @@ def read_fleet(path: Path, assignments: Iterable[str] = ()) -> FleetEntry:
     return decode(FleetEntry, inner)
 
 
-def _shipped_tables() -> dict[str, tuple[dict[str, Any], Path]]:
+def _load_shipped_tables() -> dict[str, tuple[dict[str, Any], Path]]:
     tables = {}
     folder = resources.files("slackwater") / "scenarios"
     for file in sorted(folder.iterdir(), key=lambda item: item.name):

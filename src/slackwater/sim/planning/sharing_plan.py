@@ -154,7 +154,7 @@ def candidate_plans(
         first(_plan(grouping, orders[0], lambda share: None))
     for name in orders:
         done = len(plans)
-        plans.append(_plan(scenario, name, _part(progress, done, len(orders))))
+        plans.append(_plan(scenario, name, _subprogress(progress, done, len(orders))))
         if not quick and not done:
             first(plans[0])
     fewest = min(len(plan.turned_away) for plan in plans)
@@ -168,7 +168,7 @@ def candidate_plans(
     return list(kept.values())
 
 
-def _part(progress: Progress, done: int, of: int) -> Progress:
+def _subprogress(progress: Progress, done: int, of: int) -> Progress:
     """Progress within one of several equal parts."""
     return lambda share: progress((done + share) / of)
 
@@ -186,7 +186,7 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
     never = {
         spec.job: UnplacedJob(spec.job, why, for_good=True)
         for spec in scenario.jobs
-        if (why := _why_left_out(spec.profile, fleet)) is not None
+        if (why := _exclusion_reason(spec.profile, fleet)) is not None
     }
     fitting = [spec for spec in scenario.jobs if spec.job not in never]
     if not fitting:
@@ -222,7 +222,7 @@ def _plan(scenario: ClusterScenario, order: str, progress: Progress) -> SharingP
     )
 
 
-def _why_left_out(profile: JobProfile, fleet: FleetView) -> str | None:
+def _exclusion_reason(profile: JobProfile, fleet: FleetView) -> str | None:
     for name in ("rollout_s", "train_s", "sync_s"):
         length_s = getattr(profile, name)
         least_s = 0.0 if name == "sync_s" else _SHORTEST_PHASE_S

@@ -8,8 +8,8 @@ from slackwater.control.rollout.events import InstanceNotice
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.spot_trace import SpotEvent
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.engine_cost import EngineCost
+from slackwater.sim.rollout.simulated_instances import SimulatedInstances
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class SpotCapacity:
     start_s: float = 30.0
     notice_s: float = 0.0
 
-    def attach(self, body: SimulatedBody, engine: EngineCost) -> None:
+    def attach(self, body: SimulatedInstances, engine: EngineCost) -> None:
         gone: set[str] = set()
 
         def join(name: str) -> None:
@@ -42,8 +42,8 @@ class SpotCapacity:
 
         for row in self.trace:
             if row.event == "add":
-                body.at(row.t_s + self.start_s, partial(join, row.instance_id))
+                body.schedule(row.t_s + self.start_s, partial(join, row.instance_id))
             else:
                 if self.notice_s:
-                    body.at(row.t_s - self.notice_s, partial(warn, row.instance_id))
-                body.at(row.t_s, partial(leave, row.instance_id))
+                    body.schedule(row.t_s - self.notice_s, partial(warn, row.instance_id))
+                body.schedule(row.t_s, partial(leave, row.instance_id))

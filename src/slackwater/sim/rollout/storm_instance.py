@@ -5,7 +5,7 @@ misbehave.
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from slackwater.control.rollout.commands import Dispatch
+from slackwater.control.rollout.commands import DispatchTurn
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.instance import InstanceSpec
 
@@ -19,7 +19,7 @@ def true_token(turn: TurnId, version: str, position: int) -> int:
 class StormRequest:
     """An attempt on the instance; `total_tokens` is the turn's hidden length."""
 
-    command: Dispatch
+    command: DispatchTurn
     total_tokens: int
     made_tokens: int
 

@@ -13,8 +13,8 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.sim.fleet.serving import ServingCommand
-from slackwater.sim.rollout.body import SimulatedBody
 from slackwater.sim.rollout.simulated_engine import Request
+from slackwater.sim.rollout.simulated_instances import SimulatedInstances
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.node import ServingNode
 from slackwater.sim.serving.rollout_share import RolloutShare
@@ -49,7 +49,7 @@ class ServingCluster:
     def __init__(
         self,
         plan: ClusterPlan,
-        body: SimulatedBody,
+        body: SimulatedInstances,
         arrivals: Sequence[Arrival],
         lender: Lender,
         tell: Callable[[events.LendingEvent], None],
@@ -64,14 +64,14 @@ class ServingCluster:
         self.nodes = {node.name: node for node in map(self._node, range(plan.nodes))}
         for node in self.nodes.values():
             node.on_first = partial(self._first_token, node)
-            node.on_done = self._done
+            node.on_done = self._record_answer
             node.on_turns_ended = partial(self._turns_ended, node.name)
-            node.on_given_back = partial(self._given_back, node.name)
+            node.on_given_back = partial(self._return_requests, node.name)
 
     def _node(self, number: int) -> ServingNode:
         plan, seed = self.plan, self.plan.seed * 1000 + number
         name = NodeId(f"s{number}")
-        return ServingNode(name, plan.device, plan.slo, plan.mode, self.body.at, seed)
+        return ServingNode(name, plan.device, plan.slo, plan.mode, self.body.schedule, seed)
 
     def start(self, period_s: float = 600.0) -> None:
         """Requests come from now on, the trace over and over; nodes report to the lender."""
@@ -79,14 +79,14 @@ class ServingCluster:
             self._tell(events.ServingNodeJoined(self.body.now_s, name, SERVICE))
         self._tell(events.ServiceOpened(self.body.now_s, SERVICE, self.plan.nodes))
         self._report()
-        self._come(0, 0.0, period_s)
+        self._schedule_arrival(0, 0.0, period_s)
 
     def check_integrity(self) -> None:
         """Everything adds up on every node, and the lender and the nodes agree."""
         self.lender.check_integrity()
         for node in self.nodes.values():
             node.check_integrity()
-        lent = self.lender.lent()
+        lent = self.lender.loans()
         assert set(self._borrowed) <= set(lent), "a node runs rollouts that it was not lent for"
 
     @property
@@ -97,15 +97,15 @@ class ServingCluster:
     def attainment(self, until_s: float) -> float:
         """The share of the requests that came until then that were answered within the SLO."""
         slo = self.plan.slo
-        met = [slo.met(r.ttft_s, r.tpot_s) for r in self.requests if r.arrival_s <= until_s]
+        met = [slo.is_met(r.ttft_s, r.tpot_s) for r in self.requests if r.arrival_s <= until_s]
         return sum(met) / len(met) if met else 1.0
 
     # ---- requests ----
-    def _done(self, request: ServedRequest) -> None:
+    def _record_answer(self, request: ServedRequest) -> None:
         del request
         self._answered += 1
 
-    def _come(self, place: int, base_s: float, period_s: float) -> None:
+    def _schedule_arrival(self, place: int, base_s: float, period_s: float) -> None:
         if not self._arrivals:
             return
         arrival = self._arrivals[place]
@@ -121,19 +121,19 @@ class ServingCluster:
                 arrival.cached_tokens,
             )
             self.requests.append(request)
-            self._best_for_prompt().arrive(request, self.body.now_s)
+            self._least_loaded_node().arrive(request, self.body.now_s)
             wraps = place + 1 == len(self._arrivals)
             next_base_s = base_s + period_s if wraps else base_s
-            self._come(0 if wraps else place + 1, next_base_s, period_s)
+            self._schedule_arrival(0 if wraps else place + 1, next_base_s, period_s)
 
-        self.body.at(base_s + arrival.at_s, arrive)
+        self.body.schedule(base_s + arrival.at_s, arrive)
 
-    def _best_for_prompt(self) -> ServingNode:
+    def _least_loaded_node(self) -> ServingNode:
         return min(self.nodes.values(), key=lambda node: node.load)
 
     def _first_token(self, node: ServingNode, request: ServedRequest, now_s: float) -> None:
         if not node.service.decode(request, now_s):
-            self._done(request)
+            self._record_answer(request)
 
     # ---- lending ----
     def _report(self) -> None:
@@ -148,7 +148,7 @@ class ServingCluster:
                     node.rollout_share(_REPORT_S),
                 )
             )
-        self.body.at(self.body.now_s + _REPORT_S, self._report)
+        self.body.schedule(self.body.now_s + _REPORT_S, self._report)
 
     def execute(self, command: ServingCommand) -> None:
         """Do what the lender decided."""
@@ -156,22 +156,22 @@ class ServingCluster:
             case commands.LendNode(node, job):
                 if not self.nodes[node].make_room():
                     failed = partial(self._tell, events.LoanFailed(self.body.now_s, node, _FULL))
-                    self.body.at(self.body.now_s, failed)
+                    self.body.schedule(self.body.now_s, failed)
                     return
-                self.body.at(
+                self.body.schedule(
                     self.body.now_s + self.plan.device.activation_s,
                     partial(self._activate, node, job),
                 )
-            case commands.TakeBack(node):
+            case commands.ReclaimNode(node):
                 self._take_back(node)
             case commands.BeginStep(node):
                 self._begin_step(node)
 
-    def _lent_to(self, name: NodeId) -> JobId | None:
-        return self.lender.lent().get(name)
+    def _borrower_of(self, name: NodeId) -> JobId | None:
+        return self.lender.loans().get(name)
 
     def _activate(self, name: NodeId, job: JobId) -> None:
-        if self._lent_to(name) != job or name in self._borrowed:
+        if self._borrower_of(name) != job or name in self._borrowed:
             return  # taken back while its weights were on the way
         node, now_s = self.nodes[name], self.body.now_s
         lease_s = self.plan.mode.lease.seconds
@@ -212,6 +212,6 @@ class ServingCluster:
         if name in self._borrowed:
             self.body.turns_ended(self._borrowed[name])
 
-    def _given_back(self, name: NodeId, requests: list[Request], kv_tokens: int) -> None:
+    def _return_requests(self, name: NodeId, requests: list[Request], kv_tokens: int) -> None:
         if name in self._borrowed:
             self.body.give_back(self._borrowed[name], requests, kv_tokens, _FULL)

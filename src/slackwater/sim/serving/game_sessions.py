@@ -9,7 +9,7 @@ import numpy as np
 from slackwater.sim.rollout.agent_trace import AgentTurn, Session
 
 
-def drawn_games(
+def draw_games(
     count: int, seed: int | Sequence[int], *, max_context_tokens: int = 32_768
 ) -> list[Session]:
     """`count` trajectories: about three quarters of their tokens are prompts and observations

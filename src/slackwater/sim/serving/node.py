@@ -112,7 +112,7 @@ class ServingNode:
         self.arbiter.step_began(self._serving_bytes())
         self.rollout = rollout
         self._set_limit()
-        rollout.resize(rollout.max_running, self._lent_tokens())
+        rollout.resize(rollout.max_running, self._loan_tokens())
         self.wake(now_s)
 
     def begin_step(self, now_s: float) -> tuple[list[Request], int]:
@@ -124,11 +124,11 @@ class ServingNode:
         self.arbiter.look(now_s)
         self.arbiter.step_began(self._serving_bytes())
         rollout.now_s = max(rollout.now_s, now_s)
-        rollout.resize(rollout.max_running, self._lent_tokens())
-        given = rollout.give_up(self._lent_tokens())
+        rollout.resize(rollout.max_running, self._loan_tokens())
+        given = rollout.give_up(self._loan_tokens())
         self.use.given_back += len(given)
         self.wake(now_s)
-        return given, self._lent_tokens()
+        return given, self._loan_tokens()
 
     def take_back(self) -> None:
         """The rollout is gone from here."""
@@ -188,9 +188,9 @@ class ServingNode:
             self._running = False
             return
         self._running = True
-        took_s = self._serving_cost.step_s(work) * self._luck()
+        took_s = self._serving_cost.step_s(work) * self._noise_factor()
 
-        def over() -> None:
+        def end_step() -> None:
             ended_s = now_s + took_s
             self.use.serving_s += took_s
             self.use.needed_s += self.arbiter.needed_s(work, took_s)
@@ -206,14 +206,14 @@ class ServingNode:
             self._check_memory(ended_s)
             self._next(ended_s)
 
-        self._at(now_s + took_s, over)
+        self._at(now_s + took_s, end_step)
 
     def _roll_out(self, rollout: RolloutShare, grant: RolloutGrant, now_s: float) -> None:
         self._running = True
         work = rollout.begin_step(grant.prompt_tokens)
-        took_s = self._rollout_cost.step_s(work) * self._luck()
+        took_s = self._rollout_cost.step_s(work) * self._noise_factor()
 
-        def over() -> None:
+        def end_step() -> None:
             ended_s = now_s + took_s
             self.use.rollout_s += took_s
             self.use.rollout_steps += 1
@@ -223,9 +223,9 @@ class ServingNode:
             self._check_memory(ended_s)
             self._next(ended_s)
 
-        self._at(now_s + took_s, over)
+        self._at(now_s + took_s, end_step)
 
-    def _luck(self) -> float:
+    def _noise_factor(self) -> float:
         if not self._drawn:
             self._drawn = np.exp(self._rng.normal(0.0, self._noise, _DRAWN_AT_ONCE))[::-1].tolist()
         return self.slowdown * self._drawn.pop()
@@ -234,7 +234,7 @@ class ServingNode:
     def _serving_bytes(self) -> int:
         return int(self.service.kv_tokens * self._bytes)
 
-    def _lent_tokens(self) -> int:
+    def _loan_tokens(self) -> int:
         return int(self.arbiter.lent / self._rollout_bytes)
 
     def _set_limit(self) -> None:
@@ -248,10 +248,10 @@ class ServingNode:
         self._stopped = self.arbiter.stopped
         rollout = self.rollout
         if rollout is not None:
-            rollout.resize(rollout.max_running, self._lent_tokens())
-            given = rollout.give_up(self._lent_tokens())
+            rollout.resize(rollout.max_running, self._loan_tokens())
+            given = rollout.give_up(self._loan_tokens())
             self.use.given_back += len(given)
-            self.on_given_back(given, self._lent_tokens())
+            self.on_given_back(given, self._loan_tokens())
 
     def _check_memory(self, now_s: float) -> None:
         """Serving use decides what rollouts keep; under pressure whole requests go, and are
@@ -263,18 +263,18 @@ class ServingNode:
         if rollout is None:
             return
         rollout.now_s = max(rollout.now_s, now_s)
-        allowed = self._lent_tokens()
+        allowed = self._loan_tokens()
         if self.arbiter.mode.memory == "preemptive":
             free = self.arbiter.budget.capacity - served
             allowed = min(allowed, int(max(free, 0) / self._rollout_bytes))
         if pressed:
             self.use.cuts += 1
-            rollout.resize(rollout.max_running, self._lent_tokens())
+            rollout.resize(rollout.max_running, self._loan_tokens())
         if pressed or rollout.kv_used_tokens + rollout.prefix_tokens > allowed:
             given = rollout.give_up(allowed)
             self.use.given_back += len(given)
             if given or pressed:
-                self.on_given_back(given, self._lent_tokens())
+                self.on_given_back(given, self._loan_tokens())
 
     def check_integrity(self) -> None:
         """Memory is never promised twice."""

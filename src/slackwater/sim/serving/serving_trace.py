@@ -55,13 +55,13 @@ def read_serving_trace(
     for row in sorted(rows, key=lambda row: row.t_s):
         output = min(row.output_tokens, max_tokens // 2)
         prompt = min(row.prompt_tokens, max_tokens - output)
-        cached = _cached(row, seen)
+        cached = _count_cached(row, seen)
         at_s = row.t_s + (float(rng.uniform(0.0, _WHOLE_STEP_S)) if spreads else 0.0)
         arrivals.append(Arrival(at_s, prompt, output, min(cached, prompt - 1)))
     return sorted(arrivals, key=lambda arrival: arrival.at_s)
 
 
-def _cached(row: TracedRequest, seen: set[str]) -> int:
+def _count_cached(row: TracedRequest, seen: set[str]) -> int:
     blocks, hit = row.hash_ids.split(), 0
     for block in blocks:
         if block not in seen:
@@ -71,7 +71,7 @@ def _cached(row: TracedRequest, seen: set[str]) -> int:
     return hit * _PREFIX_BLOCK
 
 
-def drawn_arrivals(
+def draw_arrivals(
     seconds: float,
     seed: int,
     *,

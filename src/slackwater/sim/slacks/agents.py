@@ -76,10 +76,10 @@ class SimulatedAgents(SimulatedClients):
             go_on = partial(self._go_on, job, life, name, session, index + 1)
             fleet.cores.act(turn, job.job, session[index].pause_s, go_on)
         else:
-            done = partial(self._rewarded, job, life)
+            done = partial(self._finish_trajectory, job, life)
             fleet.cores.act(f"{turn}.reward", job.job, fleet.reward_s(job.job), done)
 
-    def _rewarded(self, job: SimulatedJob, life: int) -> None:
+    def _finish_trajectory(self, job: SimulatedJob, life: int) -> None:
         self._slacks.cores.end()
         if not job.alive or job.life != life:
             return

@@ -1,7 +1,7 @@
-"""What each kind of slack brings: a scenario with every kind on and off.
+"""The contribution of each kind of slack: a scenario with combinations of kinds on and off.
 
-A kind's contribution is its Shapley value: the mean of what switching it on saves, over all orders
-in which the five can be switched on. The first answer takes what switching it off alone costs.
+A kind's contribution is its Shapley value: the mean saving of switching it on, over all orders in
+which the five can be switched on. The first answer is the cost of switching off that kind only.
 """
 
 import os
@@ -25,8 +25,8 @@ MEASURES = ("cost", "completed_s", "jobs_in_slo", "attainment")
 
 @dataclass(frozen=True, slots=True)
 class SlackOutcome:
-    """One combination at one seed; `attainment` is that of the served model, `jobs_in_slo` the
-    share of jobs that were at most so much slower as their SLO allows than on nodes of their own.
+    """One combination at one seed; `attainment` is the served model's, `jobs_in_slo` the share of
+    jobs within their SLO, against a run on nodes of their own.
     """
 
     cost: float
@@ -37,7 +37,7 @@ class SlackOutcome:
     tokens: Mapping[str, int]
 
 
-def every_combination(kinds: Collection[Slack] = tuple(Slack)) -> list[Kinds]:
+def all_combinations(kinds: Collection[Slack] = tuple(Slack)) -> list[Kinds]:
     """Every choice of kinds, from none to all."""
     return [
         frozenset(chosen)
@@ -52,8 +52,8 @@ def first_combinations() -> list[Kinds]:
 
 
 def contributions(values: Mapping[Kinds, float]) -> dict[Slack, float]:
-    """What each kind adds to a value: by Shapley where every combination is known, and their sum is
-    that of all less that of none; otherwise what the value loses without that kind alone.
+    """What each kind adds to a value: its Shapley value where every combination is known (their
+    sum is the value of all less that of none), else what the value loses without that kind.
     """
     if len(values) < 2 ** len(Slack):
         return beside_others(values)
@@ -73,7 +73,7 @@ def beside_others(values: Mapping[Kinds, float]) -> dict[Slack, float]:
 
 
 class SlackStudy:
-    """Runs combinations of a scenario in processes, and says what they come to."""
+    """Runs combinations of a scenario in processes, and summarizes them."""
 
     def __init__(self, scenario: SlackScenario, seed: int = 0) -> None:
         self.scenario, self.seed = scenario, seed
@@ -87,7 +87,7 @@ class SlackStudy:
         processes: int | None = None,
         progress: Callable[[float], None] = lambda share: None,
     ) -> None:
-        """Run what is not known yet."""
+        """Run the combinations without a result."""
         cases = [(s, on) for s in seeds for on in wanted if (s, on) not in self._runs]
         cases.sort(key=lambda case: Slack.SERVING not in case[1])  # the longest first
         with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
@@ -107,7 +107,12 @@ class SlackStudy:
         if served is None:
             served = self._alone[seed].attainment(run.completed_s)
         return SlackOutcome(
-            *(run.cost, run.completed_s, mean(kept), served, len(run.kinds), run.tokens)
+            cost=run.cost,
+            completed_s=run.completed_s,
+            jobs_in_slo=mean(kept),
+            attainment=served,
+            kinds=len(run.kinds),
+            tokens=run.tokens,
         )
 
     def nodes_used(self) -> list[str]:
@@ -118,7 +123,7 @@ class SlackStudy:
         )
 
     def figures(self) -> dict[str, Any]:
-        """Of no kind, of all, and what each kind adds to every measure, with its spread."""
+        """Results without slack, with all kinds, and each kind's contribution with its spread."""
         seeds = sorted({seed for seed, _ in self._runs})
         whole = {on for seed, on in self._runs if seed == seeds[0]}
         found: dict[str, Any] = {
@@ -128,7 +133,9 @@ class SlackStudy:
         }
         for name, on in (("none", NONE), ("all", ALL)):
             outcomes = [self.outcome(seed, on) for seed in seeds]
-            found[name] = {key: mean(getattr(one, key) for one in outcomes) for key in MEASURES}
+            found[name] = {
+                key: mean(getattr(outcome, key) for outcome in outcomes) for key in MEASURES
+            }
         tokens = [self.outcome(seed, ALL).tokens for seed in seeds]
         sources = sorted({source for each in tokens for source in each})
         found["rollout_tokens"] = {s: mean(each.get(s, 0) for each in tokens) for s in sources}
@@ -158,10 +165,10 @@ def study_in_steps(
     for count in range(1, seeds + 1):
         before = (count - 1) / seeds
 
-        def moved(share: float, before: float = before) -> None:
+        def report_step(share: float, before: float = before) -> None:
             progress(before + share / seeds)
 
-        study.run([study.seed + count - 1], every_combination(), progress=moved)
+        study.run([study.seed + count - 1], all_combinations(), progress=report_step)
         yield study.figures()
 
 

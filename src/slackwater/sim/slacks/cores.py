@@ -106,9 +106,9 @@ class SimulatedCores:
             again = partial(self._run, action, attempt, seconds, slices - 1)
             self._fleet.after(slice_s, again)
         else:
-            self._done(action, attempt, seconds)
+            self._finish(action, attempt, seconds)
 
-    def _done(self, action: ActionId, attempt: int, ran_s: float) -> None:
+    def _finish(self, action: ActionId, attempt: int, ran_s: float) -> None:
         if self._running.get(action) == attempt:
             now_s = self._fleet.now_s
             ended = events.ActionFinished(now_s, action, attempt, OutcomeKind.DONE, ran_s)

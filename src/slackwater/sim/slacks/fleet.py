@@ -15,7 +15,7 @@ from slackwater.control.coschedule.phase_commands import PermitGiven
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.lending.lender import Lender, LendingController
 from slackwater.control.timer import TimerFired
-from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
+from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullVersion
 from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.node import Role
@@ -30,8 +30,8 @@ from slackwater.sim.fleet.engines import BASE_MODEL
 from slackwater.sim.fleet.fleet import SimulatedFleet
 from slackwater.sim.fleet.job import SimulatedJob
 from slackwater.sim.rollout.agent_trace import Session
-from slackwater.sim.rollout.body import BodySettings, SimulatedBody
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
+from slackwater.sim.rollout.simulated_instances import InstanceSettings, SimulatedInstances
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
 from slackwater.sim.slacks.agents import SimulatedAgents
 from slackwater.sim.slacks.cores import SimulatedCores
@@ -83,7 +83,7 @@ class SlackRun:
         return frozenset(kind for kind, count in seen.items() if count)
 
 
-class LinkedEngines(SimulatedBody):
+class LinkedEngines(SimulatedInstances):
     """One engine on every node, and those that come and go; all pull over one link.
 
     An engine that has an earlier version of a job, or was lent with the base model, pulls what has
@@ -92,7 +92,7 @@ class LinkedEngines(SimulatedBody):
 
     def __init__(self, fleet: "FiveSlackFleet", tokens_of: Callable[[TurnId], int]) -> None:
         speed = fleet.scenario.links.gb_per_s
-        settings = BodySettings(
+        settings = InstanceSettings(
             borrowed_heartbeat_s=1.0, pull_gb_per_s=speed, sender_gb_per_s=speed, max_versions=4
         )
         super().__init__(fleet.queue, tokens_of, fleet.tell, settings)
@@ -105,7 +105,7 @@ class LinkedEngines(SimulatedBody):
 
     def start(self, node: NodeId) -> None:
         """A node's engine comes up, empty."""
-        self._fleet.started(node, "engine")
+        self._fleet.record_start(node, "engine")
         self._starts += 1
         name = InstanceId(f"{node}/engine/{self._starts}")
         cost = self._costs[Role(node.partition("-")[0])]
@@ -115,7 +115,7 @@ class LinkedEngines(SimulatedBody):
 
     def execute(self, command: FleetCommand) -> None:
         match command:
-            case PullWeights(instance, version):
+            case PullVersion(instance, version):
                 assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
                 super().execute(command)
             case DropVersion(instance, version):
@@ -215,25 +215,25 @@ class FiveSlackFleet(SimulatedFleet):
                 self._rented.update(nodes)
             case ReturnNodes(nodes):
                 for node in nodes:
-                    self._paid(node)
+                    self._charge(node)
             case _:
                 if isinstance(command, PermitGiven):
                     for node in command.nodes:
                         self._uses.setdefault(node, set()).add((command.job, command.phase))
                 super()._note(command)
 
-    def _paid(self, node: NodeId) -> None:
+    def _charge(self, node: NodeId) -> None:
         self._node_s[node.partition("-")[0]] += self.now_s - self._rented_s.pop(node)
 
     # ---- a whole run ----
     def finish(self) -> SlackRun:
         """Run until every job has ended, and every request that came is answered."""
         self.run(MOST_S)
-        assert not self.unsettled, f"jobs never ended: {self.stuck()}"
+        assert not self.unsettled, f"jobs never ended: {self.describe_unfinished()}"
         ended_s = self.clients.ended_s
         completed_s = max(ended_s.values())
         for node in list(self._rented_s):
-            self._paid(node)
+            self._charge(node)
         serving, attainment = self.serving, None
         if serving is not None:
             serving.closed = True
@@ -249,7 +249,7 @@ class FiveSlackFleet(SimulatedFleet):
             sum(len(uses) > 1 for uses in self._uses.values()),
             self.cores.granted,
             self.engines.deltas,
-            self.controller.rollout.books.counters.moved,
+            self.controller.rollout.state.counters.moved,
             tuple(sorted(self._rented)),
         )
 
@@ -263,7 +263,7 @@ class FiveSlackFleet(SimulatedFleet):
         cost += hours * scenario.external.cores * scenario.external.core_price_per_h
         if Slack.SPOT in self.on:
             price = scenario.engine().devices * scenario.spot.device_price_per_h
-            cost += held_h(self._spot, completed_s) * price
+            cost += instance_hours(self._spot, completed_s) * price
         return cost
 
     def check_integrity(self) -> None:
@@ -272,7 +272,10 @@ class FiveSlackFleet(SimulatedFleet):
 
 
 def serving_cluster(
-    scenario: SlackScenario, body: SimulatedBody, seed: int, fleet: SimulatedFleet | None = None
+    scenario: SlackScenario,
+    body: SimulatedInstances,
+    seed: int,
+    fleet: SimulatedFleet | None = None,
 ) -> ServingCluster:
     """The serving devices of a scenario, which lend to the jobs of a fleet."""
     lending = None if fleet is None else fleet.controller.lending
@@ -295,7 +298,7 @@ def serving_cluster(
 def serve_alone(scenario: SlackScenario, seed: int, until_s: float) -> ServingCluster:
     """The serving devices of a scenario without a loan: all requests until then are answered."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    body = SimulatedBody(queue, lambda turn: 1, lambda event: None)
+    body = SimulatedInstances(queue, lambda turn: 1, lambda event: None)
     cluster = serving_cluster(scenario, body, seed)
     cluster.start()
     while not (cluster.closed and not cluster.unanswered):
@@ -304,7 +307,7 @@ def serve_alone(scenario: SlackScenario, seed: int, until_s: float) -> ServingCl
     return cluster
 
 
-def held_h(trace: Sequence[SpotEvent], until_s: float) -> float:
+def instance_hours(trace: Sequence[SpotEvent], until_s: float) -> float:
     """Instance hours of a spot trace up to a moment."""
     since: dict[str, float] = {}
     held_s = 0.0

@@ -19,8 +19,8 @@ from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.engine_cost import MODELS, Accelerator, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotRates
 from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import drawn_games
-from slackwater.sim.serving.serving_trace import Arrival, drawn_arrivals, read_serving_trace
+from slackwater.sim.serving.game_sessions import draw_games
+from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals, read_serving_trace
 
 PERIOD_S = 600.0  # requests repeat after so long
 _TOOL_S = 1.5  # the mean pause of the drawn trajectories
@@ -144,7 +144,7 @@ class AgentJob:
                 dataclasses.replace(turn, pause_s=turn.pause_s * scale + 1e-3)
                 for turn in game[: self.max_turns]
             )
-            for game in drawn_games(self.trajectories, seed)
+            for game in draw_games(self.trajectories, seed)
         ]
 
 
@@ -210,7 +210,7 @@ class SlackScenario:
         served = self.serving
         if served.trace is not None:
             return read_serving_trace(self.folder / served.trace, seconds=PERIOD_S, seed=seed)
-        return drawn_arrivals(PERIOD_S, seed, rate=served.requests_per_s)
+        return draw_arrivals(PERIOD_S, seed, rate=served.requests_per_s)
 
 
 def read_slack_scenario(

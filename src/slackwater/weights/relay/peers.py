@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.payload import Payload
-from slackwater.wire.certificate import PeerIdentity, fingerprint_of, shown_by
+from slackwater.wire.certificate import PeerIdentity, fingerprint_of, peer_fingerprint
 from slackwater.wire.proof import STRANGER_S
 
 _ADMITTED = b"\x01"
@@ -56,7 +56,7 @@ class RelayPeer:
             plain.close()
             raise
         try:
-            if shown_by(connection) != fingerprint_of(self.certificate):
+            if peer_fingerprint(connection) != fingerprint_of(self.certificate):
                 raise UnavailableError("the relay shows another certificate than expected")
             if connection.recv(1) != _ADMITTED:
                 raise ConnectionResetError("it does not admit this node")
@@ -98,7 +98,7 @@ class RelayOffers:
         plain.settimeout(STRANGER_S)
         connection = self._identity.server_context(known).wrap_socket(plain, server_side=True)
         try:
-            fingerprint = shown_by(connection)
+            fingerprint = peer_fingerprint(connection)
             with self._changed:
                 if fingerprint not in self._certificates:
                     raise UnavailableError("nothing is offered to this node any more")

@@ -139,13 +139,13 @@ class ServerInstance:
                 self._spawn(self._pull(message))
             case messages.DropVersion(version):
                 self._spawn(self._drop(version))
-            case messages.Rest(number):
+            case messages.RestEngine(number):
                 self._awake.clear()
                 self._waiting.clear()
                 for task in self._running.values():
                     task.cancel()
                 self._queue_power_change(self._sleep(number))
-            case messages.Wake():
+            case messages.WakeEngine():
                 self._queue_power_change(self._wake(self._power_changes + 1))
             case _:
                 logger.warning("not for an engine: %s", type(message).__name__)
@@ -173,7 +173,7 @@ class ServerInstance:
         if self._running:
             await asyncio.wait(self._running.values())
         await self._server.sleep()
-        self._connection.send(messages.encode(messages.Rested(number)))
+        self._connection.send(messages.encode(messages.EngineRested(number)))
 
     async def _wake(self, order: int) -> None:
         await self._server.wake()

@@ -11,7 +11,7 @@ from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 from slackwater.control.jobs.events import JobSubmitted
 from slackwater.control.operations.events import OpSubmitted
-from slackwater.control.operations.facts import OpOver
+from slackwater.control.operations.facts import OpEnded
 from slackwater.control.rollout import commands as do
 from slackwater.control.rollout import events as of_rollout
 from slackwater.control.timer import SetTimer, TimerFired
@@ -55,7 +55,7 @@ class PhaseStage:
         self.now_s = 0.0
         self.said: list[FleetCommand] = []
         self._turns = self._ops = 0
-        self.running: dict[TurnId, do.Dispatch] = {}
+        self.running: dict[TurnId, do.DispatchTurn] = {}
         self.tell(WeightsPublished(0.0, None, VERSION, "m"))
         for number in range(engines):
             name = InstanceId(f"e{number}")
@@ -73,9 +73,9 @@ class PhaseStage:
         self.said += commands
         for command in tuple(commands):
             match command:
-                case do.Dispatch():
+                case do.DispatchTurn():
                     self.running[command.turn] = command
-                case do.AbortOn(_, attempt):
+                case do.AbortTurn(_, attempt):
                     gone = [t for t, d in self.running.items() if d.attempt == attempt]
                     for turn in gone:
                         del self.running[turn]
@@ -148,7 +148,7 @@ class PhaseStage:
 
     def end_op(self, job: JobId, request: RequestId, kind: OpKind, after_s: float = 0.0) -> None:
         self.now_s += after_s
-        self.tell(OpOver(self.now_s, job, request, kind, True))
+        self.tell(OpEnded(self.now_s, job, request, kind, True))
 
     def train(self, job: JobId, took_s: float = 10.0) -> None:
         """The operations of one step, and its publishing."""

@@ -192,7 +192,7 @@ class Storm:
 
     def work_left(self, job: JobId) -> int:
         turns = sum(
-            turn.startswith(f"{job}.") for turn in self.stage.controller.rollout.books.turns
+            turn.startswith(f"{job}.") for turn in self.stage.controller.rollout.state.turns
         )
         return turns + len(self.ops.get(job, ()))
 
@@ -301,7 +301,7 @@ def lost(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:
 
 
 def drained(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:
-    return of_rollout.DrainAsked(now_s, instance, move_turns=True)
+    return of_rollout.DrainRequested(now_s, instance, move_turns=True)
 
 
 def noticed(now_s: float, instance: InstanceId) -> of_rollout.RolloutEvent:

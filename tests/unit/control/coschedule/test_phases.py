@@ -396,7 +396,7 @@ def test_a_tail_whose_engine_is_let_go_ends_on_another_of_its_nodes() -> None:
     for turn in turns[:8]:
         stage.end_turn(turn, 1.0)
     (tail,) = {stage.running[turn].instance for turn in turns[8:]}
-    stage.tell(of_rollout.DrainAsked(stage.now_s, tail, move_turns=True))
+    stage.tell(of_rollout.DrainRequested(stage.now_s, tail, move_turns=True))
     assert do.ReleaseInstance in map(type, stage.said)
     elsewhere = {stage.running[turn].instance for turn in turns[8:]}
     assert elsewhere and tail not in elsewhere

@@ -14,7 +14,7 @@ from typing import Any
 from slackwater.control.operations import commands as do
 from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
-from slackwater.control.operations.facts import DispatchDue, OpOver, PublishDetached
+from slackwater.control.operations.facts import DispatchDue, OpEnded, PublishDetached
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import ModelId, NodeId, RequestId, WorkerId
@@ -42,7 +42,7 @@ def orders(commands: Sequence[do.Command]) -> list[Any]:
     return [
         command.order if isinstance(command, do.StartWork) else command
         for command in commands
-        if not isinstance(command, OpOver | PublishDetached | DispatchDue)
+        if not isinstance(command, OpEnded | PublishDetached | DispatchDue)
     ]
 
 
@@ -222,11 +222,11 @@ class Body:
         """Do the first thing in a trainer's inbox, and report."""
         command = self.inbox[worker].pop(0)
         held = self.trainers[worker]
-        if isinstance(command, do.ForgetModel):
+        if isinstance(command, do.DropModel):
             held.pop(command.model, None)
             self.kept.pop((self.nodes[worker], command.model), None)
             return
-        assert isinstance(command, do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot)
+        assert isinstance(command, do.RunOp | do.RestoreModel | do.DiscardGradients | do.SaveState)
         result = self._do(worker, command)
         if (reached := self._found(worker, command)) is not None:
             done = on.TicketDone(self.now_s, worker, command.ticket, 1.0, reached)
@@ -241,7 +241,7 @@ class Body:
 
     def _found(self, worker: WorkerId, command: Any) -> int | None:
         """The node may have kept a later state than the one that was to be made."""
-        if isinstance(command, do.RestoreState):
+        if isinstance(command, do.RestoreModel):
             model, made = command.model, command.seq
         elif isinstance(command, do.RunOp) and command.operation.kind is OpKind.CREATE:
             model, made = command.operation.model, command.operation.seq
@@ -282,7 +282,7 @@ class Body:
     def _do(
         self,
         worker: WorkerId,
-        command: do.RunOp | do.RestoreState | do.DropGradients | do.TakeSnapshot,
+        command: do.RunOp | do.RestoreModel | do.DiscardGradients | do.SaveState,
     ) -> str | None:
         held = self.trainers[worker]
         match command:
@@ -296,14 +296,14 @@ class Body:
                 result = run_operation(held[operation.model], operation)
                 self._keep(worker, operation.model, operation.seq)
                 return result
-            case do.RestoreState(_, _, model, seq):
+            case do.RestoreModel(_, _, model, seq):
                 assert self.saved[model][0] == seq
                 held[model] = self.saved[model][1].copy()
                 self.reached[worker, model] = seq
-            case do.DropGradients(_, _, model, seq):
+            case do.DiscardGradients(_, _, model, seq):
                 held[model].gradients = ()
                 self._keep(worker, model, seq)
-            case do.TakeSnapshot(_, _, model, seq):
+            case do.SaveState(_, _, model, seq):
                 self.drafts[model, seq] = held[model].copy()
         return ""
 

@@ -48,8 +48,8 @@ class Fleet:
         (begun,) = self.begun()
         self.feed(on.TicketDone(0.0, begun.worker, begun.ticket, 1.0, reached))
 
-    def begun(self) -> list[do.RunOp | do.RestoreState]:
-        return [c for c in self.said if isinstance(c, do.RunOp | do.RestoreState)]
+    def begun(self) -> list[do.RunOp | do.RestoreModel]:
+        return [c for c in self.said if isinstance(c, do.RunOp | do.RestoreModel)]
 
     def move(self) -> do.MoveState:
         (found,) = [c for c in self.said if isinstance(c, do.MoveState)]
@@ -73,7 +73,7 @@ def test_a_state_goes_to_the_permits_node_and_nothing_is_done_twice() -> None:
     fleet.submit(4, OpKind.SAVE)
     assert fleet.begun() == []  # nothing touches the state while it is under way
     fleet.feed(on.StateMoved(1.0, MODEL, move.ticket))
-    assert do.ForgetModel(OLD, MODEL) in fleet.said
+    assert do.DropModel(OLD, MODEL) in fleet.said
     (made,) = fleet.begun()
     assert isinstance(made, do.RunOp) and made.operation.kind is OpKind.CREATE
     assert (made.worker, made.at_most) == (NEW, 2)

@@ -14,7 +14,7 @@ from slackwater.control.operations.controller import OperationsController
 from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.restarts import RestartPolicy
-from slackwater.control.operations.sessions import SessionBook
+from slackwater.control.operations.sessions import SessionTracker
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -63,10 +63,10 @@ class Line:
             match command:
                 case do.RunOp(worker, ticket, operation):
                     self._run(worker, ticket, operation)
-                case do.DropGradients(worker, ticket):
+                case do.DiscardGradients(worker, ticket):
                     self.ran.append("drop")
                     self.feed(on.TicketDone(0.0, worker, ticket, 0.0))
-                case do.TakeSnapshot(worker, ticket, _, seq):
+                case do.SaveState(worker, ticket, _, seq):
                     self.ran.append(f"snapshot {seq}")
                     self.feed(on.TicketDone(0.0, worker, ticket, 0.0))
                 case do.FailOp(request, error):
@@ -334,7 +334,7 @@ def test_an_operation_that_kills_its_trainer_lets_what_is_behind_a_rejected_one_
     told(controller, on.TrainerLost(0.0, TRAINER, "out of memory"))
     controller.check_integrity()
     told(controller, on.TrainerJoined(0.0, WorkerId("t1")))
-    (create,) = controller.at_work().values()
+    (create,) = controller.busy_trainers().values()
     commands = told(controller, on.TicketDone(0.0, WorkerId("t1"), create.ticket, 0.0))
     failed = [command.request for command in commands if isinstance(command, do.FailOp)]
     assert failed == [op(3, STEP).request], "its step's gradients are incomplete"
@@ -412,7 +412,7 @@ def test_closing_a_model_fails_what_waits_and_frees_the_trainer() -> None:
     told(controller, on.TrainerJoined(0.0, TRAINER))
     told(controller, on.OpSubmitted(0.0, op(0, OpKind.CREATE)))
     commands = told(controller, on.ModelClosed(0.0, MODEL, "session ended"))
-    assert [type(command) for command in commands] == [do.FailOp, do.ForgetModel, do.ForgetStrays]
+    assert [type(command) for command in commands] == [do.FailOp, do.DropModel, do.ForgetStrays]
 
 
 def script_of(chance: random.Random, model: str) -> list[Script]:
@@ -489,13 +489,13 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
 
 
 def test_a_session_goes_when_its_heartbeats_have_stopped_and_not_before() -> None:
-    book, session = SessionBook(silent_after_s=300), SessionId("s")
-    book.seen(session, 0.0)
+    book, session = SessionTracker(silent_after_s=300), SessionId("s")
+    book.touch(session, 0.0)
     assert book.reap(299.0) == []
-    book.seen(session, 299.0)
+    book.touch(session, 299.0)
     assert book.reap(598.0) == []
     assert book.reap(599.0) == [session]
-    assert not book.lives(session)
+    assert not book.is_alive(session)
 
 
 def test_restarts_back_off_and_forgive_a_worker_that_lived() -> None:

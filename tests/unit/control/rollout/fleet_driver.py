@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
-from slackwater.control.rollout.commands import Dispatch
+from slackwater.control.rollout.commands import DispatchTurn
 from slackwater.control.rollout.events import (
     InstanceJoined,
     RolloutEvent,
@@ -119,5 +119,5 @@ def none_of(kind: type[C], commands: Sequence[FleetCommand]) -> bool:
     return not any(isinstance(command, kind) for command in commands)
 
 
-def dispatches(commands: Sequence[FleetCommand]) -> list[Dispatch]:
-    return [command for command in commands if isinstance(command, Dispatch)]
+def dispatches(commands: Sequence[FleetCommand]) -> list[DispatchTurn]:
+    return [command for command in commands if isinstance(command, DispatchTurn)]

@@ -5,7 +5,7 @@ from fleet_driver import FleetDriver, dispatches, only
 
 from slackwater.control.rollout.events import JobGated
 from slackwater.control.rollout.gates import TurnGate
-from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.commands import PullVersion
 from slackwater.control.weights.events import WeightsPublished
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.instance import InstanceKind
@@ -47,7 +47,7 @@ def test_the_weights_of_a_job_go_where_its_permit_lets_it_run() -> None:
         driver.join(name, version="base", kind=InstanceKind.DEDICATED, place=NodeId(name))
     driver.happen(WeightsPublished(0.0, JOB, "v2"))
     driver.happen(JobGated(0.0, JOB, TurnGate((NodeId("b"),))))
-    pull = only(PullWeights, driver.submit("t", version="v2"))
+    pull = only(PullVersion, driver.submit("t", version="v2"))
     assert pull.instance == "b", "the turns may not run on the first by name"
     moved = driver.happen(JobGated(1.0, JOB, TurnGate((NodeId("a"),))))
-    assert only(PullWeights, moved).instance == "a"
+    assert only(PullVersion, moved).instance == "a"

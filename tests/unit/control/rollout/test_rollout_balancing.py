@@ -3,7 +3,7 @@
 import pytest
 from fleet_driver import FleetDriver, dispatches
 
-from slackwater.control.rollout.commands import Dispatch
+from slackwater.control.rollout.commands import DispatchTurn
 from slackwater.control.rollout.events import InstanceHeartbeat, InstanceLost
 from slackwater.model.ids import InstanceId
 from slackwater.model.instance import InstanceKind
@@ -17,7 +17,7 @@ def heartbeat(driver: FleetDriver, name: str, running: int, waiting: int, made: 
     )
 
 
-def moved(driver: FleetDriver, others: dict[str, dict[str, str]]) -> list[Dispatch]:
+def moved(driver: FleetDriver, others: dict[str, dict[str, str]]) -> list[DispatchTurn]:
     """Pending turns pile up on one instance of a job, then another of the same job joins."""
     driver.join("full", max_running=2, job="job")
     for name, spec in others.items():
@@ -85,7 +85,7 @@ def beat_for(driver: FleetDriver, seconds: int, rates: dict[str, tuple[int, int]
 
 
 def slowness(driver: FleetDriver, name: str) -> float:
-    return driver.manager.books.instances.records[InstanceId(name)].load.slowness
+    return driver.manager.state.instances.records[InstanceId(name)].load.slowness
 
 
 def test_a_loan_with_uneven_steps_makes_no_own_engine_look_slow() -> None:

@@ -17,7 +17,7 @@ def shared_fleet(**settings: object) -> FleetDriver:
 
 
 def running(driver: FleetDriver, owner: TenantId) -> int:
-    return sum(record.owners[owner] for record in driver.manager.books.instances)
+    return sum(record.owners[owner] for record in driver.manager.state.instances)
 
 
 def test_one_owner_leaves_room_for_the_first_turns_of_another() -> None:
@@ -102,4 +102,4 @@ def test_with_any_arrivals_a_quiet_owner_within_its_part_never_waits() -> None:
             for dispatch in sent:
                 name = TenantId(dispatch.turn.split()[0])
                 live[name].append((dispatch.turn, dispatch.attempt))
-        assert driver.manager.books.instances.records[InstanceId("a")].load.in_flight <= 8
+        assert driver.manager.state.instances.records[InstanceId("a")].load.in_flight <= 8

@@ -7,21 +7,21 @@ from fleet_driver import FleetDriver, dispatches, instance_spec, none_of, only
 
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
-    AbortOn,
+    AbortTurn,
     FailTurn,
     ReleaseInstance,
     ReportFault,
 )
 from slackwater.control.rollout.events import (
     BudgetChanged,
-    DrainAsked,
+    DrainRequested,
     InstanceHeartbeat,
     InstanceJoined,
     InstanceLost,
     InstanceNotice,
     TurnRefused,
 )
-from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullWeights
+from slackwater.control.weights.commands import DeleteVersion, DropVersion, PullVersion
 from slackwater.control.weights.events import (
     InstanceReady,
     PullFailed,
@@ -43,9 +43,9 @@ def test_an_instance_joins_pulls_the_newest_version_and_is_ready_in_mid_step() -
     driver = FleetDriver()
     driver.happen(WeightsPublished(0.0, JobId("job"), "v7"))
     driver.submit("t", version="v7")
-    pull = only(PullWeights, driver.happen(InstanceJoined(0.0, instance_spec("a"))))
+    pull = only(PullVersion, driver.happen(InstanceJoined(0.0, instance_spec("a"))))
     assert (pull.instance, pull.version) == ("a", "v7")
-    records = driver.manager.books.instances.records
+    records = driver.manager.state.instances.records
     assert records[A].state is InstanceState.JOINING
     assert driver.controller.weights.pulling(A) == {"v7"}
     (sent,) = dispatches(driver.happen(InstanceReady(1.0, A, "v7")))
@@ -58,8 +58,8 @@ def test_a_version_nobody_holds_is_pulled_on_demand_by_one_instance_at_a_time() 
     driver.join("a")
     driver.join("b")
     first = driver.submit("t", version="v2")
-    assert only(PullWeights, first).version == "v2"
-    assert none_of(PullWeights, driver.submit("u", version="v2"))
+    assert only(PullVersion, first).version == "v2"
+    assert none_of(PullVersion, driver.submit("u", version="v2"))
 
 
 def test_a_failed_pull_is_reported_and_asked_for_again() -> None:
@@ -68,7 +68,7 @@ def test_a_failed_pull_is_reported_and_asked_for_again() -> None:
     driver.submit("t", version="v2")
     failed = driver.happen(PullFailed(0.0, A, "v2", "link down"))
     assert "link down" in only(ReportFault, failed).what
-    assert only(PullWeights, driver.watch(1.0)).version == "v2"
+    assert only(PullVersion, driver.watch(1.0)).version == "v2"
 
 
 def test_versions_beyond_the_limit_are_dropped_least_recently_used_first() -> None:
@@ -122,11 +122,11 @@ def test_turns_leave_a_borrowed_instance_that_stalls_and_come_back_when_it_goes_
     (sent,) = dispatches(driver.submit("t"))
     driver.now_s = 1.9
     beat(driver, "a", running=1)
-    assert none_of(AbortOn, driver.watch(0.0))
+    assert none_of(AbortTurn, driver.watch(0.0))
     driver.now_s = 2.1
     beat(driver, "a", running=1)
     stalled = driver.watch(0.0)
-    assert only(AbortOn, stalled).attempt == sent.attempt
+    assert only(AbortTurn, stalled).attempt == sent.attempt
     assert dispatches(stalled) == []
     assert [d.instance for d in dispatches(beat(driver, "a"))] == ["a"]
 
@@ -138,7 +138,7 @@ def test_an_instance_that_produces_is_not_stalled_even_if_its_frames_are_slow() 
     for produced in range(1, 5):
         driver.now_s += 1.5
         beat(driver, "a", running=1, produced_tokens=produced)
-        assert none_of(AbortOn, driver.watch(0.0))
+        assert none_of(AbortTurn, driver.watch(0.0))
 
 
 def test_a_notice_moves_every_turn_while_both_ends_still_live() -> None:
@@ -156,7 +156,7 @@ def test_a_draining_instance_finishes_what_it_runs_takes_nothing_new_and_goes() 
     driver = FleetDriver()
     driver.join("a")
     (sent,) = dispatches(driver.submit("t"))
-    assert none_of(ReleaseInstance, driver.happen(DrainAsked(0.0, A)))
+    assert none_of(ReleaseInstance, driver.happen(DrainRequested(0.0, A)))
     assert dispatches(driver.submit("u")) == []
     driver.tokens("a", sent.attempt, [5])
     driver.end("a", sent.attempt, 1)
@@ -168,7 +168,7 @@ def test_a_cut_budget_moves_the_youngest_turns_first() -> None:
     driver.join("a", kind=InstanceKind.BORROWED, max_running=3)
     sent = [dispatches(driver.submit(name))[0] for name in ("t", "u", "v")]
     commands = driver.happen(BudgetChanged(1.0, A, 1, 4000))
-    aborted = [command.attempt for command in commands if isinstance(command, AbortOn)]
+    aborted = [command.attempt for command in commands if isinstance(command, AbortTurn)]
     assert aborted == [sent[2].attempt, sent[1].attempt]
 
 
@@ -219,7 +219,7 @@ def test_a_moved_turn_does_not_make_its_trajectory_one_that_comes_back() -> None
     driver.submit("t1", trajectory="c")
     driver.join("b")
     driver.happen(InstanceLost(1.0, A, "preempted"))
-    load = driver.manager.books.instances.records[B].load
+    load = driver.manager.state.instances.records[B].load
     assert (load.in_flight, load.residents) == (1, 0)
     driver.tokens("b", 2, [5])
     driver.end("b", 2, 1)
@@ -235,12 +235,12 @@ def test_an_instance_that_joins_again_under_its_name_is_nobodys_home() -> None:
         driver.submit(f"t{number}", trajectory="c", prompt=prompt)
         driver.tokens("a", number, [5])
         driver.end("a", number, 1)
-    assert driver.manager.books.instances.records[A].load.resident_tokens >= 5
+    assert driver.manager.state.instances.records[A].load.resident_tokens >= 5
     driver.happen(InstanceLost(1.0, A, "killed"))
     driver.join("a")
-    assert driver.manager.books.instances.records[A].load.residents == 0
+    assert driver.manager.state.instances.records[A].load.residents == 0
     driver.submit("t3", trajectory="c")
-    assert driver.manager.books.instances.records[A].load.residents == 1
+    assert driver.manager.state.instances.records[A].load.residents == 1
 
 
 def test_a_trajectory_that_does_not_return_leaves_the_working_set() -> None:
@@ -250,10 +250,10 @@ def test_a_trajectory_that_does_not_return_leaves_the_working_set() -> None:
         driver.submit(f"t{number}", trajectory="c", prompt=(1,) * number)
         driver.tokens("a", number, [5])
         driver.end("a", number, 1)
-    load = driver.manager.books.instances.records[A].load
+    load = driver.manager.state.instances.records[A].load
     assert load.residents == 1
-    homes = driver.manager.books.dispatcher.homes
-    assert homes.expire(1e6) == [driver.manager.books.instances.records[A]]
+    homes = driver.manager.state.dispatcher.homes
+    assert homes.expire(1e6) == [driver.manager.state.instances.records[A]]
     assert (load.residents, load.resident_tokens) == (0, 0)
     homes.check_integrity()
 
@@ -266,7 +266,7 @@ def test_trajectories_that_have_long_ended_are_forgotten_and_open_ones_are_not()
         driver.submit(f"t{number}")
         driver.tokens("a", number, [5])
         driver.end("a", number, 1)
-    homes = driver.manager.books.dispatcher.homes
+    homes = driver.manager.state.dispatcher.homes
     driver.watch(599.0)
     assert len(homes) == 49
     for _ in range(2):  # the first look only finds that the oldest is open
@@ -275,7 +275,7 @@ def test_trajectories_that_have_long_ended_are_forgotten_and_open_ones_are_not()
     driver.tokens("a", 1, [5])
     driver.end("a", 1, 1)
     driver.submit("back", trajectory="open")
-    assert homes.started(driver.manager.books.turns[TurnId("back")]), "it was not forgotten"
+    assert homes.has_home(driver.manager.state.turns[TurnId("back")]), "it was not forgotten"
 
 
 def test_started_trajectories_go_before_new_ones() -> None:
@@ -304,6 +304,6 @@ def test_what_a_step_takes_is_learned_while_turns_end_and_prompts_come() -> None
         driver.happen(
             InstanceHeartbeat(driver.now_s, A, running, 0, produced, 100 * running, prefilled)
         )
-    model = driver.manager.books.step_time.model
+    model = driver.manager.state.step_time.model
     assert model is not None
     assert model.step_s(20, 2000) == pytest.approx(0.012, rel=0.05)

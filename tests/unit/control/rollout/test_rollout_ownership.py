@@ -8,10 +8,10 @@ from fleet_driver import FleetDriver, dispatches, none_of, only
 
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.rollout.commands import (
-    AbortOn,
+    AbortTurn,
     AppendTokens,
     CompleteTurn,
-    Dispatch,
+    DispatchTurn,
     FailTurn,
     ReleaseInstance,
     ReportFault,
@@ -77,7 +77,7 @@ def test_late_replies_of_an_older_attempt_change_nothing(driver: FleetDriver) ->
     driver.join("a")  # the same name comes back, with frames of its former life
     assert driver.tokens("a", sent.attempt, [7]) == []
     assert driver.end("a", sent.attempt, 1) == []
-    assert len(driver.manager.books.turns[TurnId("t")].tokens) == 0
+    assert len(driver.manager.state.turns[TurnId("t")].tokens) == 0
 
 
 def test_a_move_never_resets_the_token_budget(driver: FleetDriver) -> None:
@@ -120,8 +120,8 @@ def test_tokens_beyond_the_budget_are_a_fault_and_are_not_kept(driver: FleetDriv
     sent = only_dispatch(driver.submit("t", max_tokens=2))
     commands = driver.tokens("a", sent.attempt, [7, 8, 9])
     assert only(ReportFault, commands).instance == "a"
-    assert only(AbortOn, commands).attempt == sent.attempt
-    assert len(driver.manager.books.turns[TurnId("t")].tokens) == 0
+    assert only(AbortTurn, commands).attempt == sent.attempt
+    assert len(driver.manager.state.turns[TurnId("t")].tokens) == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_garbage_frame_is_reported_and_changes_no_turn(
     driver.happen(TokensArrived(1.0, A, [1], [5], [-1.0]))
     commands = driver.happen(TokensArrived(1.0, A, **frame))
     assert only(ReportFault, commands).instance == "a"
-    assert list(driver.manager.books.turns[TurnId("t")].tokens) == [5]
+    assert list(driver.manager.state.turns[TurnId("t")].tokens) == [5]
 
 
 def test_an_instance_that_keeps_lying_is_released_and_its_turns_go_on(driver: FleetDriver) -> None:
@@ -185,7 +185,7 @@ def test_a_cancelled_turn_is_stopped_and_its_room_used(driver: FleetDriver) -> N
     sent = [only_dispatch(driver.submit(f"t{i}")) for i in range(4)]
     assert dispatches(driver.submit("next")) == []
     commands = driver.happen(TurnCancelled(1.0, TurnId("t2")))
-    assert only(AbortOn, commands).attempt == sent[2].attempt
+    assert only(AbortTurn, commands).attempt == sent[2].attempt
     assert only_dispatch(commands).turn == "next"
 
 
@@ -248,6 +248,6 @@ def test_prompt_scores_survive_a_move_and_are_not_asked_for_twice(driver: FleetD
     assert done.prompt_logprobs == [None, -1.0, -2.0]
 
 
-def only_dispatch(commands: Sequence[FleetCommand]) -> Dispatch:
+def only_dispatch(commands: Sequence[FleetCommand]) -> DispatchTurn:
     (sent,) = dispatches(commands)
     return sent

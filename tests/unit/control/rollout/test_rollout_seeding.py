@@ -191,7 +191,7 @@ def test_when_the_window_ends_local_turns_go_on_remotely_with_their_tokens() -> 
     driver = FleetDriver(seeding=AdaptiveWindow(initial_s=30.0))
     timer = next(c for c in step(driver) if isinstance(c, SetTimer) and SEEDING in c.name)
     assert timer.at_s == 30.0
-    attempt = next(iter(driver.manager.books.dispatcher.attempts))
+    attempt = next(iter(driver.manager.state.dispatcher.attempts))
     driver.tokens("local0", attempt, [5, 6])
     driver.join("remote")
     driver.now_s = 30.0
@@ -283,9 +283,9 @@ def test_a_step_that_is_dropped_gives_its_engines_back_and_is_forgotten() -> Non
     driver.happen(StepBegan(1.0, JOB, 1, 5))
     driver.join("local0", kind=InstanceKind.LOCAL)
     commands = driver.happen(StepDropped(2.0, JOB))
-    assert only(EndSeeding, commands).reason == "the job is over"
+    assert only(EndSeeding, commands).reason == "the job ended"
     assert only(ReleaseInstance, commands).instance == "local0"
-    assert JOB not in driver.manager.books.work
+    assert JOB not in driver.manager.state.work
 
 
 def only_dispatch(commands: list[FleetCommand]) -> int:

@@ -6,7 +6,7 @@ from fleet_driver import FleetDriver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.control.rollout.commands import CompleteTurn, Dispatch, FailTurn
+from slackwater.control.rollout.commands import CompleteTurn, DispatchTurn, FailTurn
 from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled
 from slackwater.control.rollout.steady_frame import MOST_FRAMES
 from slackwater.model.ids import InstanceId, TurnId
@@ -25,12 +25,12 @@ def running(driver: FleetDriver, count: int, *, limit: int = 10) -> list[int]:
     made: list[int] = []
     for number in range(count):
         commands = driver.submit(f"t{number}", max_tokens=limit)
-        made += [command.attempt for command in commands if isinstance(command, Dispatch)]
+        made += [command.attempt for command in commands if isinstance(command, DispatchTurn)]
     return made
 
 
 def tokens_of(driver: FleetDriver, name: str) -> list[int]:
-    return list(driver.manager.books.turns[TurnId(name)].tokens)
+    return list(driver.manager.state.turns[TurnId(name)].tokens)
 
 
 def test_equal_frames_are_all_kept() -> None:
@@ -53,7 +53,7 @@ def test_no_token_is_lost_or_moved_however_many_frames_wait_to_be_dealt_out() ->
             driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
         for number in range(3):
             wanted = [3 * position + number for position in range(frames)]
-            turn = driver.manager.books.turns[TurnId(f"t{number}")]
+            turn = driver.manager.state.turns[TurnId(f"t{number}")]
             assert list(turn.tokens) == wanted
             assert list(turn.logprobs) == [-token for token in wanted]
         driver.manager.check_integrity()
@@ -67,7 +67,7 @@ def test_a_moved_turn_takes_along_what_its_frames_still_kept() -> None:
         columns = (list(attempts), [token] * 2, [-0.5] * 2)
         driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
     moved = driver.happen(InstanceLost(0.0, InstanceId("a"), "killed"))
-    sent = [command for command in moved if isinstance(command, Dispatch)]
+    sent = [command for command in moved if isinstance(command, DispatchTurn)]
     assert [list(command.generated) for command in sent] == [[0, 1, 2, 3]] * 2
 
 
@@ -86,7 +86,7 @@ def test_a_turn_that_left_keeps_nothing_of_later_frames() -> None:
     attempts = running(driver, 2)
     frame(driver, attempts, 1)
     frame(driver, attempts, 2)
-    left = driver.manager.books.turns[TurnId("t0")]
+    left = driver.manager.state.turns[TurnId("t0")]
     driver.happen(TurnCancelled(0.0, TurnId("t0")))
     frame(driver, attempts, 3)
     assert list(left.tokens) == [1, 2]

@@ -59,7 +59,7 @@ class Stage:
 
 
 def pulls(commands: list[do.WeightCommand]) -> list[tuple[str, str]]:
-    return [(c.instance, c.version) for c in commands if isinstance(c, do.PullWeights)]
+    return [(c.instance, c.version) for c in commands if isinstance(c, do.PullVersion)]
 
 
 def drops(commands: list[do.WeightCommand]) -> list[tuple[str, str]]:
@@ -229,7 +229,7 @@ class Fleet:
 
     def _do(self, command: do.WeightCommand) -> None:
         match command:
-            case do.PullWeights(instance, version):
+            case do.PullVersion(instance, version):
                 assert version not in self.deleted, "pulls what is deleted"
                 assert version not in self.holds[instance], "pulls what it holds"
                 assert (instance, version) not in self.pulling, "pulls twice at once"

@@ -30,7 +30,7 @@ class Fleet:
         self.bringing: dict[tuple[str, Payload], str] = {}
         self.copies: dict[str, list[str]] = {}
         self.node_of: dict[str, str] = {}
-        self.pulling: dict[tuple[str, str], do.PullWeights] = {}
+        self.pulling: dict[tuple[str, str], do.PullVersion] = {}
         self.crossings: list[Payload] = []
         self.sites: dict[str, str] = {}
         self.from_store = 0
@@ -50,7 +50,7 @@ class Fleet:
                 case do.DropPayload(node, version, base):
                     self.have[node].discard(Payload(version, base))
                     self.bringing.pop((node, Payload(version, base)), None)
-                case do.PullWeights(instance, version):
+                case do.PullVersion(instance, version):
                     self.pulling[instance, version] = command
                 case VersionRecalled(_, instance, version):
                     commands += self.director.handle(on.VersionFreed(0.0, instance, version))

@@ -40,7 +40,7 @@ class Plane:
     """A control plane that knows nodes and nothing else."""
 
     def __init__(self, folder: Path, encrypted: bool) -> None:
-        self.certificate = Certificate.kept_in(folder) if encrypted else None
+        self.certificate = Certificate.load_or_create(folder) if encrypted else None
         context = self.certificate.context() if self.certificate is not None else None
         self.keys = NodeKeys(StateDirectory(folder))
         self.plan = LaunchPlan(self.keys)

@@ -31,9 +31,9 @@ def test_events_come_in_order_of_time_whatever_the_order_of_lines() -> None:
         ([HEADER, "-1,add,a"], "t_s: -1"),
         ([HEADER, "1,explode,a"], "event: 'explode'"),
         ([HEADER, "1,add,"], "instance_id"),
-        ([HEADER, "1,add,a", "2,add,a"], "'a' comes twice"),
-        ([HEADER, "1,remove,a"], "'a' goes without having come"),
-        ([HEADER, "1,add,a", "2,remove,a", "3,add,a"], "'a' comes twice"),
+        ([HEADER, "1,add,a", "2,add,a"], "'a' is added twice"),
+        ([HEADER, "1,remove,a"], "'a' is removed before it is added"),
+        ([HEADER, "1,add,a", "2,remove,a", "3,add,a"], "'a' is added twice"),
     ],
 )
 def test_a_wrong_trace_is_refused_with_the_field_and_the_value(lines: list[str], said: str) -> None:
@@ -61,5 +61,5 @@ def test_a_compressed_trace_is_read_and_a_broken_one_refused(tmp_path: Path) -> 
     broken.write_bytes(good.read_bytes()[:-12])
     with pytest.raises(ConfigError, match="cannot be read"):
         read_spot_trace(broken)
-    with pytest.raises(ConfigError, match="is no file"):
+    with pytest.raises(ConfigError, match="is not a file"):
         read_spot_trace(tmp_path / "absent.csv")

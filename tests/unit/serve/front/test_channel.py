@@ -64,7 +64,7 @@ class Visitor:
                     return None
                 for frame in self._decoder.feed(data):
                     for record in front.decode_to_front(frame.body):
-                        if isinstance(record, front.Spent):
+                        if isinstance(record, front.TimeCharged):
                             for name, seconds in record.seconds.items():
                                 self.spent[name] += seconds
                         else:
@@ -117,7 +117,7 @@ def test_what_is_no_record_closes_the_connection_and_nothing_else(
             assert await visitor.next() is None
         async with Visitor(channel) as visitor:
             await visitor.ask(generate(1, stream=True))
-            assert await visitor.next() == front.Accepted(1)
+            assert await visitor.next() == front.ChoicesAccepted(1)
         assert not plane.failed.is_set()
 
     with_plane(tmp_path, work)
@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_refused_by_its_number(
         async with Visitor(FrontChannel(plane)) as visitor:
             await visitor.ask(asked)
             refused = await visitor.next()
-            assert isinstance(refused, front.Refused)
+            assert isinstance(refused, front.RequestRefused)
             assert (refused.number, refused.status) == (1, status)
             assert message in refused.message
 
@@ -158,7 +158,7 @@ def test_a_front_end_that_goes_takes_its_generations_and_leaves_their_share(
         async with Visitor(FrontChannel(plane)) as visitor:
             await visitor.ask(*(generate(number) for number in range(1, 6)))
             await live(plane, 5)
-            await visitor.ask(front.Abandon("mine", [2]))
+            await visitor.ask(front.AbandonChoices("mine", [2]))
             await live(plane, 4)
         await live(plane, 0)
         assert not plane.shares.live()
@@ -184,7 +184,7 @@ def test_choices_that_are_abandoned_before_they_began_never_begin(
             async with asyncio.timeout(60):
                 while not plane.rollout.count_live_turns():  # noqa: ASYNC110  (nobody is told)
                     await asyncio.sleep(0)
-            await visitor.ask(front.Abandon("mine", list(range(1, 1001))))
+            await visitor.ask(front.AbandonChoices("mine", list(range(1, 1001))))
             await live(plane, 0)
             assert 0 < begun < 1000
             assert not plane.shares.live()
@@ -198,7 +198,7 @@ def test_a_stream_is_accepted_at_once_and_others_say_so_by_their_end(tmp_path: P
             await visitor.ask(generate(1))
             await live(plane, 1)
             await visitor.ask(generate(2, stream=True))
-            assert await visitor.next() == front.Accepted(2)
+            assert await visitor.next() == front.ChoicesAccepted(2)
 
     with_plane(tmp_path, work)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.rollout.commands import AbortOn, Dispatch, ReleaseInstance
+from slackwater.control.rollout.commands import AbortTurn, DispatchTurn, ReleaseInstance
 from slackwater.control.rollout.events import (
     BudgetChanged,
     InstanceHeartbeat,
@@ -21,7 +21,7 @@ from slackwater.control.rollout.events import (
     TurnEnded,
     TurnRefused,
 )
-from slackwater.control.weights.commands import PullWeights
+from slackwater.control.weights.commands import PullVersion
 from slackwater.control.weights.events import InstanceReady, PullFailed
 from slackwater.model.ids import InstanceId, JobId, NodeId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
@@ -32,7 +32,7 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 
 
 @dataclass(frozen=True, slots=True)
-class BodySettings:
+class InstanceSettings:
     """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own
     link.
     """
@@ -56,7 +56,7 @@ class _Place:
     wake: int = 0
 
 
-class SimulatedBody:
+class SimulatedInstances:
     """Executes the commands of the controller that `tell` leads to. `tokens_of(turn)` says how many
     tokens a turn will have (its hidden length).
     """
@@ -66,7 +66,7 @@ class SimulatedBody:
         queue: EventQueue[Callable[[], None]],
         tokens_of: Callable[[TurnId], int],
         tell: Callable[..., None],
-        settings: BodySettings | None = None,
+        settings: InstanceSettings | None = None,
     ) -> None:
         self.queue = queue
         self.tell = tell
@@ -74,7 +74,7 @@ class SimulatedBody:
         self.trajectory_of: dict[TurnId, TrajectoryId] = {}
         self.breaks: Callable[[], bool] = lambda: False  # whether a pull breaks off
         self._tokens_of = tokens_of
-        self._settings = settings or BodySettings()
+        self._settings = settings or InstanceSettings()
         self._pulls = 0
         self._weight_gb = 0.0
 
@@ -82,7 +82,7 @@ class SimulatedBody:
     def now_s(self) -> float:
         return self.queue.now_s
 
-    def at(self, at_s: float, happen: Callable[[], None]) -> None:
+    def schedule(self, at_s: float, happen: Callable[[], None]) -> None:
         """Let `happen` run at a moment."""
         self.queue.push(max(at_s, self.now_s), happen)
 
@@ -202,18 +202,18 @@ class SimulatedBody:
 
     def execute(self, command: FleetCommand) -> None:
         match command:
-            case Dispatch():
+            case DispatchTurn():
                 self._dispatch(command)
-            case AbortOn(instance, attempt):
+            case AbortTurn(instance, attempt):
                 self._abort(instance, attempt)
-            case PullWeights(instance, version):
+            case PullVersion(instance, version):
                 self._pull(instance, version)
             case ReleaseInstance(instance, _):
                 self.places.pop(instance, None)
             case _:
                 pass
 
-    def _dispatch(self, command: Dispatch) -> None:
+    def _dispatch(self, command: DispatchTurn) -> None:
         place = self.places.get(command.instance)
         if place is None:
             return  # it vanished on the way; its loss is on the way too
@@ -256,7 +256,7 @@ class SimulatedBody:
             else:
                 self.tell(InstanceReady(self.now_s, instance, version))
 
-        self.at(self.now_s + took_s, ready)
+        self.schedule(self.now_s + took_s, ready)
 
     def pull_gb(self, spec: InstanceSpec, version: str) -> float:
         """How much an instance must pull to have a version."""
@@ -281,7 +281,7 @@ class SimulatedBody:
         )
         borrowed = place.spec.kind is InstanceKind.BORROWED
         every_s = self._settings.borrowed_heartbeat_s if borrowed else self._settings.heartbeat_s
-        self.at(self.now_s + every_s, lambda: self._beat(place))
+        self.schedule(self.now_s + every_s, lambda: self._beat(place))
 
     def _arm(self, place: _Place) -> None:
         """Wake up when the engine's batch changes next."""
@@ -296,7 +296,7 @@ class SimulatedBody:
                 self._advance(place)
                 self._arm(place)
 
-        self.at(at_s, wake)
+        self.schedule(at_s, wake)
 
     def _advance(self, place: _Place) -> None:
         """Bring the engine to now, and report the turns that finished on the way."""

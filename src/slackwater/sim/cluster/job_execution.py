@@ -18,7 +18,7 @@ class PhaseRun:
     """
 
     permit: int
-    body: "JobBody"
+    execution: "JobExecution"
     phase: Phase
     nodes: tuple[NodeId, ...]
     began_s: float
@@ -42,7 +42,7 @@ class PhaseRun:
         self.at_s = now_s
 
 
-class JobBody:
+class JobExecution:
     """One job's processes, as far as time goes.
 
     `work_s` holds, per phase and iteration, what the work takes on the nodes of the profile: a

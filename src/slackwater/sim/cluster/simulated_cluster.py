@@ -35,7 +35,7 @@ from slackwater.control.timer import TimerFired
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Phase, node_of
-from slackwater.sim.cluster.job_body import JobBody, PhaseRun
+from slackwater.sim.cluster.job_execution import JobExecution, PhaseRun
 from slackwater.sim.cluster.ledger import FleetAccount
 from slackwater.sim.cluster.lengths import draw_shares
 from slackwater.sim.cluster.scenario import ClusterScenario
@@ -65,18 +65,18 @@ class SimulatedCluster:
         self._queue: EventQueue[Due] = EventQueue()
         self._driver = Driver(
             controller,
-            self._obey,
+            self._execute,
             clock=lambda: self._queue.now_s,
-            schedule=self._at,
+            schedule=self._schedule,
             record=record,
             deliver=self._tell,
             handled=self._check,
         )
         self._fleet = scenario.view()
-        self.account = FleetAccount.of(scenario.fleet, keep_spans)
+        self.account = FleetAccount.for_pools(scenario.fleet, keep_spans)
         self.tail_migrations = 0
         self.refusals: list[tuple[JobId, str]] = []
-        self.bodies: dict[JobId, JobBody] = {}
+        self.executions: dict[JobId, JobExecution] = {}
         self._runs: dict[int, PhaseRun] = {}
         self._tails: dict[NodeId, PhaseRun] = {}
         self._users: dict[NodeId, PhaseRun] = {}
@@ -93,9 +93,9 @@ class SimulatedCluster:
                 scenario.drift,
                 scenario.tail.threshold,
             )
-            self.bodies[spec.job] = JobBody(spec, shares, self._fleet, scenario.switching)
+            self.executions[spec.job] = JobExecution(spec, shares, self._fleet, scenario.switching)
             self._unsettled += 1
-            self._at(spec.arrival_s, self._arrive, spec, 0, 0)
+            self._schedule(spec.arrival_s, self._arrive, spec, 0, 0)
         self._next_fault(self._crash_some_job, scenario.faults.job_crashes_per_h)
         self._next_fault(self._lose_some_node, scenario.faults.node_losses_per_h)
 
@@ -110,25 +110,31 @@ class SimulatedCluster:
     @property
     def settled(self) -> int:
         """Jobs that finished or were refused."""
-        return len(self.bodies) - self._unsettled
+        return len(self.executions) - self._unsettled
 
     def run(self, progress: Callable[[float], None] | None = None) -> None:
         """Until every job has finished or was refused."""
         report_at = 0
         while self._unsettled:
-            assert len(self._queue), f"{self._unsettled} jobs wait for ever: {self._stuck()}"
+            assert len(self._queue), (
+                f"{self._unsettled} jobs wait for ever: {self._list_unfinished()}"
+            )
             function, arguments = self._queue.pop()
             function(*arguments)
             if progress is not None and self.events >= report_at:
                 report_at = self.events + 5000
-                progress(self.settled / len(self.bodies))
+                progress(self.settled / len(self.executions))
         self._driver.controller.check_integrity()
         self.account.close(self.now_s)
 
-    def _stuck(self) -> list[JobId]:
-        return [job for job, body in self.bodies.items() if body.account.finished_s is None][:5]
+    def _list_unfinished(self) -> list[JobId]:
+        return [
+            job
+            for job, execution in self.executions.items()
+            if execution.account.finished_s is None
+        ][:5]
 
-    def _at(self, at_s: float, function: Callable[..., None], *arguments: Any) -> None:
+    def _schedule(self, at_s: float, function: Callable[..., None], *arguments: Any) -> None:
         self._queue.push(at_s, (function, arguments))
 
     # Events to the controller, and its commands.
@@ -139,28 +145,28 @@ class SimulatedCluster:
             return  # no message
         if self._doubled_share and self._faults.random() < self._doubled_share:
             late_s = self.now_s + float(self._faults.exponential(60.0))
-            self._at(late_s, self._redeliver, event)
+            self._schedule(late_s, self._redeliver, event)
 
     def _redeliver(self, event: Event) -> None:
         """The same message once more, later; it says its old time, as a message from a socket
         would get a new one.
         """
-        body = {name: getattr(event, name) for name in event.__match_args__}
-        self._driver.feed(type(event)(**{**body, "now_s": self.now_s}))
+        execution = {name: getattr(event, name) for name in event.__match_args__}
+        self._driver.feed(type(event)(**{**execution, "now_s": self.now_s}))
 
     def _check(self) -> None:
         if self.events % self._check_every == 0:
             self._driver.controller.check_integrity()
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case GrantPermit():
                 self._begin(command)
             case StartJob():
                 self._start(command)
             case StopJob():
-                body = self.bodies[command.job]
-                self._stop(body) if command.moves else self._die(body)
+                execution = self.executions[command.job]
+                self._stop(execution) if command.moves else self._die(execution)
             case RentNodes():
                 self.account.rent(command.nodes, self.now_s)
             case ReturnNodes():
@@ -168,9 +174,9 @@ class SimulatedCluster:
             case ShrinkRollout():
                 self._shrink(self._runs[command.permit])
             case HoldJob():
-                self.bodies[command.job].account.reason = command.reason
+                self.executions[command.job].account.reason = command.reason
             case RefuseJob():
-                self.bodies[command.job].account.reason = command.reason
+                self.executions[command.job].account.reason = command.reason
                 self.refusals.append((command.job, command.reason))
                 self._unsettled -= 1
 
@@ -180,48 +186,50 @@ class SimulatedCluster:
         self._tell(JobArrived(self.now_s, spec, iterations_done, crashes))
 
     def _start(self, command: StartJob) -> None:
-        body = self.bodies[command.job]
-        account = body.account
-        billions = body.spec.profile.model_billions
+        execution = self.executions[command.job]
+        account = execution.account
+        billions = execution.spec.profile.model_billions
         load_s = self._scenario.switching.cold_s(billions)
         if account.settle(command.group, self.now_s):
-            load_s = self._fleet.move.of(body.spec.profile)
+            load_s = self._fleet.move.of(execution.spec.profile)
         if account.placed_s is None:
             account.placed_s = self.now_s
             account.strategy = command.strategy
         account.reason = command.reason
-        body.epoch = command.epoch
-        body.iteration = command.iterations_done
+        execution.epoch = command.epoch
+        execution.iteration = command.iterations_done
         local = command.rollout_nodes == command.train_nodes
-        body.settle(local=local, train_nodes=len(command.train_nodes))
+        execution.settle(local=local, train_nodes=len(command.train_nodes))
         loaded_s = self.now_s + load_s
-        if body.iteration < body.spec.iterations:
-            self._at(loaded_s, self._request, body, body.epoch, Phase.ROLLOUT)
+        if execution.iteration < execution.spec.iterations:
+            self._schedule(loaded_s, self._request, execution, execution.epoch, Phase.ROLLOUT)
         else:  # It crashed in the sync after its last iteration.
-            self._at(loaded_s, self._complete, body, body.epoch)
+            self._schedule(loaded_s, self._complete, execution, execution.epoch)
 
-    def _request(self, body: JobBody, epoch: int, phase: Phase) -> None:
-        if body.epoch == epoch:
-            self._tell(PhaseRequested(self.now_s, body.spec.job, epoch, phase, body.iteration))
+    def _request(self, execution: JobExecution, epoch: int, phase: Phase) -> None:
+        if execution.epoch == epoch:
+            self._tell(
+                PhaseRequested(self.now_s, execution.spec.job, epoch, phase, execution.iteration)
+            )
 
     def _begin(self, command: GrantPermit) -> None:
-        body = self.bodies[command.job]
+        execution = self.executions[command.job]
         now_s = self.now_s
-        body.account.permitted(now_s)
+        execution.account.start_phase(now_s)
         phase = command.phase
-        work_s = body.work_s[phase][body.iteration]
-        switch_s = body.warm_s if command.switch else 0.0
-        length_s = work_s * body.scale(phase)
+        work_s = execution.work_s[phase][execution.iteration]
+        switch_s = execution.warm_s if command.switch else 0.0
+        length_s = work_s * execution.scale(phase)
         tail_left_s = None
         if phase is Phase.ROLLOUT and self._scenario.tail.enabled:
-            share = body.tails[body.iteration]
+            share = execution.tails[execution.iteration]
             tail_left_s = switch_s + length_s * share if share < 1 else None
         run = PhaseRun(
-            command.permit, body, phase, command.nodes, now_s, switch_s, work_s,
+            command.permit, execution, phase, command.nodes, now_s, switch_s, work_s,
             switch_s + length_s, tail_left_s, now_s,
         )  # fmt: skip
         self.account.switches += command.switch
-        body.run = run
+        execution.run = run
         self._runs[command.permit] = run
         for node in command.nodes:
             self._users[node] = run
@@ -235,50 +243,52 @@ class SimulatedCluster:
         if run.tail_left_s is not None:
             tail_s = run.at_s + run.tail_left_s / run.speed
             if tail_s < end_s:
-                self._at(tail_s, self._reach_tail, run, run.version)
-        self._at(end_s, self._finish, run, run.version)
+                self._schedule(tail_s, self._reach_tail, run, run.version)
+        self._schedule(end_s, self._finish, run, run.version)
 
     def _reach_tail(self, run: PhaseRun, version: int) -> None:
         if run.version == version and run.permit in self._runs:
             run.tail_left_s = None
-            self._tell(TailReached(self.now_s, run.body.spec.job, run.permit))
+            self._tell(TailReached(self.now_s, run.execution.spec.job, run.permit))
 
     def _finish(self, run: PhaseRun, version: int) -> None:
         if run.version != version or run.permit not in self._runs:
             return
-        body = run.body
+        execution = run.execution
         self._end(run)
         last = run.phase is Phase.TRAIN
         if last:
-            body.account.iteration_ended(self.now_s + body.sync_s, body.solo_s())
-            body.iteration += 1
-        epoch = body.epoch
-        self._tell(PhaseFinished(self.now_s, body.spec.job, run.permit, run.work_s))
+            execution.account.end_iteration(self.now_s + execution.sync_s, execution.solo_s())
+            execution.iteration += 1
+        epoch = execution.epoch
+        self._tell(PhaseFinished(self.now_s, execution.spec.job, run.permit, run.work_s))
         if not last:
-            self._request(body, epoch, Phase.TRAIN)
-        elif body.iteration < body.spec.iterations:
-            self._at(self.now_s + body.sync_s, self._request, body, epoch, Phase.ROLLOUT)
+            self._request(execution, epoch, Phase.TRAIN)
+        elif execution.iteration < execution.spec.iterations:
+            self._schedule(
+                self.now_s + execution.sync_s, self._request, execution, epoch, Phase.ROLLOUT
+            )
         else:
-            self._at(self.now_s + body.sync_s, self._complete, body, epoch)
+            self._schedule(self.now_s + execution.sync_s, self._complete, execution, epoch)
 
-    def _complete(self, body: JobBody, epoch: int) -> None:
-        if body.epoch != epoch:
+    def _complete(self, execution: JobExecution, epoch: int) -> None:
+        if execution.epoch != epoch:
             return
-        body.account.finished_s = self.now_s
-        body.epoch = 0
+        execution.account.finished_s = self.now_s
+        execution.epoch = 0
         self._unsettled -= 1
-        self._tell(JobFinished(self.now_s, body.spec.job, epoch))
+        self._tell(JobFinished(self.now_s, execution.spec.job, epoch))
 
     def _end(self, run: PhaseRun) -> None:
         """A run gives its devices back, and whoever ran beside its tail gets them."""
         now_s = self.now_s
         del self._runs[run.permit]
-        run.body.run = None
+        run.execution.run = None
         switched_s = min(run.began_s + run.switch_s, now_s)
         if run.speed < 1:
             run.advance(now_s)
-        self.account.ran(
-            run.body.spec.job, run.phase, run.nodes, (run.began_s, switched_s, now_s),
+        self.account.record_phase(
+            run.execution.spec.job, run.phase, run.nodes, (run.began_s, switched_s, now_s),
             run.shrunk_s, self._scenario.tail.keep_share, run.beside_s,
         )  # fmt: skip
         table = self._users if run.shrunk_s is None else self._tails
@@ -307,38 +317,40 @@ class SimulatedCluster:
             run.version += 1
             self._expect(run)
 
-    def _stop(self, body: JobBody) -> None:
+    def _stop(self, execution: JobExecution) -> None:
         """Its processes end where they are."""
-        if body.run is not None:
-            self._end(body.run)
-        body.epoch = 0
+        if execution.run is not None:
+            self._end(execution.run)
+        execution.epoch = 0
 
     # Faults.
 
     def _next_fault(self, function: Callable[[], None], per_h: float) -> None:
         if per_h > 0:
             gap_s = float(self._faults.exponential(3600 / per_h))
-            self._at(self.now_s + gap_s, function)
+            self._schedule(self.now_s + gap_s, function)
 
     def _crash_some_job(self) -> None:
         self._next_fault(self._crash_some_job, self._scenario.faults.job_crashes_per_h)
-        alive = [body for body in self.bodies.values() if body.epoch > 0]
+        alive = [execution for execution in self.executions.values() if execution.epoch > 0]
         if alive:
-            body = alive[int(self._faults.integers(len(alive)))]
-            epoch = body.epoch
-            self._die(body)
-            self._tell(JobCrashReported(self.now_s, body.spec.job, epoch))
+            execution = alive[int(self._faults.integers(len(alive)))]
+            epoch = execution.epoch
+            self._die(execution)
+            self._tell(JobCrashReported(self.now_s, execution.spec.job, epoch))
 
     def _lose_some_node(self) -> None:
         self._next_fault(self._lose_some_node, self._scenario.faults.node_losses_per_h)
-        rented = self.account.rented()
+        rented = self.account.list_rented()
         if rented:
             node = rented[int(self._faults.integers(len(rented)))]
             self._tell(NodeLost(self.now_s, node_of(node)))
 
-    def _die(self, body: JobBody) -> None:
-        self._stop(body)
-        account = body.account
-        account.crashed()
+    def _die(self, execution: JobExecution) -> None:
+        self._stop(execution)
+        account = execution.account
+        account.record_crash()
         back_s = self.now_s + self._scenario.faults.repair_s
-        self._at(back_s, self._arrive, body.spec, account.iterations_done, account.crashes)
+        self._schedule(
+            back_s, self._arrive, execution.spec, account.iterations_done, account.crashes
+        )
