@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.job import read_job_file
+from slackwater.cli.running_service import AsJson
 from slackwater.model.errors import ConfigError
 
 _POOLS = """
@@ -54,7 +55,7 @@ def demo(
             "--slacks", help="Also serve a model that lends its device, run tools and send deltas."
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Start a service, run each job alone, then all together, and compare."""
     from slackwater.cli.atomic_file import unwind_on_terminate

@@ -108,14 +108,14 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
     for name in ("iterations", "reward", "s alone", "s shared", "slowdown", "bound"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        kept = row["slowdown"] <= row["bound"]
+        is_within_bound = row["slowdown"] <= row["bound"]
         table.add_row(
             row["job"],
             str(row["iterations"]),
             f"{row['reward_first']:.3f} → {row['reward_last']:.3f}",
             f"{row['alone_s']:.2f}",
             f"{row['shared_s']:.2f}",
-            Text(f"{row['slowdown']:.2f}", "green" if kept else "red"),
+            Text(f"{row['slowdown']:.2f}", "green" if is_within_bound else "red"),
             f"{row['bound']:.2f}",
         )
     return table

@@ -99,7 +99,7 @@ def kubernetes(
 
     file = read_fleet_file(fleet)
     if service:
-        made = service_manifests(
+        manifests = service_manifests(
             fleet.read_text(),
             image=image,
             namespace=namespace,
@@ -112,5 +112,5 @@ def kubernetes(
         def token_of(node: str, of_pool: str) -> str:
             return "dry-run" if dry_run else node_token(state, node, of_pool)
 
-        made = pool_manifests(pools, token_of)
-    print(json.dumps(made, indent=2))
+        manifests = pool_manifests(pools, token_of)
+    print(json.dumps(manifests, indent=2))

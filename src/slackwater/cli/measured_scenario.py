@@ -1,4 +1,4 @@
-"""What a running service measured, for `slackwater plan --slacks FILE --from-service`."""
+"""Measurements of a running service, for `slackwater plan --slacks FILE --from-service`."""
 
 import csv
 import itertools
@@ -19,8 +19,8 @@ _PROFILE = ("rollout_s", "train_s", "rollout_nodes", "train_nodes")
 def measure_tables(
     service: ServiceClient, table: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """The file's tables with the service's jobs, its SLO, its requests in the median ten minutes of
-    the week, written to `folder`, and how often spot engines came and went.
+    """Tables of the scenario from a service: its jobs, its SLO, its requests in the median ten
+    minutes of the week (written to `folder`), and the rates of its spot engines.
     """
     known = {job["name"]: job for job in table.get("jobs", ()) if isinstance(job, dict)}
     found: dict[str, Any] = {"jobs": _jobs(service.ask("GET", "/slackwater/coschedule"), known)}
@@ -42,7 +42,7 @@ def measure_tables(
 
 
 def _jobs(state: Mapping[str, Any], known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of those that run or wait, the profile and the iterations that are left."""
+    """The profile and the remaining iterations of unfinished jobs."""
     found = []
     for row in state["jobs"]:
         left = row["iterations"] - row["iterations_done"]
@@ -67,16 +67,14 @@ def write_typical(path: Path) -> None:
     )
     windows = sorted((list(arrivals) for _, arrivals in by_window), key=len)
     rows = (
-        f"{one.at_s % PERIOD_S:.3f},{one.prompt_tokens},{one.output_tokens}\n"
-        for one in windows[len(windows) // 2]
+        f"{each.at_s % PERIOD_S:.3f},{each.prompt_tokens},{each.output_tokens}\n"
+        for each in windows[len(windows) // 2]
     )
     path.write_text("t_s,prompt_tokens,output_tokens\n" + "".join(rows))
 
 
 def spot_rates(events: list[SpotEvent]) -> tuple[float, float] | None:
-    """How many there were on average, and how often in an hour each was taken away; None if none
-    was.
-    """
+    """The mean number of spot engines, and removals of one per hour; None without a removal."""
     since_s: dict[str, float] = {}
     lived_s, removed = 0.0, 0
     for event in events:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import Key, ServiceClient, State, Url, find_service
+from slackwater.cli.running_service import AsJson, Key, ServiceClient, State, Url, find_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
@@ -58,7 +58,7 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved input and stop.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw some iterations: .png, .svg or .pdf.")
     ] = None,

@@ -8,6 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from slackwater.cli.running_service import AsJson
 from slackwater.model.config import plain
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ Sets = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved scenario and stop.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw timeline and cost: .png, .svg or .pdf.")
 ]

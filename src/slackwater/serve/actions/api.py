@@ -29,8 +29,9 @@ Hold = Annotated[float, Query(ge=0, le=30)]
 PENDING: dict[int | str, dict[str, Any]] = {202: {"description": "Not yet."}}
 
 
-def _check_sandboxes(plane: ControlPlane, needed: bool = True) -> None:
-    if needed and not plane.brokers_actions:
+def check_sandboxes(plane: ControlPlane) -> None:
+    """Refuse if the service has no sandboxes."""
+    if not plane.brokers_actions:
         raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
 
 
@@ -88,7 +89,8 @@ def action_routes(plane: ControlPlane) -> APIRouter:
         With several tenants the answer is delayed for one with a long queue, which slows a flood
         of requests down.
         """
-        _check_sandboxes(plane, bool(body.command))
+        if body.command:
+            check_sandboxes(plane)
         _check_service(plane, body.service)
         environment_mib = actions.memory_of(tenant, body.environment)
         request = body.request(tenant, actions.limits_of(tenant), environment_mib)
@@ -165,7 +167,7 @@ def environment_routes(plane: ControlPlane) -> APIRouter:
 
         With several tenants the answer is delayed for one that has many waiting environments.
         """
-        _check_sandboxes(plane)
+        check_sandboxes(plane)
         name = await actions.open(tenant, body.request(tenant, actions.limits_of(tenant)))
         hold_s = max(body.wait_s, actions.pause_s(tenant))
         is_open = await actions.wait_until_open(tenant, name, hold_s)

@@ -12,9 +12,10 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
+from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.action_log import ActionResult
+from slackwater.serve.actions.api import check_sandboxes
 from slackwater.serve.actions.bodies import ActionBody, EnvironmentBody
 from slackwater.serve.actions.code_body import RunCodeBody
 from slackwater.serve.http.auth import Caller
@@ -83,8 +84,7 @@ def run_code_routes(plane: ControlPlane) -> APIRouter:
     @router.post("/run_code")
     async def run_code(body: RunCodeBody, tenant: Caller) -> dict[str, Any]:
         """Run a program with its files in an environment of its own."""
-        if not plane.brokers_actions:
-            raise RefusedError("this service has no sandboxes: start it with --sandboxes 1")
+        check_sandboxes(plane)
         limits = actions.limits_of(tenant)
         environment = _environment_body(body, limits.memory_mib).request(tenant, limits)
         memory_mib = environment.spec.memory_mib

@@ -231,9 +231,10 @@ class LiveSource:
             for model in plane.training.models()
             if plane.sessions.job_of(model.session) == job
         }
-        kept = {} if folder is None else await asyncio.to_thread(read_json, folder, "checkpoint")
-        with contextlib.suppress(ConfigError):  # none yet
-            models.add(parse_path(str(kept.get("state_path")))[0])
+        if folder is not None:
+            saved = await asyncio.to_thread(read_json, folder, "checkpoint")
+            with contextlib.suppress(ConfigError):  # none yet
+                models.add(parse_path(str(saved.get("state_path")))[0])
         now_s = time.time()
         found = await plane.store.call(lambda c: list_checkpoints(c, owner, now_s))
         mine = [checkpoint for checkpoint in found if checkpoint.model in models]

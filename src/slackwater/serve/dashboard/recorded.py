@@ -199,10 +199,10 @@ class RecordedSource:
         if (folder := row.get("folder")) is not None:
             run = _run_folder(folder)
             facts["curves"] = read_curves(run / "metrics.jsonl")
-            kept = read_json(run, "checkpoint")
-            if kept:
-                path = str(kept.get("state_path"))
-                facts["checkpoints"] = [{"path": path, "kind": "state", "step": kept["steps_done"]}]
+            checkpoint = read_json(run, "checkpoint")
+            if checkpoint:
+                path, step = str(checkpoint.get("state_path")), checkpoint["steps_done"]
+                facts["checkpoints"] = [{"path": path, "kind": "state", "step": step}]
         return facts
 
     async def conversation(self, viewer: Viewer, job: str, trajectory: str) -> dict[str, Any]:

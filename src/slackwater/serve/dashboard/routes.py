@@ -79,16 +79,16 @@ class FigureCache:
         self._entries: dict[Any, tuple[float, bytes]] = {}
 
     def get(self, key: Any, make: Callable[[], Any]) -> bytes:
-        kept = self.get_fresh(key)
-        if kept is None:
+        cached = self.get_fresh(key)
+        if cached is None:
             began_s = time.thread_time()
-            kept = msgspec.json.encode(make())
-            self.put(key, kept, time.thread_time() - began_s)
-        return kept
+            cached = msgspec.json.encode(make())
+            self.put(key, cached, time.thread_time() - began_s)
+        return cached
 
     def get_fresh(self, key: Any) -> bytes | None:
-        kept = self._entries.get(key)
-        return None if kept is None or time.monotonic() >= kept[0] else kept[1]
+        cached = self._entries.get(key)
+        return None if cached is None or time.monotonic() >= cached[0] else cached[1]
 
     def put(self, key: Any, made: bytes, cost_s: float) -> None:
         until_s = time.monotonic() + max(self._every_s, cost_s / _COST_SHARE)
@@ -133,8 +133,8 @@ class Dashboard:
         """The whole run as a strip; yields to the event loop every few lanes."""
         key = _audience(viewer)
         async with self._overview_lock:
-            if (kept := self.overviews.get_fresh(key)) is not None:
-                return kept
+            if (cached := self.overviews.get_fresh(key)) is not None:
+                return cached
             timeline, spent_s = self.source.timeline, 0.0
             made = timeline.overview(self.source.now_s(), self.job_filter(viewer))
             lanes = timeline.lanes()
@@ -144,9 +144,9 @@ class Dashboard:
                     made.add(lane)
                 spent_s += time.thread_time() - began_s
                 await asyncio.sleep(0)
-            kept = msgspec.json.encode(made.figures())
-            self.overviews.put(key, kept, spent_s)
-            return kept
+            cached = msgspec.json.encode(made.figures())
+            self.overviews.put(key, cached, spent_s)
+            return cached
 
     async def stream(self, token: str, session: BrowserSession) -> AsyncIterator[bytes]:
         """Send figures once a second until the session or the service ends."""

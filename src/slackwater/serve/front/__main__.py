@@ -14,9 +14,9 @@ from pathlib import Path
 
 from slackwater.runtime.services.garbage import collect_when_idle
 from slackwater.serve.front.app import create_front_app
+from slackwater.serve.front.connection import CHANNEL, HTTP
 from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.front.pass_through import PassThrough
-from slackwater.serve.front.sockets import CHANNEL, HTTP
 from slackwater.serve.http.server import HttpServer
 from slackwater.wire.memory import keep_heap_small
 

@@ -131,7 +131,7 @@ class _Front:
             self._plane.queues.put(TenantId(record.tenant), self._handle(record))
 
     def handle_disconnect(self) -> None:
-        """Cancel its turns: nobody is left to read them."""
+        """Cancel its turns, whose results have no reader any more."""
         self._channel.remove(self)
         logger.warning("a front end has gone turns=%d", len(self.turns))
         self._is_open = False

@@ -10,6 +10,7 @@ from slackwater.wire.frames import FrameDecoder, FrameError
 from slackwater.wire.front import Record, encode_record, join_records
 
 logger = logging.getLogger(__name__)
+CHANNEL, HTTP = "channel", "http"  # the control plane's sockets, in a folder of its user only
 
 _GATHER_S = 0.004
 _MAX_UNREAD_BYTES = 256 << 20  # a peer with this much unread is stuck

@@ -1,7 +1,7 @@
 """A front end's end of the channel: requests of its routes to the control plane.
 
 Keys, models, limits and threads are here too, because routes need them without asking. The outcome
-of a sample comes over the same channel, so the request that waits for it asks nobody.
+of a sample comes over the same channel, so waiting for it takes no request.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
-_MAX_CACHED_SESSIONS = 256  # remembered; another is asked for again
+_MAX_CACHED_SESSIONS = 256
 _FINAL_POLL_S = 0.05
 _NO_TURN = TurnId("")
 _decode_tokens = msgspec.msgpack.Decoder(TurnTokens).decode

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.front.channel import FrontChannel
-from slackwater.serve.front.sockets import CHANNEL, HTTP
+from slackwater.serve.front.connection import CHANNEL, HTTP
 from slackwater.serve.http.server import PrivateServer
 
 logger = logging.getLogger(__name__)

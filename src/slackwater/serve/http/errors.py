@@ -37,7 +37,6 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     429: {"description": "Too much is under way; try again."},
 }
 
-_STATUS = {ConfigError: 422, RefusedError: 400, NotFoundError: 404, UnavailableError: 429}
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -65,17 +64,21 @@ class PlaneRefusedError(SlackwaterError):
         self.status = status
 
 
+_STATUS = {
+    ConfigError: 422,
+    RefusedError: 400,
+    NotFoundError: 404,
+    UnauthorizedError: 401,
+    ForbiddenError: 403,
+    GoneError: 410,
+    FailedTurnError: 503,  # before UnavailableError, its base
+    UnavailableError: 429,
+}
+
+
 def status_of(error: SlackwaterError) -> int:
     if isinstance(error, PlaneRefusedError):
         return error.status
-    if isinstance(error, UnauthorizedError):
-        return 401
-    if isinstance(error, ForbiddenError):
-        return 403
-    if isinstance(error, GoneError):
-        return 410
-    if isinstance(error, FailedTurnError):
-        return 503
     return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
 
 

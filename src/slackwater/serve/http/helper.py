@@ -4,7 +4,7 @@ from slackwater.runtime.services.helper_processes import Parts, serve_questions
 
 
 def answer(question: Parts) -> Parts:
-    """By the first word: a JSON body of some type, or a training batch."""
+    """Read a JSON body of some type, or a training batch, as the first word tells."""
     work, _, argument = question[0].decode().partition(" ")
     if work == "body":
         from slackwater.serve.http.body_reader import answer as read_body

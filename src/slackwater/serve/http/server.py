@@ -188,9 +188,9 @@ class HttpServer(uvicorn.Server):
             self._acceptors.pop().close()
 
     def _new_protocol(self) -> asyncio.Protocol:
-        made = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)
-        made.newcomers = self._newcomers
-        return made
+        protocol = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)
+        protocol.newcomers = self._newcomers
+        return protocol
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -46,15 +46,27 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _INSTEAD = {
-    "functions": "; write tools",
-    "function_call": "; write tool_choice",
-    "use_beam_search": "; sample with n",
+    "functions": "write tools",
+    "function_call": "write tool_choice",
+    "use_beam_search": "sample with n",
 }
 
 
 _MAX_DIGITS = 20  # Python refuses to parse a number of thousands of digits
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+def refuse_extra(
+    extra: Mapping[str, Any] | None,
+    harmless: Mapping[str, tuple[Any, ...]],
+    instead: Mapping[str, str],
+) -> None:
+    """Refuse undeclared fields, unless their value is null or has no effect."""
+    for field, value in (extra or {}).items():
+        if value is not None and value not in harmless.get(field, ()):
+            fix = instead.get(field, "leave it out")
+            raise RefusedError(f"{field}: is not supported here; {fix}")
 
 
 class StrictBody(BaseModel):
@@ -168,10 +180,7 @@ class GenerationBody(BaseModel):
 
     def refuse_unsupported(self) -> None:
         """Refuse unsupported options instead of ignoring them."""
-        for field, value in (self.model_extra or {}).items():
-            if value is not None and value not in _UNSUPPORTED.get(field, ()):
-                instead = _INSTEAD.get(field, "; leave it out")
-                raise RefusedError(f"{field}: is not supported here{instead}")
+        refuse_extra(self.model_extra, _UNSUPPORTED, _INSTEAD)
         if self.best_of not in (None, self.n):
             raise RefusedError("best_of: is not supported; must equal n")
         if self.stream and self.prompt_logprobs is not None:

@@ -46,9 +46,9 @@ class ModelNames:
             card(base.name, 0, None, base.name, base.max_context_tokens)
             for base in self._plane.bases
         ]
-        named = [(name, held) for name, held in (await self._friendly(tenant)).items()]
-        named += [(held.path, held) for held in await self._samplers(tenant)]
-        cards += [card(name, held.created_s, held.base_model, held.path) for name, held in named]
+        named = list((await self._friendly(tenant)).items())
+        named += [(each.path, each) for each in await self._samplers(tenant)]
+        cards += [card(name, each.created_s, each.base_model, each.path) for name, each in named]
         return cards
 
     async def find_card(self, tenant: TenantId, model: str) -> dict[str, Any]:
@@ -60,16 +60,16 @@ class ModelNames:
         )
 
     async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
-        held = await self._plane.store.call(
+        found = await self._plane.store.call(
             lambda c: checkpoints.list_checkpoints(c, tenant, time.time())
         )
-        return [item for item in held if item.kind == checkpoints.SAMPLER]
+        return [item for item in found if item.kind == checkpoints.SAMPLER]
 
     async def _friendly(self, tenant: TenantId) -> dict[str, Checkpoint]:
         """`base:name` for the newest save of that name over that base."""
         named: dict[str, Checkpoint] = {}
-        for held in await self._samplers(tenant):
-            named.setdefault(f"{held.base_model}:{held.name}", held)
+        for checkpoint in await self._samplers(tenant):
+            named.setdefault(f"{checkpoint.base_model}:{checkpoint.name}", checkpoint)
         return named
 
 

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.serve.openai.answers import ChatAnswers
-from slackwater.serve.openai.bodies import ChatBody, ReasoningEffort, StrictBody
+from slackwater.serve.openai.bodies import ChatBody, ReasoningEffort, StrictBody, refuse_extra
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice
 from slackwater.serve.openai.text import TextCodec
 from slackwater.serve.openai.tools import ToolPlan
@@ -20,7 +20,7 @@ from slackwater.serve.tinker.bodies import Finite
 
 Json = dict[str, Any]
 # Unsupported options, with their values that have no effect.
-_IGNORED: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([], ["reasoning.encrypted_content"]),
     "max_tool_calls": (),
@@ -76,10 +76,7 @@ class ResponsesBody(StrictBody):
 
     def chat(self) -> ChatBody:
         """The same request as a chat completion."""
-        for field, value in (self.model_extra or {}).items():
-            if value is not None and value not in _IGNORED.get(field, ()):
-                instead = _INSTEAD.get(field, "leave it out")
-                raise RefusedError(f"{field}: is not supported here; {instead}")
+        refuse_extra(self.model_extra, _UNSUPPORTED, _INSTEAD)
         chat: Json = {
             "model": self.model,
             "messages": _messages(self.instructions, self.input),

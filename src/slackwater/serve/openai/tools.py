@@ -185,12 +185,12 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    said = [
+    calls_text = [
         f"{OPEN}\n{json.dumps({key: call[key] for key in ('name', 'arguments')})}\n{CLOSE}"
         for call in (each["function"] for each in calls)
     ]
     text = [message["content"]] if message["content"] else []
-    return {"role": message["role"], "content": "\n".join([*text, *said])}
+    return {"role": message["role"], "content": "\n".join([*text, *calls_text])}
 
 
 def parse_call_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -254,8 +254,8 @@ def read_calls(text: str, plan: ToolPlan) -> tuple[str, list[ToolCall]]:
 
 def _call(text: str, known: set[str]) -> ToolCall | None:
     try:
-        said = json.loads(text)
-        name, arguments = said["name"], said.get("arguments", said.get("parameters", {}))
+        call = json.loads(text)
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     if name not in known:
@@ -269,60 +269,61 @@ class CallStream:
 
     def __init__(self, plan: ToolPlan) -> None:
         self._plan = plan
-        self._held = ""
+        self._buffer = ""
         self._calling = False
         self._is_text = False
         self.count = 0
 
     def feed(self, text: str, *, final: bool = False) -> tuple[str, list[ToolCall]]:
         """New plain text and newly completed calls."""
-        self._held += text
+        self._buffer += text
         if self._plan.form == "llama":
             return self._feed_llama(final)
-        said = ""
+        plain_text = ""
         calls: list[ToolCall] = []
         while True:
             if not self._calling:
-                said += self._take_text(final)
+                plain_text += self._take_text(final)
                 if not self._calling:
-                    return said, calls
-            end = self._held.find(CLOSE)
+                    return plain_text, calls
+            end = self._buffer.find(CLOSE)
             if end < 0 and not final:
-                return said, calls
-            whole = self._held if end < 0 else self._held[: end + len(CLOSE)]
-            rest = "" if end < 0 else self._held[end + len(CLOSE) :]
+                return plain_text, calls
+            whole = self._buffer if end < 0 else self._buffer[: end + len(CLOSE)]
+            rest = "" if end < 0 else self._buffer[end + len(CLOSE) :]
             left, found = read_calls(whole, self._plan)
             calls += found if self._plan.parallel or not self.count else []
-            said += left
+            plain_text += left
             self.count += len(found)
-            self._held, self._calling = rest.lstrip("\n"), False
-            if not self._held:
-                return said, calls
+            self._buffer, self._calling = rest.lstrip("\n"), False
+            if not self._buffer:
+                return plain_text, calls
 
     def _take_text(self, final: bool) -> str:
-        start = self._held.find(OPEN)
+        start = self._buffer.find(OPEN)
         if start >= 0:
-            said, self._held, self._calling = self._held[:start], self._held[start:], True
-            return said.rstrip("\n") if said.strip() else ""
-        keep = 0 if final else _overlap(self._held, OPEN)
-        cut = len(self._held) - keep
-        said, self._held = self._held[:cut], self._held[cut:]
-        return "" if self.count and not said.strip() else said
+            self._calling = True
+            plain_text, self._buffer = self._buffer[:start], self._buffer[start:]
+            return plain_text.rstrip("\n") if plain_text.strip() else ""
+        keep = 0 if final else _overlap(self._buffer, OPEN)
+        cut = len(self._buffer) - keep
+        plain_text, self._buffer = self._buffer[:cut], self._buffer[cut:]
+        return "" if self.count and not plain_text.strip() else plain_text
 
     def _feed_llama(self, final: bool) -> tuple[str, list[ToolCall]]:
         """The whole answer is one call or plain text; after any text the rest is text."""
         if self._is_text:
-            said, self._held = self._held, ""
-            return said, []
-        looks = self._held.lstrip()
+            plain_text, self._buffer = self._buffer, ""
+            return plain_text, []
+        looks = self._buffer.lstrip()
         maybe = not looks or looks.startswith("{") or _PYTHON_TAG.startswith(looks[:13])
         if maybe and not final:
             return "", []
-        said, calls = read_calls(self._held, self._plan) if maybe else (self._held, [])
+        plain_text, calls = read_calls(self._buffer, self._plan) if maybe else (self._buffer, [])
         self._is_text = not calls
         self.count += len(calls)
-        self._held = ""
-        return said, calls
+        self._buffer = ""
+        return plain_text, calls
 
 
 def _overlap(text: str, tag: str) -> int:

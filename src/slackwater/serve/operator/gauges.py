@@ -51,8 +51,8 @@ def gauges_of(plane: ControlPlane) -> dict[str, float]:
 def _serving_gauges(plane: ControlPlane) -> dict[str, float]:
     """Gauges of the served model's SLO and of lending."""
     rollout, now_s = plane.rollout, loop_time()
-    kept = {} if rollout.slo is None else rollout.slo.gauges(now_s)
-    return kept | ({} if rollout.lending is None else rollout.lending.gauges())
+    slo_gauges = {} if rollout.slo is None else rollout.slo.gauges(now_s)
+    return slo_gauges | ({} if rollout.lending is None else rollout.lending.gauges())
 
 
 def serving_of(plane: ControlPlane) -> dict[str, Any] | None:

@@ -216,10 +216,10 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     @router.get("/billing/usage/checkpoints/current")
     async def storage(tenant: Caller, project_id: str | None = None) -> dict[str, Any]:
         """Bytes by project; files with several names count under each."""
-        entry = await face.checkpoints(tenant)
+        found = await face.checkpoints(tenant)
         projects = {s["session_id"]: s["project_id"] for s in await plane.sessions.describe(tenant)}
         totals: dict[str | None, tuple[int, int]] = {}
-        for item in entry:
+        for item in found:
             project = projects.get(item.model.split(":")[0])
             count, size = totals.get(project, (0, 0))
             totals[project] = (count + 1, size + item.size_bytes)
@@ -252,8 +252,8 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
         request: Request, run_id: str, kind: str, name: str, tenant: Caller
     ) -> dict[str, Any]:
         path = f"tinker://{run_id}/{kind}/{name}"
-        of, files = await _export_files(plane, downloads, tenant, path)
-        links = {file: downloads.offer(request, of, files[file], file) for file in files}
+        key, files = await _export_files(plane, downloads, tenant, path)
+        links = {file: downloads.offer(request, key, files[file], file) for file in files}
         ends_s = min(link[1] for link in links.values())
         return {"urls": {file: link[0] for file, link in links.items()}, "expires": moment(ends_s)}
 
@@ -263,8 +263,8 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     ) -> Response:
         """Redirect to one tar of the same files, as older SDKs request them."""
         path = f"tinker://{run_id}/{kind}/{name}"
-        of, files = await _export_files(plane, downloads, tenant, path)
-        whole, work = (*of, "tar"), plane.fair_work.run
+        key, files = await _export_files(plane, downloads, tenant, path)
+        whole, work = (*key, "tar"), plane.fair_work.run
         made = await downloads.prepare(
             whole, partial(work, tenant, write_archive, files, f"{name}.tar")
         )
@@ -279,12 +279,15 @@ async def _export_files(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
 ) -> tuple[Key, Files]:
     """The key and the files of a checkpoint's export, encrypted if it has recipients."""
-    entry = await plane.store.call(lambda c: shelf.find_checkpoint(c, tenant, path, time.time()))
-    base, kept = plane.bases.get(entry.base_model), (entry.user_metadata or {}).get(RECIPIENTS)
+    checkpoint = await plane.store.call(
+        lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
+    )
+    base = plane.bases.get(checkpoint.base_model)
+    recipients = (checkpoint.user_metadata or {}).get(RECIPIENTS)
 
     def export(folder: Path) -> Files:
-        files = weight_files(entry, base, plane.shelf, folder)
-        return files if kept is None else encrypt_files(files, kept, folder)
+        files = weight_files(checkpoint, base, plane.shelf, folder)
+        return files if recipients is None else encrypt_files(files, recipients, folder)
 
-    of = (tenant, path, entry.held_as, kept)
-    return of, await downloads.prepare(of, partial(plane.fair_work.run, tenant, export))
+    key = (tenant, path, checkpoint.held_as, recipients)
+    return key, await downloads.prepare(key, partial(plane.fair_work.run, tenant, export))

@@ -83,10 +83,10 @@ class RestFace:
 
         def write(connection: Connection) -> str:
             now_s = time.time()
-            held = shelf.find_checkpoint(connection, tenant, body.source_path, now_s)
-            path = shelf.checkpoint_path(owner, held.kind, held.name)
+            source = shelf.find_checkpoint(connection, tenant, body.source_path, now_s)
+            path = shelf.checkpoint_path(owner, source.kind, source.name)
             expires_s = None if body.ttl_seconds is None else now_s + body.ttl_seconds
-            own = replace(held, path=path, tenant=tenant, model=owner, public=False)
+            own = replace(source, path=path, tenant=tenant, model=owner, public=False)
             copy = replace(own, created_s=now_s, expires_s=expires_s)
             shelf.put_checkpoint(connection, copy)
             return path
@@ -113,8 +113,8 @@ class RestFace:
             return list(connection.execute(query.order_by(columns.created_s.desc(), columns.model)))
 
         rows = await self.plane.store.call(read)
-        held = await self.checkpoints(tenant)
-        return [_run(row, [item for item in held if item.model == row.model]) for row in rows]
+        found = await self.checkpoints(tenant)
+        return [_run(row, [each for each in found if each.model == row.model]) for row in rows]
 
     async def run(self, tenant: TenantId, model: str) -> dict[str, Any]:
         found = await self.runs(tenant, model)
@@ -123,8 +123,8 @@ class RestFace:
         return found[0]
 
 
-def _run(row: Any, held: list[Checkpoint]) -> dict[str, Any]:
-    newest = {kind: next((c for c in held if c.kind == kind), None) for kind in _TYPES}
+def _run(row: Any, checkpoints: list[Checkpoint]) -> dict[str, Any]:
+    newest = {kind: next((c for c in checkpoints if c.kind == kind), None) for kind in _TYPES}
     state, sampler = newest[shelf.STATE], newest[shelf.SAMPLER]
     return {
         "training_run_id": row.model,
@@ -151,16 +151,16 @@ def rest_routes(face: RestFace) -> APIRouter:
 
     @router.post("/weights_info")
     async def weights_info(body: bodies.TinkerPathBody, tenant: Caller) -> dict[str, Any]:
-        held = await plane.store.call(
+        checkpoint = await plane.store.call(
             lambda c: shelf.find_checkpoint(c, tenant, body.tinker_path, time.time())
         )
         return {
-            "base_model": held.base_model,
+            "base_model": checkpoint.base_model,
             "is_lora": True,  # rank 0 is full fine-tuning, and the SDK recreates it from the rank
-            "lora_rank": held.lora.rank,
-            "train_unembed": held.lora.train_unembed,
-            "train_mlp": held.lora.train_mlp,
-            "train_attn": held.lora.train_attn,
+            "lora_rank": checkpoint.lora.rank,
+            "train_unembed": checkpoint.lora.train_unembed,
+            "train_mlp": checkpoint.lora.train_mlp,
+            "train_attn": checkpoint.lora.train_attn,
             "optimizer_config": {"type": "adamw"},
         }
 
@@ -179,10 +179,10 @@ def rest_routes(face: RestFace) -> APIRouter:
 
     @router.get("/training_runs/{run_id}/checkpoints")
     async def run_checkpoints(run_id: str, tenant: Caller) -> dict[str, Any]:
-        held = await face.checkpoints(tenant, ModelId(run_id))
-        if not held:
+        checkpoints = await face.checkpoints(tenant, ModelId(run_id))
+        if not checkpoints:
             await face.run(tenant, run_id)
-        return {"checkpoints": [describe_checkpoint(item) for item in held]}
+        return {"checkpoints": [describe_checkpoint(item) for item in checkpoints]}
 
     @router.get("/checkpoints")
     async def all_checkpoints(

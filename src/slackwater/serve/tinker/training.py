@@ -166,11 +166,11 @@ class TrainingFace:
         """Export weights as safetensors, published like a sampler's under their own name."""
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
-            kept = None
+            metadata = None
             if body.age_encryption_recipients:
-                kept = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
+                metadata = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
             path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
-        save = SavePayload(path, body.path, body.ttl_seconds, kept)
+        save = SavePayload(path, body.path, body.ttl_seconds, metadata)
         payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
         return model, await self.plane.training.submit(model, body.seq_id, OpKind.PUBLISH, payload)
 
