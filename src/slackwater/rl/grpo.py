@@ -77,13 +77,13 @@ def run(
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
         overlapped = _start_overlapped(recipe, training, folder, reference)
         sampled = _sample_groups(
-            recipe, rollout, prompts_used, overlapped.add if overlapped else _ignore_group
+            recipe, rollout, prompts_used, overlapped.add if overlapped else None
         )
         prompts_used += len(sampled.groups)
         sampled_s = time.perf_counter()
         stage(f"the update of step {step + 1}")
         is_last = step + 1 == recipe.grpo.steps
-        on_queued = _do_nothing if is_last else snapshot.take
+        on_queued = (lambda: None) if is_last else snapshot.take  # the last step needs no sampler
         if overlapped:
             update_metrics = overlapped.finish(on_queued)
         else:
@@ -173,19 +173,11 @@ class WeightSnapshot:
         return self._sampler.result()
 
 
-def _do_nothing() -> None:
-    """After the last step no sampler is needed."""
-
-
-def _ignore_group(group: TrajectoryGroup) -> None:
-    """Without overlap, training waits for all groups."""
-
-
 def _sample_groups(
     recipe: Recipe,
     rollout: Rollout,
     prompts_used: int,
-    on_kept: Callable[[TrajectoryGroup], None] = _ignore_group,
+    on_kept: Callable[[TrajectoryGroup], None] | None = None,
 ) -> SampledGroups:
     """Sample groups until enough are informative, or up to the step's limit."""
     grpo = recipe.grpo
@@ -202,7 +194,8 @@ def _sample_groups(
             groups.append(group)
             if is_informative(group.rewards):
                 kept.append(group.select(farthest_apart(group.rewards, answers_per_group(recipe))))
-                on_kept(kept[-1])
+                if on_kept is not None:
+                    on_kept(kept[-1])
         sampled.groups.extend(sorted(groups, key=lambda group: position[group.use]))
         sampled.kept.extend(sorted(kept, key=lambda group: position[group.use]))
     return sampled
@@ -240,7 +233,7 @@ class OverlappedUpdate:
         if sum(len(g.trajectories) for g in self._pending) >= self._recipe.grpo.overlap:
             self._send()
 
-    def finish(self, on_queued: Callable[[], None] = _do_nothing) -> dict[str, float]:
+    def finish(self, on_queued: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Train on the rest, then update the weights; calls `on_queued` once all is requested."""
         if self._pending:
             self._send()

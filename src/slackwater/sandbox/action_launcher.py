@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 from slackwater.model.errors import RefusedError, UnavailableError
@@ -41,14 +42,13 @@ from slackwater.sandbox.launch import (
     memory_file,
     open_pipes,
     receive_exactly,
-    receive_with_descriptors,
+    receive_fds,
     unshare_network,
 )
 from slackwater.sandbox.system_calls import filter_program
 
 _ORDER = struct.Struct("<ci")
 _ANSWER = struct.Struct("<iid")
-_ENDED = struct.Struct("<iddq")
 _START, _PREPARE = b"s", b"p"
 # The fields of a launch as they are sent; its descriptors travel as ancillary data: three pipes,
 # then the namespaces to join.
@@ -92,7 +92,7 @@ class ActionLauncher:
             sent = socket.send_fds(self._socket, [order], descriptors)
             if sent < len(order):
                 self._socket.sendall(order[sent:])
-            head, pidfds = receive_with_descriptors(self._socket, _ANSWER.size)
+            head, pidfds = receive_fds(self._socket, _ANSWER.size)
             head += receive_exactly(self._socket, _ANSWER.size - len(head))
             pid, length, began_s = _ANSWER.unpack(head)
             if pid <= 0:
@@ -105,14 +105,9 @@ class ActionLauncher:
             raise
         finally:
             child_pipes.close()
-        return parent_pipes.child(pid, self._wait_for_exit, began_s, pidfds[0])
-
-    def _wait_for_exit(self, pid: int) -> ProcessExit:
-        """How it ended. If the launcher has died, the supervisor inherited the process."""
-        try:
-            return ProcessExit(*_ENDED.unpack(receive_exactly(self._socket, _ENDED.size)))
-        except (OSError, UnavailableError):
-            return ProcessExit.reap(pid)
+        return parent_pipes.child(
+            pid, partial(ProcessExit.receive, self._socket), began_s, pidfds[0]
+        )
 
     def prepare(self) -> None:
         """Prepare the launcher for its next action."""
@@ -187,7 +182,7 @@ class _LauncherProcess:
                 self._reap()
             if orders not in readable:
                 return True
-        head, descriptors = receive_with_descriptors(self._connection, _ORDER.size)
+        head, descriptors = receive_fds(self._connection, _ORDER.size)
         if len(head) < _ORDER.size:
             return False
         kind, number = _ORDER.unpack(head)
@@ -219,7 +214,7 @@ class _LauncherProcess:
         assert self._running is not None
         pid, descriptor = self._running
         self._running = None
-        self._connection.sendall(_ENDED.pack(*ProcessExit.reap(pid)))
+        self._connection.sendall(ProcessExit.reap(pid).pack())
         os.close(descriptor)
 
     def _start(self, order: Launch, descriptors: Sequence[int]) -> int:

@@ -27,14 +27,12 @@ from slackwater.sandbox.launch import (
     confine_and_exec,
     open_pipes,
     read_status,
-    receive_exactly,
-    receive_with_descriptors,
+    receive_fds,
     start,
 )
 from slackwater.sandbox.limits import Limits
 
 _STARTED = struct.Struct("<i")
-_ENDED = struct.Struct("<iddq")
 _ANSWER_WITHIN_S = 20.0
 _SUPERVISOR_GONE = signal.SIGUSR1
 
@@ -53,7 +51,7 @@ def start_below_reaper(launch: Launch) -> LaunchedProcess:
     os.close(status_write)
     parent_end.settimeout(_ANSWER_WITHIN_S)
     try:
-        message, descriptors = receive_with_descriptors(parent_end, _STARTED.size)
+        message, descriptors = receive_fds(parent_end, _STARTED.size)
         if not descriptors:
             raise UnavailableError("the started process has ended")
         pid, pidfd = _STARTED.unpack(message)[0], descriptors[0]
@@ -87,11 +85,9 @@ def end_below(reaper: int) -> None:
 
 
 def _wait_for_exit(pid: int, reaper: int, parent_end: socket.socket) -> ProcessExit:
-    """How the action ended; ends its reaper. If that was killed, the action is our own child."""
+    """How the action ended; ends its reaper."""
     try:
-        return ProcessExit(*_ENDED.unpack(receive_exactly(parent_end, _ENDED.size)))
-    except (OSError, UnavailableError):
-        return ProcessExit.reap(pid)
+        return ProcessExit.receive(parent_end, pid)
     finally:
         _end_reaper(reaper, parent_end)
 
@@ -135,7 +131,7 @@ def _reap_all(action_pid: int, child_end: socket.socket) -> None:
                 return
             if pid == action_pid:
                 ended = ProcessExit(status, used.ru_utime, used.ru_stime, used.ru_maxrss)
-                child_end.sendall(_ENDED.pack(*ended))
+                child_end.sendall(ended.pack())
 
 
 class Precedence(Enum):

@@ -27,6 +27,7 @@ _MAX_DESCRIPTORS = 16
 _BEYOND_FIXED = 64  # below this, descriptors of a program that is started have fixed numbers
 _BYTES = array.array("i").itemsize
 _SECOND = struct.Struct("<7si")
+_EXIT = struct.Struct("<iddq")
 _SECOND_MARK = b"second\0"
 _STATUS_WITHIN_S = 20.0
 _ANY_DESCRIPTOR = 1 << 30
@@ -37,7 +38,7 @@ LAUNCHER_VARIABLES = {"PATH": "/usr/bin:/bin"}
 LAUNCHER_FOLDER = "/"
 
 
-def receive_with_descriptors(connection: socket.socket, length: int) -> tuple[bytes, list[int]]:
+def receive_fds(connection: socket.socket, length: int) -> tuple[bytes, list[int]]:
     """Bytes and close-on-exec descriptors, which `socket.recv_fds` cannot request."""
     ancillary_bytes = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _BYTES)
     body, ancillary, _, _ = connection.recvmsg(length, ancillary_bytes, socket.MSG_CMSG_CLOEXEC)
@@ -115,6 +116,18 @@ class ProcessExit(NamedTuple):
         except ChildProcessError:
             return cls(signal.SIGKILL, 0.0, 0.0, 0)
         return cls(status, used.ru_utime, used.ru_stime, used.ru_maxrss)
+
+    def pack(self) -> bytes:
+        """The report for `receive`."""
+        return _EXIT.pack(*self)
+
+    @classmethod
+    def receive(cls, parent: socket.socket, pid: int) -> "ProcessExit":
+        """The report of a process's parent. If that has died, the process is our own child now."""
+        try:
+            return cls(*_EXIT.unpack(receive_exactly(parent, _EXIT.size)))
+        except (OSError, UnavailableError):
+            return cls.reap(pid)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import fork_helper, receive_exactly, receive_with_descriptors
+from slackwater.sandbox.launch import fork_helper, receive_exactly, receive_fds
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # A cover's content stays in memory for the life of the environment, charged to some action, so its
@@ -175,7 +175,7 @@ class MountMaker:
         """Process the next answer."""
         connection = self._ensure_running()
         try:
-            head, descriptors = receive_with_descriptors(connection, _ANSWER.size)
+            head, descriptors = receive_fds(connection, _ANSWER.size)
             head += receive_exactly(connection, _ANSWER.size - len(head))
             number, length = _ANSWER.unpack(head)
             why = receive_exactly(connection, length).decode(errors="replace")

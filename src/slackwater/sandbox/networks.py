@@ -20,7 +20,7 @@ from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import fork_helper, receive_with_descriptors
+from slackwater.sandbox.launch import fork_helper, receive_fds
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128
@@ -91,7 +91,7 @@ def _create_network(number: int, *, as_root: bool) -> _Network:
     kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
     pid, parent_end = fork_helper(lambda child_end: _create_in_child(child_end, kinds), _WITHIN_S)
     try:
-        reason, descriptors = receive_with_descriptors(parent_end, 4096)
+        reason, descriptors = receive_fds(parent_end, 4096)
     except OSError as error:
         raise UnavailableError(f"a network cannot be created: {error}") from None
     finally:
@@ -179,7 +179,7 @@ def _run_proxy(child_end: socket.socket, allowed: tuple[Endpoint, ...]) -> None:
     proxy = EgressProxy(allowed)
     listeners: dict[int, socket.socket] = {}
     while True:
-        head, descriptors = receive_with_descriptors(child_end, _ORDER.size)
+        head, descriptors = receive_fds(child_end, _ORDER.size)
         if len(head) < _ORDER.size:
             return  # the supervisor has gone
         kind, number = _ORDER.unpack(head)

@@ -31,11 +31,6 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionBegan:
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
 class OutputPrinted:
     """A piece of output."""
 
@@ -80,10 +75,5 @@ class SnapshotEnded:
 
 
 Report: TypeAlias = (
-    ActionBegan
-    | OutputPrinted
-    | ActionEnded
-    | EnvironmentCreated
-    | EnvironmentCreationFailed
-    | SnapshotEnded
+    OutputPrinted | ActionEnded | EnvironmentCreated | EnvironmentCreationFailed | SnapshotEnded
 )

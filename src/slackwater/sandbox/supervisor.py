@@ -26,7 +26,7 @@ from slackwater.sandbox.fences import Fence, Fences
 from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
 from slackwater.sandbox.namespaces import kill_leftover_holders
 from slackwater.sandbox.quarantine import DELETE_WITHIN_S, QUARANTINE_FOLDER, Quarantine
-from slackwater.sandbox.reports import ActionBegan, ActionEnded, End, OutputPrinted, Report, Usage
+from slackwater.sandbox.reports import ActionEnded, End, OutputPrinted, Report, Usage
 from slackwater.sandbox.running_action import RunningAction
 from slackwater.sandbox.snapshots import Snapshots
 from slackwater.sandbox.users import UserPool
@@ -237,13 +237,22 @@ class SandboxSupervisor:
         environment.disk.last_limit = order.limits.disk_bytes
         running = RunningAction(order, environment, fence, child, waiting.requested_s)
         self._running[order.action] = running
-        self._reports.append(ActionBegan(order.action))
         if running.feed():
             child.close_stdin()
         else:
             self._watch(child.stdin, selectors.EVENT_WRITE, running, self._feed_stdin)
-        self._watch(child.stdout, selectors.EVENT_READ, running, self._forward_stdout)
-        self._watch(child.stderr, selectors.EVENT_READ, running, self._forward_stderr)
+        self._watch(
+            child.stdout,
+            selectors.EVENT_READ,
+            running,
+            partial(self._forward_output, stream="stdout"),
+        )
+        self._watch(
+            child.stderr,
+            selectors.EVENT_READ,
+            running,
+            partial(self._forward_output, stream="stderr"),
+        )
         self._watch(child.pidfd, selectors.EVENT_READ, running, self._finish)
 
     def stop(self, action: str, reason: str) -> None:
@@ -328,12 +337,12 @@ class SandboxSupervisor:
         descriptor: int,
         events: int,
         running: RunningAction,
-        handle: Callable[[RunningAction], None],
+        handle: Callable[[RunningAction], object],
     ) -> None:
         self._selector.register(descriptor, events, partial(self._handle_event, running, handle))
 
     def _handle_event(
-        self, running: RunningAction, handle: Callable[[RunningAction], None]
+        self, running: RunningAction, handle: Callable[[RunningAction], object]
     ) -> None:
         """Handle an event of a live action; a failure ends only that action."""
         if self._running.get(running.order.action) is not running:
@@ -361,12 +370,6 @@ class SandboxSupervisor:
         if running.feed():
             self.unwatch(running.child.stdin)
             running.child.close_stdin()
-
-    def _forward_stdout(self, running: RunningAction) -> None:
-        self._forward_output(running, "stdout")
-
-    def _forward_stderr(self, running: RunningAction) -> None:
-        self._forward_output(running, "stderr")
 
     def _forward_output(self, running: RunningAction, stream: Literal["stdout", "stderr"]) -> bool:
         """Report output; whether more may follow."""

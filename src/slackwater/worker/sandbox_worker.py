@@ -26,7 +26,6 @@ from slackwater.sandbox.choice import SandboxChoice, choose, keep_mounts_private
 from slackwater.sandbox.launch import LAUNCHER_FOLDER
 from slackwater.sandbox.limits import Limits
 from slackwater.sandbox.reports import (
-    ActionBegan,
     ActionEnded,
     End,
     EnvironmentCreated,
@@ -246,8 +245,6 @@ class SandboxWorker:
     def _report(self, report: Report) -> None:
         """Send output at once if streamed, otherwise with the action's end."""
         match report:
-            case ActionBegan():
-                return
             case OutputPrinted(action, stream, data):
                 printed = sandbox.ActionPrinted(int(action), stream, data)
                 if action in self._streamed:

@@ -61,7 +61,7 @@ def test_another_recipe_may_not_continue_a_run_but_a_longer_one_may(tmp_path: Pa
     files.keep(RunCheckpoint(1, 1, "tinker://m/weights/a"))
     files.close()
     RunDirectory(tmp_path / "run", load_recipe("copy-digits", ["grpo.steps=999"])).close()
-    with pytest.raises(ConfigError, match="holds a run with another grpo"):
+    with pytest.raises(ConfigError, match="contains a run with another grpo"):
         RunDirectory(tmp_path / "run", load_recipe("copy-digits", ["grpo.seed=7"]))
     assert RunDirectory(tmp_path / "run", RECIPE).checkpoint is not None
 

@@ -164,7 +164,7 @@ def test_a_service_that_says_nothing_is_given_up() -> None:
         await reader.read()
 
     async def work(calls: ServiceCalls) -> None:
-        with pytest.raises(CallError, match="nothing was heard"):
+        with pytest.raises(CallError, match="the service sent nothing"):
             await calls.ask("POST", "/", {})
 
     with_service(talk, work, silent_s=0.05)

@@ -1,5 +1,6 @@
 """Write a one-line program that passes its tests in a sandbox."""
 
+import operator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +11,7 @@ from slackwater.rl.actions import ActionClient, ActionThread
 from slackwater.rl.environments.episode import EnvironmentReply, check_at_least
 
 OPERATIONS = {"add": "+", "sub": "-", "mul": "*"}
+_FUNCTIONS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 VARIABLES = "abc"
 _TESTS = """passed=0
 test_case() {{ a=$1; b=$2; c=$3; [ "$(( $PROGRAM ))" = "$4" ] && passed=$((passed+1)); }}
@@ -50,7 +52,7 @@ class Coding:
         lines = []
         for _ in range(self.cases):
             values = dict(zip(VARIABLES, random.integers(1, 10, 3).tolist(), strict=True))
-            expected = _apply(OPERATIONS[name], values[first], values[second])
+            expected = _FUNCTIONS[name](values[first], values[second])
             lines.append(f"test_case {values['a']} {values['b']} {values['c']} {expected}")
         return Task(f"{name} {first}{second}=", _TESTS.format(cases="\n".join(lines)))
 
@@ -139,13 +141,3 @@ class _Programming:
         if self._turn == rules.max_turns:
             return EnvironmentReply("", rules.partial * passed / rules.cases, True)
         return EnvironmentReply(f"{passed}?", 0.0, False)
-
-
-def _apply(operation: str, first: int, second: int) -> int:
-    match operation:
-        case "+":
-            return first + second
-        case "-":
-            return first - second
-        case _:
-            return first * second

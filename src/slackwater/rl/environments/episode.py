@@ -54,9 +54,7 @@ class PromptEpisode(Protocol):
     def answer(self, text: str) -> EnvironmentReply: ...
 
 
-def play_ignoring_replies(
-    episode: PromptEpisode, answer: Callable[[], str]
-) -> tuple[tuple[str, str], ...]:
+def play_blindly(episode: PromptEpisode, answer: Callable[[], str]) -> tuple[tuple[str, str], ...]:
     """An episode's observations, with answers that ignore them."""
     observation, turns = episode.first_observation, []
     while True:
@@ -74,4 +72,4 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 
 # The earlier names, for environments outside this package.
-at_least, played = check_at_least, play_ignoring_replies
+at_least, played = check_at_least, play_blindly

@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.rl.environments.episode import (
     EnvironmentReply,
     check_at_least,
-    play_ignoring_replies,
+    play_blindly,
 )
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
@@ -44,7 +44,7 @@ class FrozenLake:
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """A random walk."""
         walk = np.random.default_rng([self.seed, prompt, 1])
-        return play_ignoring_replies(self.episode(prompt), lambda: str(walk.choice(list(MOVES))))
+        return play_blindly(self.episode(prompt), lambda: str(walk.choice(list(MOVES))))
 
 
 class _Crossing:

@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.rl.environments.episode import (
     EnvironmentReply,
     check_at_least,
-    play_ignoring_replies,
+    play_blindly,
 )
 
 
@@ -38,7 +38,7 @@ class GuessNumber:
     def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """Random guesses in range."""
         guesses = np.random.default_rng([self.seed, prompt, 1])
-        return play_ignoring_replies(
+        return play_blindly(
             self.episode(prompt), lambda: str(guesses.integers(1, self.highest + 1))
         )
 

@@ -46,16 +46,7 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
         return None, "bwrap is not installed"
     command = [program, "--unshare-user", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/"]
     try:
-        probe = subprocess.run(
-            [*command, "--proc", "/proc", "--dev", "/dev", "/bin/true"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-            user=user,
-            cwd=LAUNCHER_FOLDER,
-            env=LAUNCHER_VARIABLES,
-        )
+        probe = run_launcher([*command, "--proc", "/proc", "--dev", "/dev", "/bin/true"], user)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"bwrap does not run: {error}"
     if probe.returncode != 0:
@@ -63,17 +54,25 @@ def find_bubblewrap(user: int | None) -> tuple[str | None, str]:
     return program, "bwrap runs"
 
 
-def _disable_userns_option(program: str) -> list[str]:
-    """From version 0.8 bwrap can also forbid user namespaces inside by the kernel's limit."""
-    help_text = subprocess.run(
-        [program, "--help"],
+def run_launcher(
+    command: Sequence[str], user: int | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a launcher to see what it can do, with nothing of this process's environment."""
+    return subprocess.run(
+        command,
         capture_output=True,
         text=True,
         timeout=10,
         check=False,
+        user=user,
         cwd=LAUNCHER_FOLDER,
         env=LAUNCHER_VARIABLES,
     )
+
+
+def _disable_userns_option(program: str) -> list[str]:
+    """From version 0.8 bwrap can also forbid user namespaces inside by the kernel's limit."""
+    help_text = run_launcher([program, "--help"])
     option = "--disable-userns"
     return [option] if option in help_text.stdout + help_text.stderr else []
 
@@ -143,7 +142,6 @@ class BubblewrapBackend(Backend):
         return self._ensure_namespaces(environment).readiness if self._has_namespaces else None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
-        limits = order.limits
         action_variables = variables(order, HOME, self._tmp)
         limited = Launch(
             argv=order.argv,
@@ -153,7 +151,7 @@ class BubblewrapBackend(Backend):
             cores=order.cores,
             rlimits={**rlimits, **order.limits.rlimits()},
         )
-        network = self._networks.namespaces_for(environment.name) if limits.network else {}
+        network = self._networks.namespaces_for(environment.name) if order.limits.network else {}
         if self._has_namespaces:
             enter = {**network, **self._ensure_namespaces(environment).enter()}
             return replace(limited, own_network=not network, enter=enter, filtered=True)

@@ -202,8 +202,7 @@ class DockerBackend(Backend):
         if self._containers[environment.name].is_lost:
             self.close_environment(environment)
             self.open_environment(environment)
-        limits = order.limits
-        network = self._networks.namespaces_for(environment.name) if limits.network else {}
+        network = self._networks.namespaces_for(environment.name) if order.limits.network else {}
         return Launch(
             argv=order.argv,
             variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import RefusedError
-from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM
+from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM, run_launcher
 from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
@@ -31,16 +31,11 @@ def find_gvisor() -> tuple[str | None, str]:
     if program is None:
         return None, "runsc is not installed"
     try:
-        subprocess.run(
-            [program, "--version"],
-            capture_output=True,
-            timeout=10,
-            check=True,
-            cwd=LAUNCHER_FOLDER,
-            env=LAUNCHER_VARIABLES,
-        )
+        probe = run_launcher([program, "--version"])
     except (OSError, subprocess.SubprocessError) as error:
         return None, f"runsc does not run: {error}"
+    if probe.returncode != 0:
+        return None, f"runsc does not run: {probe.stderr.strip()}"
     return program, "runsc runs"
 
 

@@ -53,8 +53,7 @@ class PlainBackend(Backend):
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
         confined = self._has_namespaces
         tmp = self._mounts(environment).tmp if confined else environment.tmp
-        limits = order.limits
-        network = self._network(environment) if limits.network else {}
+        network = self._network(environment) if order.limits.network else {}
         return Launch(
             argv=order.argv,
             variables=variables(order, environment.view, tmp),
