@@ -135,29 +135,29 @@ class LaneTimeline:
 
     # ---- windows ----
     def window(
-        self, asked: TimelineWindow, now_s: float, visible: Callable[[str], bool] | None = None
+        self, wanted: TimelineWindow, now_s: float, visible: Callable[[str], bool] | None = None
     ) -> dict[str, Any]:
         """`visible` keeps others' jobs from a tenant. Entries are start, end, job, kind and the
         busy share in percent, five numbers each. Names come only where they are new to the browser.
         """
         lanes = self.lanes()
         hidden = self._hide_jobs(visible)
-        chosen = lanes[asked.first : asked.first + asked.count]
+        chosen = lanes[wanted.first : wanted.first + wanted.count]
         cut_s = None
-        if asked.since_s is not None:  # at the edge of a bin, so that bins are whole
-            bins = np.floor((asked.since_s - asked.start_s) / asked.bin_s)
-            cut_s = asked.start_s + float(bins) * asked.bin_s
+        if wanted.since_s is not None:  # at the edge of a bin, so that bins are whole
+            bins = np.floor((wanted.since_s - wanted.start_s) / wanted.bin_s)
+            cut_s = wanted.start_s + float(bins) * wanted.bin_s
         names = f"{self._changes}.{len(self.jobs)}"
         found: dict[str, Any] = {
-            "start_s": asked.start_s,
-            "end_s": asked.end_s,
+            "start_s": wanted.start_s,
+            "end_s": wanted.end_s,
             "now_s": now_s,
             "since_s": cut_s,
-            "first": asked.first,
+            "first": wanted.first,
             "names": names,
-            "rows": [self._row(lane, asked, cut_s, now_s, hidden) for lane in chosen],
+            "rows": [self._row(lane, wanted, cut_s, now_s, hidden) for lane in chosen],
         }
-        if names != asked.names:
+        if names != wanted.names:
             found["lanes"] = [[lane.name, lane.pool] for lane in lanes]
             found["jobs"] = [None if n in hidden else job for n, job in enumerate(self.jobs)]
         return found
@@ -170,16 +170,16 @@ class LaneTimeline:
     def _row(
         self,
         lane: TimelineLane,
-        asked: TimelineWindow,
+        window: TimelineWindow,
         cut_s: float | None,
         now_s: float,
         hidden: set[int],
     ) -> dict[str, Any]:
-        start_s, end_s = asked.start_s if cut_s is None else cut_s, asked.end_s
+        start_s, end_s = window.start_s if cut_s is None else cut_s, window.end_s
         first = max(bisect_right(lane.starts_s, start_s) - _LOOK_BACK, 0)
         last = bisect_left(lane.starts_s, end_s)
-        if cut_s is None and last - first > asked.width // _BIN_PIXELS:
-            entries = _bin_spans(lane, first, last, asked)
+        if cut_s is None and last - first > window.width // _BIN_PIXELS:
+            entries = _bin_spans(lane, first, last, window)
         else:
             entries = _plain(lane, first, last, start_s)
         if (running := self.open.get(lane.name)) is not None and running[2] < end_s:
@@ -187,7 +187,7 @@ class LaneTimeline:
         rents = [
             [round(since_s, 3), round(now_s if until_s is None else until_s, 3)]
             for since_s, until_s in lane.rented_s
-            if since_s < end_s and (until_s is None or until_s > asked.start_s)
+            if since_s < end_s and (until_s is None or until_s > window.start_s)
         ]
         return {"rents": rents, "spans": _without(entries, hidden)}
 
@@ -240,25 +240,25 @@ def _coverage(spans_s: NDArray[np.float64], edges_s: NDArray[np.float64]) -> NDA
     return np.clip(covered, 0.0, None)
 
 
-def _bin_spans(lane: TimelineLane, first: int, last: int, asked: TimelineWindow) -> list[float]:
+def _bin_spans(lane: TimelineLane, first: int, last: int, window: TimelineWindow) -> list[float]:
     """Long spans as they are; of the short ones in a bin the longest one's job, and how much of the
     bin all of them cover.
     """
-    bins, bin_s = max(asked.width // _BIN_PIXELS, 1), asked.bin_s
+    bins, bin_s = max(window.width // _BIN_PIXELS, 1), window.bin_s
     starts_s, ends_s = np.array(lane.starts_s[first:last]), np.array(lane.ends_s[first:last])
     jobs, kinds = np.array(lane.jobs[first:last]), np.array(lane.kinds[first:last])
     length_s = ends_s - starts_s
     is_long = (length_s > bin_s) | (kinds == FAULT)
-    long = np.flatnonzero(is_long & (ends_s >= asked.start_s))
+    long = np.flatnonzero(is_long & (ends_s >= window.start_s))
     columns = (starts_s[long], ends_s[long], jobs[long], kinds[long])
     entries = _entries(*columns, np.full(len(long), 100))
-    middle_s = (starts_s + ends_s) / 2 - asked.start_s
+    middle_s = (starts_s + ends_s) / 2 - window.start_s
     at = np.floor(middle_s / bin_s).astype(np.int64)
     short = np.flatnonzero(~is_long & (at >= 0) & (at < bins))
     covered_s = np.bincount(at[short], weights=length_s[short], minlength=bins)
     order = short[np.lexsort((length_s[short], at[short]))]
     chosen = order[np.flatnonzero(np.diff(at[order], append=-1))]  # the longest of each bin
-    begin_s = asked.start_s + at[chosen] * bin_s
+    begin_s = window.start_s + at[chosen] * bin_s
     shares = np.minimum(np.round(100 * covered_s[at[chosen]] / bin_s), 100).astype(np.int64)
     return entries + _entries(begin_s, begin_s + bin_s, jobs[chosen], kinds[chosen], shares)
 

@@ -97,33 +97,33 @@ class PermitSpans:
 
     def shrink(self, permit: int, now_s: float) -> None:
         """A rollout shrinks to its tail."""
-        held = self._open.get(permit)
-        if held is not None:
-            self._close(held, now_s)
-            held.since_s, held.tail = now_s, True
+        permit_span = self._open.get(permit)
+        if permit_span is not None:
+            self._close(permit_span, now_s)
+            permit_span.since_s, permit_span.tail = now_s, True
 
     def end(self, permit: int, now_s: float) -> None:
-        held = self._open.pop(permit, None)
-        if held is not None:
-            self._close(held, now_s)
+        ended = self._open.pop(permit, None)
+        if ended is not None:
+            self._close(ended, now_s)
 
-    def _close(self, held: _OpenPermit, now_s: float) -> None:
-        for node in held.nodes:
-            if not held.tail and node_of(node) in self._busy_s:
-                self._busy_s[node_of(node)] += (now_s - held.since_s) * self._share(node)
+    def _close(self, ended: _OpenPermit, now_s: float) -> None:
+        for node in ended.nodes:
+            if not ended.tail and node_of(node) in self._busy_s:
+                self._busy_s[node_of(node)] += (now_s - ended.since_s) * self._share(node)
             if len(self.spans) < _MOST_SPANS:
-                kind: Literal["run", "tail"] = "tail" if held.tail else "run"
-                start_s, end_s = held.since_s - self._start_s, now_s - self._start_s
-                span = Span(node, held.job, held.phase, start_s, end_s, kind, held.about)
+                kind: Literal["run", "tail"] = "tail" if ended.tail else "run"
+                start_s, end_s = ended.since_s - self._start_s, now_s - self._start_s
+                span = Span(node, ended.job, ended.phase, start_s, end_s, kind, ended.about)
                 self.spans.append(span)
 
     def utilisation(self, node: NodeId, now_s: float) -> float:
         """The share of the node's time in which a phase held it."""
         running_s = sum(
-            (now_s - held.since_s) * self._share(place)
-            for held in self._open.values()
-            for place in held.nodes
-            if node_of(place) == node and not held.tail
+            (now_s - running.since_s) * self._share(place)
+            for running in self._open.values()
+            for place in running.nodes
+            if node_of(place) == node and not running.tail
         )
         lived_s = max(now_s - self._start_s, 1e-9)
         return min((self._busy_s.get(node, 0.0) + running_s) / lived_s, 1.0)

@@ -94,14 +94,14 @@ class ActionExecutor:
         self.facts[worker] = facts
         for line in facts.said:
             logger.info("sandbox worker=%s %s", worker, line)
-        held = tuple(
+        environments = tuple(
             EnvironmentSpec(EnvironmentId(found.environment), JobId(found.job), found.memory_mib)
             for found in facts.environments
         )
         cores = tuple(tuple(numa) for numa in facts.cores)
         capacity = WorkerCapacity(cores=cores, memory_mib=facts.memory_mib)
-        self.feed(events.WorkerJoined(loop_time(), node, capacity, held))
-        for spec in held:
+        self.feed(events.WorkerJoined(loop_time(), node, capacity, environments))
+        for spec in environments:
             self._table.record_ready(spec.environment)
 
     def rewards_joined(self, worker: WorkerId, facts: rewards.RewardFacts) -> None:
@@ -120,7 +120,7 @@ class ActionExecutor:
     def failure_of(self, service: ServiceName) -> str | None:
         """Why no present worker could stage a service; None if one has it, or none tried."""
         joined = self.reward_facts.values()
-        if any(service == held.service for facts in joined for held in facts.services):
+        if any(service == staged.service for facts in joined for staged in facts.services):
             return None
         reasons = (facts.failed[service] for facts in joined if service in facts.failed)
         return next(reasons, None)
@@ -214,8 +214,8 @@ class ActionExecutor:
             return  # a permit: its owner says when it is over
         service = command.spec.service
         if service is not None:
-            told = (command.attempt, service, list(grant.gpus), request.stdin)
-            self._post(grant.node, rewards.ScoreTokens(*told), starts=action)
+            score = rewards.ScoreTokens(command.attempt, service, list(grant.gpus), request.stdin)
+            self._post(grant.node, score, starts=action)
             return
         message = sandbox.RunAction(
             attempt=command.attempt,
@@ -230,13 +230,13 @@ class ActionExecutor:
         self._post(grant.node, message, starts=action)
 
     def _open_environment(self, node: NodeId, spec: EnvironmentSpec) -> None:
-        asked = self._table.environment_request(spec.environment)
+        request = self._table.environment_request(spec.environment)
         message = sandbox.OpenEnvironment(
             environment=spec.environment,
             job=spec.job,
             memory_mib=spec.memory_mib,
             snapshot=self._table.snapshot_of(spec.environment),
-            files=asked.files,
+            files=request.files,
         )
         self._post(node, message)
 

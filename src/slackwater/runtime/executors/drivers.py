@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slackwater.control.jobs import driver_commands as do
-from slackwater.control.jobs import driver_events as on
+from slackwater.control.jobs import driver_commands, driver_events
 from slackwater.model.ids import JobId
 from slackwater.model.job_file import JobFile
 from slackwater.runtime.live_driver import FleetDriver, loop_time
@@ -35,7 +34,9 @@ _KEEPER_S = 10.0
 _WRONG_INPUT = 2  # the status of our own commands whose input is wrong
 
 
-ProcessCommand: TypeAlias = do.KeepDriver | do.StartDriver | do.EndDriver
+ProcessCommand: TypeAlias = (
+    driver_commands.KeepDriver | driver_commands.StartDriver | driver_commands.EndDriver
+)
 
 
 @dataclass(slots=True)
@@ -70,38 +71,38 @@ class DriverExecutor:
         self._jobs[job] = file
 
     # ---- adoption and shutdown ----
-    async def adopt(self, held: SubmittedJob) -> None:
+    async def adopt(self, submitted: SubmittedJob) -> None:
         """Adopt a job of an earlier control plane, whose driver runs, has ended, or died too."""
-        self.set_job_file(held.job, held.file)
-        files = self.files(held.job)
+        self.set_job_file(submitted.job, submitted.file)
+        files = self.files(submitted.job)
         lives = files.lives()
         keeper = files.keeper()
-        if lives and held.over is None and (keeper is None or keeper.url != self.url):
-            await self._terminate(held.job, held.attempt)  # its service URL is gone
+        if lives and submitted.over is None and (keeper is None or keeper.url != self.url):
+            await self._terminate(submitted.job, submitted.attempt)  # its service URL is gone
             files.forget_exit()
             lives = False
         ended = files.exit()
-        seen = not lives and ended is not None and ended.attempt == held.attempt
-        seen = seen and held.over is None
+        has_exit = not lives and ended is not None and ended.attempt == submitted.attempt
+        has_exit = has_exit and submitted.over is None
         if not lives:
-            await self.end_sessions(held.job, "its driver is gone")
+            await self.end_sessions(submitted.job, "its driver is gone")
         self.driver.feed(
-            on.DriverAdopted(
+            driver_events.DriverAdopted(
                 loop_time(),
-                held.job,
-                held.tenant,
-                held.file.terms,
-                held.file.known_profile,
-                held.attempt,
-                held.crashes,
-                lives=lives or seen,
-                over=held.over,
+                submitted.job,
+                submitted.tenant,
+                submitted.file.terms,
+                submitted.file.known_profile,
+                submitted.attempt,
+                submitted.crashes,
+                lives=lives or has_exit,
+                over=submitted.over,
             )
         )
-        if seen and ended is not None:
-            self._report_end(held.job, held.attempt, ended.status)
+        if has_exit and ended is not None:
+            self._report_end(submitted.job, submitted.attempt, ended.status)
         elif lives:
-            self.spawn(self._follow(held.job, held.attempt, None))
+            self.spawn(self._follow(submitted.job, submitted.attempt, None))
 
     async def close(self) -> None:
         """Stop all drivers; the next control plane starts them again."""
@@ -125,9 +126,9 @@ class DriverExecutor:
 
     async def _execute_in_order(self, command: ProcessCommand) -> None:
         async with self._locks[command.job]:
-            if isinstance(command, do.KeepDriver):
+            if isinstance(command, driver_commands.KeepDriver):
                 await self.store.call(lambda c: keep_driver(c, command))
-            elif isinstance(command, do.StartDriver):
+            elif isinstance(command, driver_commands.StartDriver):
                 await self._start(command.job, command.attempt)
             else:
                 self.spawn(self._terminate(command.job, command.attempt))
@@ -162,12 +163,12 @@ class DriverExecutor:
         file = self._jobs[job]
         keeper = [sys.executable, "-m", "slackwater.worker.driver_keeper", str(files.root)]
         keeper += [str(attempt), str(lock), str(GRACE_S), *driver_command(file, files.run)]
-        with os.fdopen(os.open(files.root / "keeper.log", _APPEND, 0o600), "ab") as said:
+        with os.fdopen(os.open(files.root / "keeper.log", _APPEND, 0o600), "ab") as log:
             return subprocess.Popen(
                 keeper,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
                 cwd=file.workdir or files.root,
                 env=self._environment(job, file, files),
                 pass_fds=(lock,),
@@ -177,10 +178,12 @@ class DriverExecutor:
     def _environment(self, job: JobId, file: JobFile, files: DriverFiles) -> dict[str, str]:
         """The variables of a driver: requests of any client in it belong to its job."""
         url, key = self.url or "", self.key(job)
-        given = {name: value for name, value in os.environ.items() if not name.endswith("_SECRET")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.endswith("_SECRET")
+        }
         return {
             "PYTHONUNBUFFERED": "1",
-            **given,
+            **inherited,
             **file.env,
             "TINKER_BASE_URL": url,
             "TINKER_API_KEY": key,
@@ -211,29 +214,31 @@ class DriverExecutor:
         if self._closing:
             return
         ended = files.exit()
-        seen = ended is not None and ended.attempt == attempt
-        status = ended.status if seen and ended is not None else -signal.SIGKILL
+        has_exit = ended is not None and ended.attempt == attempt
+        status = ended.status if has_exit and ended is not None else -signal.SIGKILL
         await self.end_sessions(job, f"its driver ended with {status}")
         self._report_end(job, attempt, status)
 
-    def _report_end(self, job: JobId, attempt: int, status: int, said: str | None = None) -> None:
+    def _report_end(self, job: JobId, attempt: int, status: int, error: str | None = None) -> None:
         logger.info("driver ended job=%s attempt=%d status=%d", job, attempt, status)
-        words = self.files(job).last_lines() if said is None else said
+        words = self.files(job).last_lines() if error is None else error
         hopeless = status == _WRONG_INPUT and self._jobs[job].recipe is not None
-        told = "" if status == 0 else words
-        self.driver.feed(on.DriverEnded(loop_time(), job, attempt, status, told, hopeless))
+        output = "" if status == 0 else words
+        self.driver.feed(
+            driver_events.DriverEnded(loop_time(), job, attempt, status, output, hopeless)
+        )
 
     async def _terminate(self, job: JobId, attempt: int) -> None:
         """Ask the keeper to end the driver; kill both if it does not in time."""
         files, loop = self.files(job), asyncio.get_running_loop()
         deadline_s = loop.time() + GRACE_S + _KEEPER_S
-        asked = False
+        is_asked = False
         while files.lives():
             keeper = files.keeper()
             if keeper is not None and keeper.attempt == attempt:
-                if not asked:
+                if not is_asked:
                     _kill(keeper.keeper, signal.SIGTERM)
-                    asked = True
+                    is_asked = True
                 elif loop.time() > deadline_s:
                     _kill(keeper.keeper, signal.SIGKILL)
                     _kill(-keeper.driver, signal.SIGKILL)

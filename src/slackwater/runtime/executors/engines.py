@@ -9,18 +9,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from slackwater.control.jobs import commands as job_do
+from slackwater.control.jobs import commands as job_commands
 from slackwater.control.jobs.events import JobAnswered
-from slackwater.control.rollout import commands as do
-from slackwater.control.rollout import events as on
-from slackwater.control.steps import commands as step_do
+from slackwater.control.rollout import commands, events
+from slackwater.control.steps import commands as step_commands
 from slackwater.control.steps.events import EngineRested, LocalEngineUp
-from slackwater.control.weights import commands as weight_do
-from slackwater.control.weights import events as of_weight
+from slackwater.control.weights import commands as weight_commands
+from slackwater.control.weights import events as weight_events
 from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.executors.recent_trajectories import RecentTrajectories
+from slackwater.runtime.executors.relays import RelayExecutor
 from slackwater.runtime.executors.serving import ServingExecutor
 from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
 from slackwater.runtime.executors.turn_results import TurnListener
@@ -28,7 +28,6 @@ from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.slo_tracker import SloTracker
-from slackwater.wire import agent as says
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.lending import BudgetReport, LoanEnded
@@ -39,23 +38,23 @@ logger = logging.getLogger(__name__)
 _MAX_HELD_BYTES = 8 * messages.MAX_HELD_TOKENS + 1024 * messages.MAX_HELD_TURNS  # of an engine
 
 EngineCommand: TypeAlias = (
-    do.AppendTokens
-    | do.StreamTokens
-    | do.CompleteTurn
-    | do.FailTurn
-    | do.DispatchTurn
-    | do.AbortTurn
-    | do.ReleaseInstance
-    | do.ReportFault
-    | do.EndSeeding
-    | do.ResumeSeeding
-    | do.LimitInstances
-    | step_do.StartEngine
-    | step_do.RestEngine
-    | weight_do.PullVersion
-    | weight_do.DropVersion
-    | weight_do.DeleteVersion
-    | job_do.PlaceJob
+    commands.AppendTokens
+    | commands.StreamTokens
+    | commands.CompleteTurn
+    | commands.FailTurn
+    | commands.DispatchTurn
+    | commands.AbortTurn
+    | commands.ReleaseInstance
+    | commands.ReportFault
+    | commands.EndSeeding
+    | commands.ResumeSeeding
+    | commands.LimitInstances
+    | step_commands.StartEngine
+    | step_commands.RestEngine
+    | weight_commands.PullVersion
+    | weight_commands.DropVersion
+    | weight_commands.DeleteVersion
+    | job_commands.PlaceJob
 )
 
 
@@ -70,62 +69,6 @@ class EngineHooks:
     delete_version: Callable[[str], None] = lambda version: None
     find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None
     turns_returned: Callable[[WorkerId], None] = lambda worker: None
-
-
-class RelayExecutor:
-    """Weight relays of nodes: sends them the weight director's commands, and feeds it their
-    reports.
-    """
-
-    def __init__(self, hub: WorkerHub, driver: FleetDriver) -> None:
-        self._hub, self._feed = hub, driver.feed
-        driver.register(self._execute, (weight_do.FetchPayload, weight_do.DropPayload))
-        self._relays: dict[NodeId, tuple[str, str]] = {}
-
-    def add_node(self, facts: says.NodeFacts) -> None:
-        """The agent of a node has joined."""
-        if facts.relay:
-            node = NodeId(facts.node)
-            self._relays[node] = (facts.relay, facts.certificate)
-            self._feed(of_weight.RelayJoined(loop_time(), node, facts.site))
-
-    def remove_node(self, node: NodeId) -> None:
-        if self._relays.pop(node, None) is not None:
-            self._feed(of_weight.RelayLeft(loop_time(), node))
-
-    def handle_report(
-        self, node: NodeId, message: says.PayloadArrived | says.PayloadFailed
-    ) -> None:
-        """An agent reports how fetching a payload ended."""
-        match message:
-            case says.PayloadArrived(version, base):
-                self._feed(of_weight.PayloadArrived(loop_time(), node, version, base))
-            case says.PayloadFailed(version, base, source, error):
-                logger.warning("payload broke off node=%s source=%s: %s", node, source, error)
-                broke = of_weight.PayloadFailed(
-                    loop_time(), node, version, base, NodeId(source), error
-                )
-                self._feed(broke)
-
-    def record_stock(self, message: messages.VersionStocked) -> None:
-        """A trainer put a version on its node's relay."""
-        sizes = tuple(sorted(message.sizes.items()))
-        self._feed(
-            of_weight.PayloadsStocked(loop_time(), NodeId(message.node), message.version, sizes)
-        )
-
-    def _execute(self, command: weight_do.FetchPayload | weight_do.DropPayload) -> None:
-        match command:
-            case weight_do.FetchPayload(node, version, base, source):
-                address, certificate = self._relays[source]
-                offered = says.OfferPayload(version, base, self._relays[node][1])
-                self._hub.send(WorkerId(f"agent:{source}"), offered)
-                told: messages.Message = says.FetchPayload(
-                    version, base, source, address, certificate
-                )
-            case weight_do.DropPayload(node, version, base):
-                told = says.DropPayload(version, base)
-        self._hub.send(WorkerId(f"agent:{node}"), told)
 
 
 class EngineExecutor:
@@ -166,12 +109,12 @@ class EngineExecutor:
         spec: TurnSpec,
         listener: TurnListener,
         arrived_s: float | None = None,
-        held: messages.HeldTurn | None = None,
+        returned: messages.HeldTurn | None = None,
     ) -> None:
         """Generate a turn; it joins the trajectory that its prompt continues, if any.
 
-        `arrived_s`: when the user's request came, if a user waits for the first token. `held`: what
-        an engine generated of the turn for an earlier control plane.
+        `arrived_s`: when the user's request came, if a user waits for the first token. `returned`:
+        what an engine generated of the turn for an earlier control plane.
         """
         known = self._trajectories.find_continued(spec.version, spec.prompt)
         if known is not None:
@@ -184,18 +127,18 @@ class EngineExecutor:
         self._listeners[spec.turn] = listener
         self._specs[spec.turn] = spec
         self._since_s[spec.turn] = since_s
-        if held is None or not _is_believable(held, spec):
-            self.feed(on.TurnSubmitted(loop_time(), spec))
+        if returned is None or not _is_believable(returned, spec):
+            self.feed(events.TurnSubmitted(loop_time(), spec))
             return
-        tokens = np.frombuffer(held.tokens, "<u4").tolist()
-        logprobs = np.frombuffer(held.logprobs, "<f4").tolist()
-        self.feed(on.TurnSubmitted(loop_time(), spec, tokens, logprobs))
+        tokens = np.frombuffer(returned.tokens, "<u4").tolist()
+        logprobs = np.frombuffer(returned.logprobs, "<f4").tolist()
+        self.feed(events.TurnSubmitted(loop_time(), spec, tokens, logprobs))
 
     def take_returned_turns(self) -> dict[TurnId, messages.HeldTurn]:
         """What engines generated for an earlier control plane; later reports are ignored."""
-        held, self._returned_turns = self._returned_turns, None
+        turns, self._returned_turns = self._returned_turns, None
         self._reported.clear()
-        return held or {}
+        return turns or {}
 
     def cancel(self, turn: TurnId) -> None:
         """Cancel a turn; its listener is not called any more."""
@@ -203,7 +146,7 @@ class EngineExecutor:
             self._measure(self._specs.pop(turn), 0, "cancelled")
             if self.slo is not None:
                 self.slo.record_cancel(turn, loop_time())
-            self.feed(on.TurnCancelled(loop_time(), turn))
+            self.feed(events.TurnCancelled(loop_time(), turn))
 
     def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
         self._streaming.discard(spec.turn)
@@ -212,7 +155,7 @@ class EngineExecutor:
 
     def register_tenants(self, tenants: Sequence[str]) -> None:
         """Tell the manager whose turns may come."""
-        self.feed(on.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
+        self.feed(events.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
 
     def publish(
         self,
@@ -226,23 +169,23 @@ class EngineExecutor:
     ) -> None:
         """Announce a version that engines can pull; see `WeightsPublished`."""
         self.feed(
-            of_weight.WeightsPublished(
+            weight_events.WeightsPublished(
                 loop_time(), job, version, base_model, line=line, adapter=adapter, sampled=sampled
             )
         )
 
     def retire(self, version: str) -> None:
         """Retire a version that nothing names; it is deleted when no engine needs it."""
-        self.feed(of_weight.WeightsRetired(loop_time(), version))
+        self.feed(weight_events.WeightsRetired(loop_time(), version))
 
     def give_notice(self, instance: InstanceId, leaves_in_s: float) -> None:
         """Announce that an instance will be taken away: its turns move now."""
         now_s = loop_time()
-        self.feed(on.InstanceNotice(now_s, instance, now_s + leaves_in_s))
+        self.feed(events.InstanceNotice(now_s, instance, now_s + leaves_in_s))
 
     def drain(self, instance: InstanceId, move_turns: bool) -> None:
         """Drain an instance: it gets no more turns, and is released when it has none."""
-        self.feed(on.DrainRequested(loop_time(), instance, move_turns))
+        self.feed(events.DrainRequested(loop_time(), instance, move_turns))
 
     def count_live_turns(self) -> int:
         """How many turns have not ended."""
@@ -269,7 +212,7 @@ class EngineExecutor:
         )
         local = spec.kind is InstanceKind.LOCAL
         self.feed(
-            LocalEngineUp(loop_time(), spec) if local else on.InstanceJoined(loop_time(), spec)
+            LocalEngineUp(loop_time(), spec) if local else events.InstanceJoined(loop_time(), spec)
         )
 
     def engine_lost(self, worker: WorkerId, reason: str) -> None:
@@ -277,7 +220,7 @@ class EngineExecutor:
         self.gauges.pop(worker, None)
         if self.lending is not None:
             self.lending.remove_worker(worker)
-        self.feed(on.InstanceLost(loop_time(), InstanceId(worker), reason))
+        self.feed(events.InstanceLost(loop_time(), InstanceId(worker), reason))
 
     def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
         """Handle one frame; token frames, the most frequent, are decoded directly."""
@@ -287,28 +230,30 @@ class EngineExecutor:
             if attempts:
                 columns = attempts, tokens, scores, counts
                 others = self._topk.pop(worker, ())
-                self.feed(on.TokensArrived(now_s, instance, *columns, topk=others))
+                self.feed(events.TokensArrived(now_s, instance, *columns, topk=others))
             for turn in finished:
                 attempt, why = AttemptId(turn.request), FinishReason(turn.reason)
                 ended = attempt, why, turn.total_tokens, turn.version
-                self.feed(on.TurnEnded(now_s, instance, *ended))
+                self.feed(events.TurnEnded(now_s, instance, *ended))
             return
         match messages.decode_from_worker(frame.body):
             case messages.GenerateRefused(request, error, at_fault):
                 attempt = AttemptId(request)
-                self.feed(on.TurnRefused(now_s, instance, attempt, error, at_fault))
+                self.feed(events.TurnRefused(now_s, instance, attempt, error, at_fault))
             case messages.PromptScores(request, logprobs, topk, targets, drawn):
                 attempt = AttemptId(request)
-                self.feed(on.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn))
+                self.feed(
+                    events.PromptScored(now_s, instance, attempt, logprobs, topk, targets, drawn)
+                )
             case messages.SampledTopK(rows):
                 self._topk[worker] = rows
             case messages.HeldTurns(turns):
                 self._store_returned_turns(worker, turns)
                 self._hooks.turns_returned(worker)
             case messages.VersionReady(version, kept):
-                self.feed(of_weight.InstanceReady(now_s, instance, version, kept))
+                self.feed(weight_events.InstanceReady(now_s, instance, version, kept))
             case messages.VersionFailed(version, error):
-                self.feed(of_weight.PullFailed(now_s, instance, version, error))
+                self.feed(weight_events.PullFailed(now_s, instance, version, error))
             case messages.EngineRested(number):
                 self.feed(EngineRested(now_s, instance, number))
             case messages.Heartbeat() | BudgetReport() | LoanEnded() as said:
@@ -322,27 +267,27 @@ class EngineExecutor:
             return
         self._reported.add(worker)
         left_bytes = _MAX_HELD_BYTES
-        for held in turns[: messages.MAX_HELD_TURNS]:
-            left_bytes -= len(held.tokens) + len(held.logprobs) + len(held.turn + held.version)
+        for turn in turns[: messages.MAX_HELD_TURNS]:
+            left_bytes -= len(turn.tokens) + len(turn.logprobs) + len(turn.turn + turn.version)
             if left_bytes < 0:
                 return
-            other = self._returned_turns.get(TurnId(held.turn))
-            more = other is None or len(held.tokens) > len(other.tokens)
-            if more and len(held.tokens) == len(held.logprobs) and len(held.tokens) % 4 == 0:
-                self._returned_turns[TurnId(held.turn)] = held
+            other = self._returned_turns.get(TurnId(turn.turn))
+            more = other is None or len(turn.tokens) > len(other.tokens)
+            if more and len(turn.tokens) == len(turn.logprobs) and len(turn.tokens) % 4 == 0:
+                self._returned_turns[TurnId(turn.turn)] = turn
 
     def _handle_status(
-        self, now_s: float, worker: WorkerId, said: messages.Heartbeat | BudgetReport | LoanEnded
+        self, now_s: float, worker: WorkerId, message: messages.Heartbeat | BudgetReport | LoanEnded
     ) -> None:
         instance = InstanceId(worker)
-        match said:
+        match message:
             case messages.Heartbeat(gauges):
                 self.gauges[worker] = gauges
                 self.feed(_heartbeat(now_s, instance, gauges))
                 if self.lending is not None:
                     self.lending.record_heartbeat(worker, gauges)
             case BudgetReport(max_running, kv_tokens):
-                self.feed(on.BudgetChanged(now_s, instance, max_running, kv_tokens))
+                self.feed(events.BudgetChanged(now_s, instance, max_running, kv_tokens))
             case LoanEnded(error):
                 if self.lending is not None:
                     self.lending.end_loan(worker, error)
@@ -350,37 +295,37 @@ class EngineExecutor:
     # ---- commands ----
     def _execute(self, command: EngineCommand) -> None:
         match command:
-            case do.AppendTokens() | do.CompleteTurn() | do.FailTurn():
+            case commands.AppendTokens() | commands.CompleteTurn() | commands.FailTurn():
                 self._tell(command)
-            case do.StreamTokens():
+            case commands.StreamTokens():
                 self._stream(command)
             case (
-                do.DispatchTurn()
-                | do.AbortTurn()
-                | weight_do.PullVersion()
-                | weight_do.DropVersion()
+                commands.DispatchTurn()
+                | commands.AbortTurn()
+                | weight_commands.PullVersion()
+                | weight_commands.DropVersion()
             ):
                 self._hub.send(WorkerId(command.instance), _message(command))
-            case do.ReleaseInstance(instance, reason):
+            case commands.ReleaseInstance(instance, reason):
                 logger.warning("engine released instance=%s reason=%s", instance, reason)
                 self._hooks.release(WorkerId(instance))
-            case step_do.StartEngine(spec):
+            case step_commands.StartEngine(spec):
                 if spec.sleeps:  # turns that it gets before it is awake wait there
                     self._hub.send(WorkerId(spec.instance), messages.WakeEngine())
-                self.feed(on.InstanceJoined(loop_time(), spec))
-            case step_do.RestEngine(instance, reason, number):
+                self.feed(events.InstanceJoined(loop_time(), spec))
+            case step_commands.RestEngine(instance, reason, number):
                 logger.info("engine rests instance=%s reason=%s", instance, reason)
                 if number is not None:
                     self._hub.send(WorkerId(instance), messages.RestEngine(number))
-            case weight_do.DeleteVersion(version):
+            case weight_commands.DeleteVersion(version):
                 self._hooks.delete_version(version)
-            case job_do.PlaceJob(job):
+            case job_commands.PlaceJob(job):
                 # Every job shares the service's engines and trainers.
                 self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))
             case _:
                 _log(command)
 
-    def _stream(self, command: do.StreamTokens) -> None:
+    def _stream(self, command: commands.StreamTokens) -> None:
         listeners, start = self._listeners, 0
         tokens, logprobs = command.tokens, command.logprobs
         for turn, count in zip(command.turns, command.counts or repeat(1), strict=False):
@@ -389,8 +334,10 @@ class EngineExecutor:
                 listener.stream(tokens[start:end], logprobs[start:end])
             start = end
 
-    def _tell(self, command: do.AppendTokens | do.CompleteTurn | do.FailTurn) -> None:
-        if isinstance(command, do.AppendTokens):
+    def _tell(
+        self, command: commands.AppendTokens | commands.CompleteTurn | commands.FailTurn
+    ) -> None:
+        if isinstance(command, commands.AppendTokens):
             if (listener := self._listeners.get(command.turn)) is not None:
                 if command.turn not in self._streaming:
                     self._streaming.add(command.turn)
@@ -404,15 +351,15 @@ class EngineExecutor:
         if listener is None:
             return
         spec = self._specs.pop(command.turn)
-        tokens = command.tokens if isinstance(command, do.CompleteTurn) else ()
-        completed = isinstance(command, do.CompleteTurn)
+        tokens = command.tokens if isinstance(command, commands.CompleteTurn) else ()
+        completed = isinstance(command, commands.CompleteTurn)
         since_s = self._since_s[spec.turn]
         self._measure(spec, len(tokens), "completed" if completed else "failed")
         if self.slo is not None and completed:
             self.slo.record_answer(spec.turn, loop_time(), len(tokens))
         elif self.slo is not None:
             self.slo.record_failure(spec.turn, loop_time())
-        if isinstance(command, do.CompleteTurn):
+        if isinstance(command, commands.CompleteTurn):
             now_s = loop_time()
             self._trajectories.record_turn(
                 spec.version, spec.prompt, tokens, spec.trajectory, now_s
@@ -424,24 +371,30 @@ class EngineExecutor:
 
 
 def _log(
-    command: do.ReportFault | do.EndSeeding | do.ResumeSeeding | do.LimitInstances,
+    command: commands.ReportFault
+    | commands.EndSeeding
+    | commands.ResumeSeeding
+    | commands.LimitInstances,
 ) -> None:
     match command:
-        case do.ReportFault(instance, what):
+        case commands.ReportFault(instance, what):
             logger.warning("engine fault instance=%s what=%s", instance, what)
-        case do.EndSeeding(job, reason):
+        case commands.EndSeeding(job, reason):
             logger.info("seeding ended job=%s reason=%s", job, reason)
-        case do.ResumeSeeding(job, reason):
+        case commands.ResumeSeeding(job, reason):
             logger.info("seeding resumed job=%s reason=%s", job, reason)
-        case do.LimitInstances(job, most):
+        case commands.LimitInstances(job, most):
             logger.info("more would not help job=%s most=%d", job, most)
 
 
 def _message(
-    command: do.DispatchTurn | do.AbortTurn | weight_do.PullVersion | weight_do.DropVersion,
+    command: commands.DispatchTurn
+    | commands.AbortTurn
+    | weight_commands.PullVersion
+    | weight_commands.DropVersion,
 ) -> messages.Message:
     match command:
-        case do.DispatchTurn():
+        case commands.DispatchTurn():
             return messages.Generate(
                 command.attempt,
                 command.version,
@@ -454,19 +407,19 @@ def _message(
                 array("f", command.logprobs).tobytes(),
                 command.stream,
             )
-        case do.AbortTurn(_, attempt):
+        case commands.AbortTurn(_, attempt):
             return messages.Abort(attempt)
-        case weight_do.PullVersion(_, version, way, keep):
+        case weight_commands.PullVersion(_, version, way, keep):
             payloads = tuple((payload.version, payload.base) for payload in way)
             return messages.PullVersion(version, payloads, keep)
-        case weight_do.DropVersion(_, version):
+        case weight_commands.DropVersion(_, version):
             return messages.DropVersion(version)
 
 
 def _heartbeat(
     now_s: float, instance: InstanceId, gauges: dict[str, float]
-) -> on.InstanceHeartbeat:
-    return on.InstanceHeartbeat(
+) -> events.InstanceHeartbeat:
+    return events.InstanceHeartbeat(
         now_s,
         instance,
         running=int(gauges.get("running", 0)),
@@ -478,8 +431,8 @@ def _heartbeat(
     )
 
 
-def _is_believable(held: messages.HeldTurn, spec: TurnSpec) -> bool:
+def _is_believable(returned: messages.HeldTurn, spec: TurnSpec) -> bool:
     """Whether an engine can have generated these tokens of the turn."""
-    scores = np.frombuffer(held.logprobs, "<f4")
+    scores = np.frombuffer(returned.logprobs, "<f4")
     fits = len(scores) <= spec.sampling.max_tokens
-    return held.version == spec.version and fits and bool(np.isfinite(scores).all())
+    return returned.version == spec.version and fits and bool(np.isfinite(scores).all())

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slackwater.control.coschedule import commands as do
-from slackwater.control.coschedule import phase_commands as phase_do
+from slackwater.control.coschedule import commands, phase_commands
 from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
@@ -60,15 +59,15 @@ class DecisionClock:
 
 
 PermitCommand: TypeAlias = (
-    phase_do.PermitGiven
-    | phase_do.PermitEnded
-    | phase_do.PermitShrunk
-    | do.StopJob
-    | do.RefuseJob
-    | do.StartJob
-    | do.HoldJob
-    | do.RentNodes
-    | do.ReturnNodes
+    phase_commands.PermitGiven
+    | phase_commands.PermitEnded
+    | phase_commands.PermitShrunk
+    | commands.StopJob
+    | commands.RefuseJob
+    | commands.StartJob
+    | commands.HoldJob
+    | commands.RentNodes
+    | commands.ReturnNodes
 )
 
 
@@ -101,29 +100,29 @@ class PermitExecutor:
     # ---- commands ----
     def execute(self, command: PermitCommand) -> None:
         match command:
-            case phase_do.PermitGiven():
+            case phase_commands.PermitGiven():
                 self._record_grant(command)
-            case phase_do.PermitEnded(job, permit, lost):
+            case phase_commands.PermitEnded(job, permit, lost):
                 self._record_end(job, permit, lost)
-            case phase_do.PermitShrunk(job, permit):
+            case phase_commands.PermitShrunk(job, permit):
                 self.tails += 1
                 self.spans.shrink(permit, loop_time())
                 logger.info("rollout shrinks to its tail job=%s permit=%d", job, permit)
-            case do.StopJob(job, _, moves, reason):
+            case commands.StopJob(job, _, moves, reason):
                 logger.warning("job stopped job=%s reason=%s", job, reason)
                 if not moves:
                     self._feed(JobCrashed(loop_time(), job, reason))
-            case do.RefuseJob(job, reason):
+            case commands.RefuseJob(job, reason):
                 self._callbacks.end_refused_job(job, reason)
                 self._wake(job)
-            case do.StartJob(job) | do.HoldJob(job):
+            case commands.StartJob(job) | commands.HoldJob(job):
                 logger.info("job answered job=%s reason=%s", job, command.reason)
                 self._callbacks.save_state()
                 self._wake(job)
-            case do.RentNodes() | do.ReturnNodes():
+            case commands.RentNodes() | commands.ReturnNodes():
                 pass  # nothing to do without rented nodes
 
-    def _record_grant(self, command: phase_do.PermitGiven) -> None:
+    def _record_grant(self, command: phase_commands.PermitGiven) -> None:
         self.grants += 1
         self._live[command.permit] = (command.job, command.phase)
         if command.switch:

@@ -99,10 +99,10 @@ class RecentTrajectories:
         if found is None:
             found = RecentTrajectory(spec.trajectory, spec.job, spec.base_model, since_s)
             self._trajectories[key] = found
-            mine = self._by_job.setdefault(spec.job, deque())
-            mine.append(spec.trajectory)
-            while len(mine) > self._most(spec.job, now_s):
-                self._drop((spec.job, mine[0]))
+            of_job = self._by_job.setdefault(spec.job, deque())
+            of_job.append(spec.trajectory)
+            while len(of_job) > self._most(spec.job, now_s):
+                self._drop((spec.job, of_job[0]))
         else:
             self._trajectories.move_to_end(key)
         turn = EndedTurn(spec.prompt, array("I", result.tokens), array("d", result.logprobs))
@@ -135,8 +135,8 @@ class RecentTrajectories:
     def _drop(self, key: tuple[JobId, TrajectoryId]) -> None:
         gone = self._trajectories.pop(key)
         self._tokens -= gone.held_tokens
-        mine = self._by_job[gone.job]
-        mine.remove(gone.trajectory)
-        if not mine:
+        of_job = self._by_job[gone.job]
+        of_job.remove(gone.trajectory)
+        if not of_job:
             del self._by_job[gone.job]
             self._looked_at_s.pop(gone.job, None)

@@ -5,8 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from slackwater.control.lending import commands as do
-from slackwater.control.lending import events as on
+from slackwater.control.lending import commands, events
 from slackwater.control.lending.lender import NO_LONGER_NEEDED
 from slackwater.model.ids import JobId, NodeId, ServiceName, WorkerId
 from slackwater.runtime.live_driver import FleetDriver, loop_time
@@ -63,7 +62,9 @@ class ServingExecutor:
         self._borrowers: dict[WorkerId, JobId] = {}
         self.loans = 0  # that began since the service started
         self.refusals: dict[WorkerId, str] = {}
-        driver.register(self._execute, (do.LendNode, do.BeginStep, do.ReclaimNode))
+        driver.register(
+            self._execute, (commands.LendNode, commands.BeginStep, commands.ReclaimNode)
+        )
 
     # ---- for the hub ----
     def add_worker(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
@@ -72,7 +73,7 @@ class ServingExecutor:
             return
         service = ServiceName(facts.base_model)
         self._nodes.add(worker)
-        self._feed(on.ServingNodeJoined(loop_time(), NodeId(worker), service))
+        self._feed(events.ServingNodeJoined(loop_time(), NodeId(worker), service))
 
     def remove_worker(self, worker: WorkerId) -> None:
         self._minutes.pop(worker, None)
@@ -80,18 +81,18 @@ class ServingExecutor:
         self._borrowers.pop(worker, None)
         if worker in self._nodes:
             self._nodes.discard(worker)
-            self._feed(on.ServingNodeLost(loop_time(), NodeId(worker)))
+            self._feed(events.ServingNodeLost(loop_time(), NodeId(worker)))
 
     def end_loan(self, worker: WorkerId, error: str) -> None:
         """A loan has ended, or could not begin: `error` says why."""
         self._borrowers.pop(worker, None)
         node, now_s = NodeId(worker), loop_time()
         if not error:
-            self._feed(on.NodeCleared(now_s, node))
+            self._feed(events.NodeCleared(now_s, node))
             return
         self.refusals[worker] = error
         logger.warning("lending: worker=%s %s", worker, error)
-        self._feed(on.LoanFailed(now_s, node, error))
+        self._feed(events.LoanFailed(now_s, node, error))
 
     def record_heartbeat(self, worker: WorkerId, gauges: Mapping[str, float]) -> None:
         now_s = loop_time()
@@ -111,9 +112,9 @@ class ServingExecutor:
             for spent_s in (needed_s - needed_before_s, rolled_s - rolled_before_s)
         )
         rollout = rollout if gauges["lent"] else 1.0  # its weights may be on their way
-        kept = bool(gauges["promise_kept"]) and self._is_slo_met(now_s)
+        meets_slo = bool(gauges["promise_kept"]) and self._is_slo_met(now_s)
         kv_share, node = gauges["kv_share"], NodeId(worker)
-        self._feed(on.ServingNodeReported(now_s, node, kv_share, busy, kept, rollout))
+        self._feed(events.ServingNodeReported(now_s, node, kv_share, busy, meets_slo, rollout))
 
     # ---- for the control plane ----
     def is_loan(self, worker: WorkerId) -> bool:
@@ -139,18 +140,18 @@ class ServingExecutor:
         return dict(self._borrowers)
 
     # ---- commands ----
-    def _execute(self, command: do.LendingCommand) -> None:
+    def _execute(self, command: commands.LendingCommand) -> None:
         match command:
-            case do.LendNode(node, job, base):
+            case commands.LendNode(node, job, base):
                 self._borrowers[WorkerId(node)] = job
                 self.loans += 1
                 self.refusals.pop(WorkerId(node), None)
                 offer = self._offers[base]
-                told = lending.LendNode(job, base, offer.base_version, offer.model)
-                self._send(WorkerId(node), told)
-            case do.BeginStep(node):
+                loan = lending.LendNode(job, base, offer.base_version, offer.model)
+                self._send(WorkerId(node), loan)
+            case commands.BeginStep(node):
                 self._send(WorkerId(node), lending.BeginStep())
-            case do.ReclaimNode(node, _, reason):
+            case commands.ReclaimNode(node, _, reason):
                 if reason != NO_LONGER_NEEDED:
                     self.refusals[WorkerId(node)] = reason
                 self._send(WorkerId(node), lending.ReclaimNode(reason))

@@ -5,11 +5,11 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slackwater.control.operations import commands as do
+from slackwater.control.operations import commands
 from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.wire import agent as says
+from slackwater.wire import agent as agent_messages
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +20,9 @@ class StateMoves:
 
     hub: WorkerHub
     node_of: Callable[[WorkerId], NodeId | None]
-    _places: dict[NodeId, says.StatePlace] = field(default_factory=dict)
+    _places: dict[NodeId, agent_messages.StatePlace] = field(default_factory=dict)
 
-    def add_node(self, facts: says.NodeFacts) -> None:
+    def add_node(self, facts: agent_messages.NodeFacts) -> None:
         """The agent of a node has joined."""
         if facts.states is not None:
             self._places[NodeId(facts.node)] = facts.states
@@ -37,18 +37,18 @@ class StateMoves:
         """
         if not self._places:
             return
-        hints: dict[NodeId, says.PrefetchStates] = {}
+        hints: dict[NodeId, agent_messages.PrefetchStates] = {}
         for models_by_trainer, is_holding in wanted:
             for worker, models in models_by_trainer.items():
                 node = self.node_of(worker)
                 if node in self._places:
-                    hint = hints.setdefault(node, says.PrefetchStates([], []))
+                    hint = hints.setdefault(node, agent_messages.PrefetchStates([], []))
                     hint.models.extend(models)
                     hint.holding.extend(models if is_holding else ())
         for node, hint in hints.items():
             self.hub.send(agent_name(node), hint)
 
-    def begin(self, order: do.MoveState) -> str:
+    def begin(self, order: commands.MoveState) -> str:
         """Start a move. Returns why it is impossible, or "": then the agent reports the outcome."""
         source, target = self.node_of(order.worker), self.node_of(order.to)
         if source is None or source not in self._places:
@@ -57,11 +57,13 @@ class StateMoves:
             return f"the node of {order.to} takes no states"
         logger.info("state moves model=%s from=%s to=%s", order.model, source, target)
         place, key = self._places[target], secrets.token_urlsafe(32)
-        self.hub.send(agent_name(target), says.TakeState(order.model, key))
-        self.hub.send(agent_name(source), says.SendState(order.ticket, order.model, place, key))
+        self.hub.send(agent_name(target), agent_messages.TakeState(order.model, key))
+        self.hub.send(
+            agent_name(source), agent_messages.SendState(order.ticket, order.model, place, key)
+        )
         return ""
 
     def delete_strays(self, model: str) -> None:
         """Delete stray copies of a model's state on every node."""
         for node in self._places:
-            self.hub.send(agent_name(node), says.ForgetStates(model))
+            self.hub.send(agent_name(node), agent_messages.ForgetStates(model))

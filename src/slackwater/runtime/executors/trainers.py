@@ -18,8 +18,7 @@ import sqlalchemy as sa
 from msgspec import structs
 from sqlalchemy.engine import Connection
 
-from slackwater.control.operations import commands as do
-from slackwater.control.operations import events as on
+from slackwater.control.operations import commands, events
 from slackwater.control.operations.controller import OperationsController
 from slackwater.model.errors import (
     ConfigError,
@@ -58,13 +57,13 @@ Finisher = Callable[[Connection, TrainedModel, Operation, bytes], bytes]
 
 
 OperationCommand: TypeAlias = (
-    do.TrainerOrder
-    | do.CommitSnapshot
-    | do.DropModel
-    | do.MoveState
-    | do.ForgetStrays
-    | do.CompleteOp
-    | do.FailOp
+    commands.TrainerOrder
+    | commands.CommitSnapshot
+    | commands.DropModel
+    | commands.MoveState
+    | commands.ForgetStrays
+    | commands.CompleteOp
+    | commands.FailOp
 )
 
 
@@ -111,12 +110,12 @@ class TrainerExecutor:
     async def adopt(self) -> None:
         """Adopt open models and their operations from the durable log."""
 
-        def read(connection: Connection) -> list[tuple[TrainedModel, on.ModelAdopted]]:
+        def read(connection: Connection) -> list[tuple[TrainedModel, events.ModelAdopted]]:
             found = []
             for row in connection.execute(sa.select(models).where(models.c.closed.is_(None))):
                 model = log.model_of(row)
                 records = log.records_after(connection, model.model, row.saved_seq)
-                event = on.ModelAdopted(0.0, model.model, row.saved_seq, records, model.tenant)
+                event = events.ModelAdopted(0.0, model.model, row.saved_seq, records, model.tenant)
                 found.append((model, event))
             return found
 
@@ -164,8 +163,8 @@ class TrainerExecutor:
         found = set()
         for operation in self._operations.values():
             if operation.kind is OpKind.SAVE:
-                held = self._state.checkpoints_of(operation.model)
-                written = [path for path in held if path.name.endswith(f"@{operation.seq}")]
+                folders = self._state.checkpoints_of(operation.model)
+                written = [path for path in folders if path.name.endswith(f"@{operation.seq}")]
                 found |= {self._state.uri(path) for path in written}
         return found
 
@@ -203,10 +202,10 @@ class TrainerExecutor:
 
     def _check_bytes(self, tenant: TenantId, more: int) -> None:
         """Waiting operations are in memory and on disk, so each tenant has a share."""
-        held = self._payload_bytes[tenant]
-        if held and held + more > self._max_payload_bytes:
+        waiting = self._payload_bytes[tenant]
+        if waiting and waiting + more > self._max_payload_bytes:
             raise UnavailableError(
-                f"operations of yours that wait hold {held} bytes, your share is "
+                f"operations of yours that wait hold {waiting} bytes, your share is "
                 f"{self._max_payload_bytes}; try again"
             )
 
@@ -220,13 +219,13 @@ class TrainerExecutor:
         except (ConfigError, RefusedError):
             return  # the number is out of reach, or belongs to another operation
         if added:
-            self._feed(on.OpRejected(loop_time(), operation, reason))
+            self._feed(events.OpRejected(loop_time(), operation, reason))
 
     async def close_model(self, model: ModelId, reason: str) -> None:
         """Close a model that gets no more operations."""
         if self._models.pop(model, None) is None:
             return
-        self._feed(on.ModelClosed(loop_time(), model, reason))
+        self._feed(events.ModelClosed(loop_time(), model, reason))
         closing = models.update().where(models.c.model == model).values(closed=reason)
         await self._store.call(lambda c: c.execute(closing) and None)
         await asyncio.to_thread(remove_folder, self._state.snapshots(model))
@@ -240,7 +239,7 @@ class TrainerExecutor:
         self._payload_bytes[tenant] += len(payload)
         self._operations[operation.request] = operation
         self._board.expect(operation.request, tenant)
-        self._feed(on.OpSubmitted(loop_time(), operation, tenant))
+        self._feed(events.OpSubmitted(loop_time(), operation, tenant))
 
     def job_of(self, request: RequestId) -> JobId | None:
         """The job of an unfinished operation."""
@@ -268,65 +267,65 @@ class TrainerExecutor:
     def agent_lost(self, node: NodeId) -> None:
         self._moves.remove_node(node)
 
-    def state_sent(self, said: StateSent) -> None:
+    def state_sent(self, report: StateSent) -> None:
         """An agent reports how a move of a state ended."""
-        if said.error:
-            logger.warning("state did not move model=%s: %s", said.model, said.error)
-        self._feed(on.StateMoved(loop_time(), ModelId(said.model), said.move, said.error))
+        if report.error:
+            logger.warning("state did not move model=%s: %s", report.model, report.error)
+        self._feed(events.StateMoved(loop_time(), ModelId(report.model), report.move, report.error))
 
     def trainer_joined(self, worker: WorkerId) -> None:
-        self._feed(on.TrainerJoined(loop_time(), worker, self._node_of(worker)))
+        self._feed(events.TrainerJoined(loop_time(), worker, self._node_of(worker)))
 
     def trainer_lost(self, worker: WorkerId, reason: str) -> None:
         self._ordered.pop(worker, None)
-        self._feed(on.TrainerLost(loop_time(), worker, reason))
+        self._feed(events.TrainerLost(loop_time(), worker, reason))
 
     def handle_message(self, worker: WorkerId, message: messages.FromWorker) -> None:
         now_s = loop_time()
         match message:
             case messages.PublishDetached(ticket, elapsed_s):
-                self._feed(on.TicketDetached(now_s, worker, ticket, elapsed_s))
+                self._feed(events.TicketDetached(now_s, worker, ticket, elapsed_s))
             case messages.OpDone(ticket, elapsed_s, result, reached):
                 self._results[ticket] = result
-                self._feed(on.TicketDone(now_s, worker, ticket, elapsed_s, reached))
+                self._feed(events.TicketDone(now_s, worker, ticket, elapsed_s, reached))
                 self._results.pop(ticket, None)
             case messages.OpFailed(ticket, error, owner, state_lost):
                 failed = (ticket, error, FaultOwner(owner), state_lost)
-                self._feed(on.TicketFailed(now_s, worker, *failed))
+                self._feed(events.TicketFailed(now_s, worker, *failed))
 
     # ---- commands ----
     def _execute(self, command: OperationCommand) -> None:
         spawn = self._background.spawn
         match command:
-            case do.RunOp():
+            case commands.RunOp():
                 self._ordered[command.worker] = command.ticket
                 spawn(self._run(command))
-            case do.RestoreModel(worker, ticket, model, seq, at_most):
+            case commands.RestoreModel(worker, ticket, model, seq, at_most):
                 named = (ticket, model, self._snapshot(model, seq), self._source(model))
                 self._hub.send(worker, messages.RestoreModel(*named, seq, at_most))
-            case do.DiscardGradients(worker, ticket, model, seq):
+            case commands.DiscardGradients(worker, ticket, model, seq):
                 self._hub.send(worker, messages.DiscardGradients(ticket, model, seq))
-            case do.SaveState(worker, ticket, model, seq):
+            case commands.SaveState(worker, ticket, model, seq):
                 saved = self._snapshot(model, seq)
                 self._hub.send(worker, messages.SaveState(ticket, model, saved))
-            case do.CommitSnapshot(model, seq):
+            case commands.CommitSnapshot(model, seq):
                 spawn(self._commit_snapshot(model, seq))
-            case do.DropModel(worker, model):
+            case commands.DropModel(worker, model):
                 self._hub.send(worker, messages.DropModel(model))
-            case do.MoveState() | do.ForgetStrays():
+            case commands.MoveState() | commands.ForgetStrays():
                 spawn(self._tell_agents(command))
-            case do.CompleteOp(request, ticket):
+            case commands.CompleteOp(request, ticket):
                 spawn(self._complete(request, self._results.get(ticket, b"")))
-            case do.FailOp(request, error, owner):
+            case commands.FailOp(request, error, owner):
                 spawn(self._fail(request, error, owner))
 
-    async def _tell_agents(self, order: do.MoveState | do.ForgetStrays) -> None:
-        if isinstance(order, do.ForgetStrays):
+    async def _tell_agents(self, order: commands.MoveState | commands.ForgetStrays) -> None:
+        if isinstance(order, commands.ForgetStrays):
             self._moves.delete_strays(order.model)
         elif refused := self._moves.begin(order):
             self.state_sent(StateSent(order.ticket, order.model, refused))
 
-    async def _run(self, command: do.RunOp) -> None:
+    async def _run(self, command: commands.RunOp) -> None:
         op = command.operation
         payload = self._payloads.get(op.request)
         if payload is None:
@@ -335,7 +334,7 @@ class TrainerExecutor:
             message = self._message(command.ticket, op, payload, command.at_most)
         except SlackwaterError as error:  # the model was closed, or its base is no longer served
             failed = (command.worker, command.ticket, str(error), FaultOwner.USER, False)
-            self._feed(on.TicketFailed(loop_time(), *failed))
+            self._feed(events.TicketFailed(loop_time(), *failed))
             return
         # The trainer may be gone by now, and have been replaced under its name.
         if self._ordered.get(command.worker) == command.ticket:

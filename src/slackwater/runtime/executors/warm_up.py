@@ -2,7 +2,7 @@
 it is needed.
 """
 
-from slackwater.control.actions import events as on
+from slackwater.control.actions import events
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitReturned
 from slackwater.control.coschedule.settings import CoscheduleSettings
@@ -18,14 +18,14 @@ from slackwater.model.placement import Phase
 def warm_up_broker() -> None:
     """A few elastic actions on a few cores; nothing is run."""
     broker = ActionBroker()
-    broker.handle(on.WorkerJoined(0.0, NodeId("n"), WorkerCapacity(cores=((0, 1, 2, 3),))))
+    broker.handle(events.WorkerJoined(0.0, NodeId("n"), WorkerCapacity(cores=((0, 1, 2, 3),))))
     needs = (Need(CORES, Amounts.from_range(1, 4)),)
     elastic = Elastic(CORES, Efficiency.amdahl(0.9, 4))
     for number in range(6):
         spec = ActionSpec(
             ActionId(str(number)), JobId("j"), "k", needs, elastic=elastic, single_unit_s=1.0
         )
-        broker.handle(on.ActionSubmitted(0.0, spec))
+        broker.handle(events.ActionSubmitted(0.0, spec))
 
 
 def warm_up_coscheduler(settings: CoscheduleSettings) -> None:

@@ -42,7 +42,7 @@ from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.state_directory import StateDirectory
-from slackwater.wire import agent as says
+from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
 from slackwater.wire.certificate import Certificate
 
@@ -122,8 +122,8 @@ class LaunchedFleet:
     @property
     def needs_depot(self) -> bool:
         """Whether any node does not share this machine's disk."""
-        apart = any(node.directory is not None for node in self.file.nodes)
-        return apart or bool(self.file.providers) or self.file.launcher != "local"
+        has_own_disk = any(node.directory is not None for node in self.file.nodes)
+        return has_own_disk or bool(self.file.providers) or self.file.launcher != "local"
 
     def join_address(self, certificate: Certificate | None) -> JoinAddress:
         """What an agent needs to join."""
@@ -147,7 +147,7 @@ class LaunchedFleet:
         return f"{join.depot}={own / 'files'}", str(own / "logs")
 
     # ---- for the hub ----
-    def agent_joined(self, facts: says.NodeFacts) -> None:
+    def agent_joined(self, facts: agent_messages.NodeFacts) -> None:
         """ConfigError if no pool is for the node, RefusedError if another node has its device."""
         pool = self.file.pool_of(facts.node, facts.pool)
         devices = self._plans.usable(facts.devices, pool)
@@ -165,7 +165,7 @@ class LaunchedFleet:
 
     def handle_agent_message(self, node: NodeId, message: messages.FromWorker) -> None:
         self.nodes.handle_message(node, message)
-        if isinstance(message, says.WorkerEnded | says.WorkerNotStarted):
+        if isinstance(message, agent_messages.WorkerEnded | agent_messages.WorkerNotStarted):
             worker = WorkerId(message.worker)
             self.returning.settle_engine(worker)
             if worker in self._spawned:
@@ -255,8 +255,8 @@ class LaunchedFleet:
         """One row per connected node, and per listed node that is not connected."""
         rows = [row | self._device_rows(row["node"]) for row in self.nodes.rows(loop_time())]
         here = {row["node"] for row in rows}
-        away = [node for node in self.file.nodes if node.name not in here]
-        return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in away)]
+        missing = [node for node in self.file.nodes if node.name not in here]
+        return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in missing)]
 
     def _device_rows(self, node: NodeId) -> dict[str, Any]:
         """The devices of a node, and which deployments own each."""

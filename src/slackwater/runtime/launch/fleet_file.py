@@ -166,15 +166,15 @@ class FleetFile:
         known = ", ".join(pool.name for pool in self.pools) or "none"
         raise ConfigError.of(field, name, f"is not a pool of the fleet; there are: {known}")
 
-    def pool_of(self, node: str, said: str | None) -> FleetPool:
+    def pool_of(self, node: str, claimed: str | None) -> FleetPool:
         """The pool of a node that dials in: the file's, else the one that the node names."""
         for listed in self.nodes:
             if listed.name == node:
                 return self.pool(listed.pool)
-        if said is None:
+        if claimed is None:
             fix = "is not listed in the fleet file and names no pool; start it with --pool"
             raise ConfigError.of("node", node, fix)
-        return self.pool(said, f"node {node}: pool")
+        return self.pool(claimed, f"node {node}: pool")
 
     def address(self) -> tuple[str, int]:
         """The host and port to listen on."""

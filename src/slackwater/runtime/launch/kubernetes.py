@@ -114,8 +114,8 @@ def _pod(pool: KubernetesPool) -> Manifest:
     if pool.gpus:
         limits["nvidia.com/gpu"] = str(pool.gpus)
     # Kubernetes sets JOB_COMPLETION_INDEX, and puts it in: a node sees no other node's token.
-    mine = f"{pool.pool}-$(JOB_COMPLETION_INDEX)"
-    token = {"name": "tokens", "mountPath": _TOKEN, "subPathExpr": mine, "readOnly": True}
+    node = f"{pool.pool}-$(JOB_COMPLETION_INDEX)"
+    token = {"name": "tokens", "mountPath": _TOKEN, "subPathExpr": node, "readOnly": True}
     arguments = ["agent", "--join-file", _TOKEN, "--directory", "/node"]
     arguments += ["--notice-s", str(pool.notice_s), *(["--site", pool.site] if pool.site else [])]
     return {

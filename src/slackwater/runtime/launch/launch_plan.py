@@ -1,9 +1,9 @@
-"""The launch plan: which worker may connect now, from which node, with what key, as what, and which
-files it may touch.
+"""The launch plan: which worker may connect now, from which node, with what key and role, and which
+files it may use.
 
-The control plane makes a key for every worker that it lets an agent start; it holds for that one
-process. A worker may read and write what it was told to use, and nothing else: every message that
-the hub sends passes `told`.
+The control plane makes a key for every worker that an agent starts, which is valid for that one
+process. A worker may use only files that messages to it have named: the hub passes every message to
+`authorize` before it sends it.
 """
 
 import hmac
@@ -67,13 +67,13 @@ class PlannedWorker:
 
     def allow(self, reads: Sequence[str] = (), writes: Sequence[str] = ()) -> None:
         """Allow these URIs; the oldest beyond `_RECENT` were used long ago, and are dropped."""
-        held: dict[str, Any]
-        for held, more in ((self.reads, reads), (self.writes, writes)):
+        allowed: dict[str, Any]
+        for allowed, more in ((self.reads, reads), (self.writes, writes)):
             for name in more:
-                held.pop(name, None)
-                held[name] = None
-            while len(held) > _RECENT:
-                del held[next(iter(held))]
+                allowed.pop(name, None)
+                allowed[name] = None
+            while len(allowed) > _RECENT:
+                del allowed[next(iter(allowed))]
 
     def check_commit(self, uri: Uri, upload: str) -> None:
         """RefusedError if it has written this before; another try of the same upload may be."""
@@ -142,9 +142,9 @@ class LaunchPlan:
     # ---- for the depot ----
     def holder_of(self, key: str) -> PlannedWorker | None:
         """The worker whose key this is."""
-        given, found = key.encode(errors="replace"), None
+        wanted, found = key.encode(errors="replace"), None
         for known in self._workers.values():
-            if hmac.compare_digest(known.key.encode(), given):
+            if hmac.compare_digest(known.key.encode(), wanted):
                 found = known
         return found
 

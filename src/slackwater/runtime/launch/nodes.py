@@ -13,7 +13,7 @@ from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.wire import agent as says
+from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -29,14 +29,14 @@ class NodeProcess:
         self.worker = worker
         self.pid = 0
         self.returncode: int | None = None
-        self.said = ""
+        self.output = ""
         self._send = send
         self._ended = asyncio.Event()
 
     def send_signal(self, number: int) -> None:
         """Pass a signal on; nothing happens if the process has ended."""
         if self.returncode is None:
-            self._send(says.SignalWorker(self.worker, int(number)))
+            self._send(agent_messages.SignalWorker(self.worker, int(number)))
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -47,10 +47,10 @@ class NodeProcess:
         assert self.returncode is not None
         return self.returncode
 
-    def end(self, status: int, said: str = "") -> None:
+    def end(self, status: int, output: str = "") -> None:
         """The agent said so, or the node was lost."""
         self.returncode = status
-        self.said = said
+        self.output = output
         self._ended.set()
 
 
@@ -58,11 +58,11 @@ class NodeProcess:
 class Node:
     """A connected node."""
 
-    facts: says.NodeFacts
+    facts: agent_messages.NodeFacts
     joined_s: float
     leaving: bool = False
     processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
-    adoptable: dict[str, says.RunningWorker] = field(default_factory=dict)  # by plan
+    adoptable: dict[str, agent_messages.RunningWorker] = field(default_factory=dict)  # by plan
     states: dict[str, float] = field(default_factory=dict)  # what its state manager counts
 
 
@@ -82,7 +82,7 @@ class Nodes:
         """Where a worker runs."""
         return next((name for name, n in self._nodes.items() if worker in n.processes), None)
 
-    def add(self, facts: says.NodeFacts, now_s: float) -> NodeId:
+    def add(self, facts: agent_messages.NodeFacts, now_s: float) -> NodeId:
         """Add a node whose agent has connected."""
         node = NodeId(facts.node)
         adoptable = {
@@ -114,15 +114,15 @@ class Nodes:
         """Handle a report of an agent about its workers."""
         here = self._nodes[node]
         match message:
-            case says.WorkerStarted(worker, pid) if WorkerId(worker) in here.processes:
+            case agent_messages.WorkerStarted(worker, pid) if WorkerId(worker) in here.processes:
                 starting = self._starting.pop(WorkerId(worker), None)
                 if starting is not None and not starting.done():
                     starting.set_result(pid)
-            case says.WorkerNotStarted(worker, error):
+            case agent_messages.WorkerNotStarted(worker, error):
                 if here.processes.pop(WorkerId(worker), None) is not None:
                     self._plan.forget(WorkerId(worker))
                     self._fail_start(WorkerId(worker), error)
-            case says.WorkerEnded(worker, status, said):
+            case agent_messages.WorkerEnded(worker, status, said):
                 process = here.processes.pop(WorkerId(worker), None)
                 if process is not None:
                     self._plan.forget(WorkerId(worker))
@@ -172,7 +172,7 @@ class Nodes:
         here = self._nodes[node]
         for name in here.adoptable.keys() - planned:
             worker = WorkerId(here.adoptable.pop(name).order.worker)
-            self._hub.send(agent_name(node), says.SignalWorker(worker, signal.SIGKILL))
+            self._hub.send(agent_name(node), agent_messages.SignalWorker(worker, signal.SIGKILL))
 
     async def spawn(self, node: NodeId, plan: WorkerPlan, worker: WorkerId) -> NodeProcess:
         """Start a worker on a node, and wait until its process runs."""
@@ -210,8 +210,8 @@ def agent_name(node: NodeId) -> WorkerId:
     return WorkerId(f"agent:{node}")
 
 
-def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> says.StartWorker:
-    return says.StartWorker(
+def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> agent_messages.StartWorker:
+    return agent_messages.StartWorker(
         worker=worker,
         log=plan.name,
         module=plan.module,
@@ -224,7 +224,7 @@ def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> says.StartWorker:
     )
 
 
-def _has_number(running: says.RunningWorker) -> bool:
+def _has_number(running: agent_messages.RunningWorker) -> bool:
     """Whether its name is one that a supervisor gave it."""
     name, _, number = running.order.worker.rpartition(".")
     return name == running.order.log and number.isdecimal() and len(number) < 10

@@ -68,8 +68,8 @@ class RentalProvider:
 
     async def rent_node(self, node: NodeId, token_file: Path) -> str:
         """Start a machine; its id."""
-        said = await _run(self.rent, node=str(node), token_file=str(token_file))
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        output = await _run(self.rent, node=str(node), token_file=str(token_file))
+        lines = [line.strip() for line in output.splitlines() if line.strip()]
         if not lines or len(lines[-1]) > 200:
             raise UnavailableError(f"providers: {self.pool}: rent printed no id")
         return lines[-1]
@@ -104,8 +104,8 @@ async def _run(command: str, **values: str) -> str:
                 process.kill()
             raise UnavailableError(f"{words[0]} did not end in {_ANSWERS_WITHIN_S:g} s") from None
         if process.returncode:
-            said = _text(err).splitlines()
-            why = said[-1] if said else f"status {process.returncode}"
+            lines = _text(err).splitlines()
+            why = lines[-1] if lines else f"status {process.returncode}"
             raise UnavailableError(f"{words[0]}: {why[:300]}")
         return _text(out)
 

@@ -138,6 +138,6 @@ def _run_program(program: str, *arguments: str) -> str:
     except subprocess.TimeoutExpired:
         raise UnavailableError(f"{program} did not answer in {_ANSWERS_WITHIN_S:g} s") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise UnavailableError(f"{program}: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise UnavailableError(f"{program}: {lines[-1]}")
     return done.stdout.strip()

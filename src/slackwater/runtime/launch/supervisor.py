@@ -24,7 +24,7 @@ class FailedStart:
 
     name: str
     deaths: int
-    said: str
+    error: str
 
     @property
     def persists(self) -> bool:
@@ -33,8 +33,8 @@ class FailedStart:
 
     def __str__(self) -> str:
         if not self.deaths:
-            return f"worker {self.name} has no device: {self.said}"
-        return f"worker {self.name} failed to start {self.deaths} times: {self.said}"
+            return f"worker {self.name} has no device: {self.error}"
+        return f"worker {self.name} failed to start {self.deaths} times: {self.error}"
 
 
 class WorkerSupervisor:
@@ -115,14 +115,14 @@ class WorkerSupervisor:
         """Those that have not come up since they last tried, by the name of their plan."""
         return dict(self._failed)
 
-    def _record_failure(self, plan: WorkerPlan, worker: WorkerId, said: str) -> None:
+    def _record_failure(self, plan: WorkerPlan, worker: WorkerId, error: str) -> None:
         """Count an end before the worker had joined; one that had joined starts anew."""
         if worker in self._joined:
             self._joined.discard(worker)
             return
         earlier = self._failed.get(plan.name)
         deaths = 1 if earlier is None else earlier.deaths + 1
-        self._failed[plan.name] = FailedStart(plan.name, deaths, said)
+        self._failed[plan.name] = FailedStart(plan.name, deaths, error)
 
     def kill(self, worker: WorkerId) -> None:
         """End a worker at once; it is started again."""
@@ -163,12 +163,12 @@ class WorkerSupervisor:
                 number = int(adopted.worker.rpartition(".")[2])
             self._starts[plan.name] = number
             worker = WorkerId(f"{plan.name}.{number}")
-            began_s, said = loop.time(), ""
+            began_s, output = loop.time(), ""
             try:
                 process = adopted or await self._spawn(node, plan, worker)
                 self._processes[worker] = process
                 status = f"status {await process.wait()}"
-                said = getattr(process, "said", "")  # only an agent's tells
+                output = getattr(process, "output", "")  # only agents report it
             except UnavailableError as error:
                 status = str(error)
             finally:
@@ -179,7 +179,7 @@ class WorkerSupervisor:
                 return
             if node in self._leaving:
                 return
-            self._record_failure(plan, worker, said or status)
+            self._record_failure(plan, worker, output or status)
             deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
             delay_s = self._policy.delay_s(deaths)
             logger.warning("worker ended worker=%s %s restart_in_s=%.1f", worker, status, delay_s)

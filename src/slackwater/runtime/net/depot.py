@@ -145,8 +145,8 @@ class Depot:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        reader = self._readers.holder_of(given)
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        reader = self._readers.holder_of(key)
         if reader is None:
             return web.Response(
                 status=401, text="this key is of no worker that runs", headers=_HANG_UP
@@ -275,10 +275,10 @@ def _make_visible(
         os.link(only, target)  # a version is what its first writer made of it
         digest_file(target).write_text(digest)
     except FileExistsError:
-        held = _digest_of(target)
-        if held != digest:
+        published = _digest_of(target)
+        if published != digest:
             raise RefusedError(
-                f"{uri}: is published with other bytes, sha256 {held[:16]}; "
+                f"{uri}: is published with other bytes, sha256 {published[:16]}; "
                 f"these have {digest[:16]}: publish them under a new name"
             ) from None
         only.replace(target)  # the same bytes, whatever has become of those on the disk since

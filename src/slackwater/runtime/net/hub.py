@@ -53,17 +53,17 @@ class _TakenError(PermissionError):
 
 
 class _UnexpectedError(PermissionError):
-    """No worker of that name is expected; the log says so, the answer must not."""
+    """No worker of that name is expected. The log says so, but the answer must not."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"the key of {worker!r} is wrong")
-        self.seen = f"{worker!r} waits for its node's agent, which has named no such worker yet"
+        self.log_text = f"{worker!r} waits for its node's agent, which has not named it yet"
 
 
 class WorkerHub:
     """Listens on the loopback, or on `listen` with `context`; one connection per worker.
 
-    `told` hears of every message before it is sent; `port_file` keeps the port over restarts.
+    `before_send` gets every message before it is sent; `port_file` keeps the port across restarts.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class WorkerHub:
             return
         except (FrameError, TimeoutError, OSError, SlackwaterError) as error:
             again = isinstance(error, _TakenError | TimeoutError)
-            seen = error.seen if isinstance(error, _UnexpectedError) else None
-            self._refuse(writer, str(error) or "no hello came in time", again=again, seen=seen)
+            logged = error.log_text if isinstance(error, _UnexpectedError) else None
+            self._refuse(writer, str(error) or "no hello came in time", again=again, logged=logged)
             with contextlib.suppress(ConnectionError):
                 await writer.drain()
             return
@@ -199,10 +199,10 @@ class WorkerHub:
 
     @staticmethod
     def _refuse(
-        writer: asyncio.StreamWriter, reason: str, *, again: bool = False, seen: str | None = None
+        writer: asyncio.StreamWriter, reason: str, *, again: bool = False, logged: str | None = None
     ) -> None:
-        """Tell the peer why; `seen` is what the log says instead."""
-        logger.warning("peer refused reason=%s", seen or reason)
+        """Tell the peer why; `logged` is what the log says instead."""
+        logger.warning("peer refused reason=%s", logged or reason)
         writer.write(messages.encode(messages.HelloRefused(reason, again)))
 
     async def _keep(
@@ -225,8 +225,11 @@ class WorkerHub:
             self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
-        said, silent_after_s = partial(listener.handle_frames, worker), self._silent_after_s
-        connection = WorkerConnection(decoder, said, silent_after_s=silent_after_s)
+        handle_frames, silent_after_s = (
+            partial(listener.handle_frames, worker),
+            self._silent_after_s,
+        )
+        connection = WorkerConnection(decoder, handle_frames, silent_after_s=silent_after_s)
         try:
             connection.take_over(cast("asyncio.Transport", writer.transport), reader, rest)
             reason = await connection.ended
@@ -255,8 +258,8 @@ class WorkerHub:
         key = self._credentials.key_of(request)
         nonces = request.nonce + ours
         wanted = peer_proof(key if key is not None else new_nonce(), request.worker, nonces)
-        given = answer.proof if isinstance(answer, messages.ChallengeResponse) else b""
-        proved = hmac.compare_digest(given, wanted)
+        proof = answer.proof if isinstance(answer, messages.ChallengeResponse) else b""
+        proved = hmac.compare_digest(proof, wanted)
         if key is None:
             raise _UnexpectedError(request.worker[:64])
         if not proved:

@@ -33,17 +33,17 @@ def bind_socket(host: str, port: int) -> socket.socket:
     raise UnavailableError(f"no free port between 20000 and 32000 on {host}: {last}")
 
 
-def bind_same_port(host: str, port: int, kept: Path | None) -> socket.socket:
+def bind_same_port(host: str, port: int, port_file: Path | None) -> socket.socket:
     """As `bound_socket`; where any port would do, the one that was bound before, which the file
     keeps, so that who outlived the last control plane finds this one.
     """
-    if kept is None:
+    if port_file is None:
         return bind_socket(host, port)
     if not port:
         with contextlib.suppress(OSError, ValueError):
-            return _bind(host, int(kept.read_text()))
+            return _bind(host, int(port_file.read_text()))
     made = bind_socket(host, port)
-    kept.write_text(str(made.getsockname()[1]))
+    port_file.write_text(str(made.getsockname()[1]))
     return made
 
 

@@ -14,7 +14,7 @@ _FRAMES_AT_ONCE = 16  # an engine that was not read for a while has sent thousan
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Takes over a transport; `over` is why it ended, once all that was said is passed on.
+    """Takes over a transport; `ended` is why it ended, once all frames are delivered.
 
     Many frames at once are delivered in slices, so that the event loop can do other work in
     between.

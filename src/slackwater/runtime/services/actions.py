@@ -86,8 +86,8 @@ class ActionService:
         for tenant, stored in environments:
             self._table.environments[stored.spec.environment] = EnvironmentEntry(tenant, stored)
             self._executor.feed(events.EnvironmentAdopted(loop_time(), stored.spec))
-        for tenant, asked, created_s, started in waiting:
-            request = log.clamp_limits(asked, self.limits_of(tenant))
+        for tenant, stored_request, created_s, started in waiting:
+            request = log.clamp_limits(stored_request, self.limits_of(tenant))
             since_s = loop_time() - max(time.time() - created_s, 0.0)
             self._table.actions[request.spec.action] = ActionEntry(tenant, request, since_s)
             self._executor.feed(events.ActionAdopted(loop_time(), request.spec, since_s, started))
@@ -304,28 +304,30 @@ class ActionService:
         self._executor.feed(events.EnvironmentClosed(loop_time(), name))
         self._table.end_environment(name, "it was closed")
 
-    async def snapshot(self, tenant: TenantId, name: EnvironmentId, given: str) -> None:
+    async def snapshot(self, tenant: TenantId, name: EnvironmentId, label: str) -> None:
         """Save its content under a name from which environments on its node can start."""
-        qualify_id(tenant, given, "snapshot")  # refuses what an older version could have named
+        qualify_id(tenant, label, "snapshot")  # refuses what an older version could have named
         entry = self._find_environment(tenant, name)
         live = self._broker.state.environments.get(name)
         if live is None or live.node is None or not entry.ready.is_set():
             raise RefusedError(f"environment: {name!r} is not open yet; wait for it")
         if live.queue:
             raise RefusedError(f"environment: {name!r} is in use; take snapshots between actions")
-        snapshot = Snapshot(tenant, given, live.node)
+        snapshot = Snapshot(tenant, label, live.node)
         most_bytes = self._table.snapshots.room_bytes(snapshot, self.limits_of(tenant))
         is_new = self._table.snapshots.add(snapshot)
         await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
-        kept = await self._executor.keep_snapshot(live.node, name, snapshot.stored_name, most_bytes)
-        if kept.error is None:
-            snapshot = self._table.snapshots.set_size(snapshot, kept.size_bytes)
+        outcome = await self._executor.keep_snapshot(
+            live.node, name, snapshot.stored_name, most_bytes
+        )
+        if outcome.error is None:
+            snapshot = self._table.snapshots.set_size(snapshot, outcome.size_bytes)
             await self._store.call(partial(put_snapshot, snapshot=snapshot, now_s=time.time()))
             return
         if is_new:
             self._table.snapshots.remove(snapshot)
             await self._store.call(partial(drop_snapshot, snapshot=snapshot))
-        raise RefusedError(kept.error.replace(snapshot.stored_name, given))
+        raise RefusedError(outcome.error.replace(snapshot.stored_name, label))
 
     def environments(self, tenant: TenantId) -> list[EnvironmentId]:
         entries = self._table.environments.items()
@@ -356,8 +358,8 @@ class ActionService:
     def cores_in_use(self) -> tuple[int, int]:
         """The number of open environments, and of the cores that running actions use."""
         state = self._broker.state
-        held = sum(len(attempt.grant.cores) for attempt in state.attempts.values())
-        return len(state.environments), held
+        cores = sum(len(attempt.grant.cores) for attempt in state.attempts.values())
+        return len(state.environments), cores
 
     def running_jobs(self) -> set[JobId]:
         """Jobs that have a running action."""

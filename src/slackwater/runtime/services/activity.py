@@ -107,7 +107,7 @@ class ActivitySampler:
             kind = TAIL if span.kind == "tail" else KINDS.index(span.phase.value)
             self.timeline.add(lane, span.job, kind, span.start_s, span.end_s)
         self._taken = len(spans)
-        held = {
+        running = {
             node: (permit.job, permit.phase, permit.started_s - self._start_s)
             for permit in keeper.scheduler.permits.active()
             for node in permit.nodes
@@ -115,7 +115,7 @@ class ActivitySampler:
         }
         for name in [name for name in self.timeline.open if name not in self._alive]:
             del self.timeline.open[name]
-        for node, (job, phase, since_s) in held.items():
+        for node, (job, phase, since_s) in running.items():
             kind = ROLLOUT if phase is Phase.ROLLOUT else TRAIN
             self.timeline.open[node] = (self.timeline.job_number(job), kind, since_s)
 

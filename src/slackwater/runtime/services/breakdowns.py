@@ -47,5 +47,5 @@ class Breakdowns:
         failed = self.fleet.supervisor.failures()
         if not names or any(name not in failed or not failed[name].persists for name in names):
             return None
-        why = failed[names[0]].said if fully else "the operator's status says why"
+        why = failed[names[0]].error if fully else "the operator's status says why"
         return f"{what}: {why}"

@@ -159,16 +159,16 @@ class Housekeeping:
         """Drop weight versions that neither a sampling session nor a checkpoint names."""
 
         def read(connection: Connection) -> set[str]:
-            held = connection.execute(
+            versions = connection.execute(
                 sa.select(checkpoints.c.held_as).where(checkpoints.c.kind.in_(HELD_AS_VERSIONS))
             )
-            return set(held.scalars())
+            return set(versions.scalars())
 
-        held = await asyncio.to_thread(self.shelf.versions)
+        versions = await asyncio.to_thread(self.shelf.versions)
         named = await self.store.call(read)
         named |= {session.version for session in self.sampling.sessions()}
         named |= self.operations.pending_versions()
-        for version in held:
+        for version in versions:
             if version not in named:
                 self.rollout.retire(version)
 

@@ -146,7 +146,7 @@ class InstanceService:
                 shown.append({**row, "state": "starting", "pid": self._children.pid(name)})
         for failed in self._supervisor.failures().values():
             if not failed.name.startswith("trainer"):
-                row = {"instance": failed.name, "state": "failed", "error": failed.said}
+                row = {"instance": failed.name, "state": "failed", "error": failed.error}
                 shown.append({**row, "failed_starts": failed.deaths})
         return sorted(shown, key=lambda row: str(row["instance"]))
 
@@ -204,8 +204,12 @@ class InstanceService:
         request.worker()
 
     def _check_exists(self, instance: InstanceId) -> None:
-        kept = WorkerId(instance) in self._supervisor.pids()
-        if instance not in self._fleet.records and instance not in self._children and not kept:
+        supervised = WorkerId(instance) in self._supervisor.pids()
+        if (
+            instance not in self._fleet.records
+            and instance not in self._children
+            and not supervised
+        ):
             raise NotFoundError(
                 f"instance: {instance!r} does not exist; see `slackwater instance list`"
             )

@@ -37,11 +37,11 @@ class Jobs:
         await self.sessions.adopt(now_s)
         saved = await self.store.call(lambda c: read_accounts(c, now_s))
         adopted = {event.job: event for event in saved}
-        for job, held in submitted.items():
-            event = adopted.get(job) or JobAdopted(now_s, job, held.tenant, JobAccount())
-            stage = held.over or JobStage.STOPPED
-            reason = held.reason or "the service was gone"
-            terms = held.file.terms
+        for job, row in submitted.items():
+            event = adopted.get(job) or JobAdopted(now_s, job, row.tenant, JobAccount())
+            stage = row.over or JobStage.STOPPED
+            reason = row.reason or "the service was gone"
+            terms = row.file.terms
             adopted[job] = replace(event, stage=stage, reason=reason, terms=terms, driven=True)
         for event in adopted.values():
             self.feed(event)
@@ -82,7 +82,7 @@ class Jobs:
 
 def _outcome(status: dict[str, Any]) -> Literal["finished", "failed", "stopped"]:
     """How a job ended, by the status that its last session's client gave."""
-    said = status.get("reason", {}).get("type")
-    if said == "success":
+    kind = status.get("reason", {}).get("type")
+    if kind == "success":
         return "finished"
-    return "failed" if said == "errored" else "stopped"
+    return "failed" if kind == "errored" else "stopped"

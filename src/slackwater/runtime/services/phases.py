@@ -111,28 +111,28 @@ class PhaseService:
             self._find_live(entry)
             return _permit_reply(self._syncs, phase, (), False)
         while True:
-            one = self._find_live(entry)
-            if one.permit is not None:
-                if one.permit.phase is not phase:
+            managed = self._find_live(entry)
+            if managed.permit is not None:
+                if managed.permit.phase is not phase:
                     raise RefusedError(
-                        f"phase: job {name!r} holds permit {one.permit.client_number} for its "
-                        f"{one.permit.phase} phase; give that back first"
+                        f"phase: job {name!r} holds permit {managed.permit.client_number} for its "
+                        f"{managed.permit.phase} phase; give that back first"
                     )
-                hold = one.permit
+                permit = managed.permit
                 if self._saved is not None:  # a permit that was answered must survive a crash
                     await asyncio.shield(self._saved)
-                return _permit_reply(hold.client_number, phase, hold.nodes, hold.switch)
+                return _permit_reply(permit.client_number, phase, permit.nodes, permit.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
-            if (one.permit is None and not await self.executor.wait(entry.job, until_s)) and (
-                one.permit is None
+            if (managed.permit is None and not await self.executor.wait(entry.job, until_s)) and (
+                managed.permit is None
             ):
                 return None
 
     def _find_live(self, entry: RegisteredJob) -> ManagedJob:
-        one = self._keeper.find(entry.job)
-        if entry.stage.over or one is None:
+        managed = self._keeper.find(entry.job)
+        if entry.stage.over or managed is None:
             raise RefusedError(f"job: {entry.job} is {entry.stage}: {entry.reason}")
-        return one
+        return managed
 
     def progress(
         self, tenant: TenantId, name: str, permit: int, finished: int, total: int, tokens: int
@@ -142,12 +142,16 @@ class PhaseService:
         if permit > _SYNC_PERMITS:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
-        one = self._keeper.find(entry.job)
-        if one is not None and one.permit is not None and one.permit.client_number == permit:
+        managed = self._keeper.find(entry.job)
+        if (
+            managed is not None
+            and managed.permit is not None
+            and managed.permit.client_number == permit
+        ):
             return {
                 "permit": permit,
                 "state": "held",
-                "shrunk": one.permit.tail_instances is not None,
+                "shrunk": managed.permit.tail_instances is not None,
             }
         why = self.executor.lost_permits.get(entry.job)
         reason = why[1] if why is not None and why[0] == permit else "it was given back"
@@ -181,42 +185,42 @@ class PhaseService:
         for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
                 continue
-            one = self._keeper.find(entry.job)
+            managed = self._keeper.find(entry.job)
             hold = None
-            if one is not None and one.permit is not None and one.requests_permits:
-                hold = _StoredHold(one.permit.client_number, one.permit.phase)
+            if managed is not None and managed.permit is not None and managed.requests_permits:
+                hold = _StoredHold(managed.permit.client_number, managed.permit.phase)
             state = self._keeper.scheduler.find(entry.job)
             profile = entry.profile
             if profile is not None and state is not None:
                 profile = state.profile
-            kept = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
-            jobs.append(_StoredJob(*kept))
+            row = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
+            jobs.append(_StoredJob(*row))
         return _StoredPhases(jobs, self._keeper.scheduler.permits.last_number)
 
     async def adopt(self, store: Store) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
-        kept = await store.call(partial(find_fact, name=_FACT, kind=_StoredPhases))
-        if kept is None:
+        stored = await store.call(partial(find_fact, name=_FACT, kind=_StoredPhases))
+        if stored is None:
             return
-        self._feed(PermitsNumbered(loop_time(), kept.given))
-        for row in kept.jobs:
+        self._feed(PermitsNumbered(loop_time(), stored.given))
+        for row in stored.jobs:
             known = (row.profile, row.terms, row.iterations_done)
             self._feed(JobSubmitted(loop_time(), row.job, row.tenant, *known))
-        for row in kept.jobs:
+        for row in stored.jobs:
             if row.hold is not None:
-                asked = (row.hold.phase, row.iterations_done, row.hold.permit)
-                self._feed(PermitAsked(loop_time(), row.job, *asked))
+                request = (row.hold.phase, row.iterations_done, row.hold.permit)
+                self._feed(PermitAsked(loop_time(), row.job, *request))
 
     # ---- status ----
     def pause_reason(self, job: JobId) -> str | None:
         """Why a job's work waits for the co-scheduler; None if it does not."""
-        entry, one = self._controller.jobs.find(job), self._keeper.find(job)
+        entry, managed = self._controller.jobs.find(job), self._keeper.find(job)
         if entry is not None and entry.stage is JobStage.HELD:
             return f"job {job} waits for a place: {entry.reason}"
-        if one is None or one.requested_s is None:
+        if managed is None or managed.requested_s is None:
             return None
         return (
-            f"job {job} has waited {loop_time() - one.requested_s:.0f} s for its turn on the "
+            f"job {job} has waited {loop_time() - managed.requested_s:.0f} s for its turn on the "
             "nodes that it shares"
         )
 
@@ -286,10 +290,12 @@ class PhaseService:
 
     def _job(self, entry: RegisteredJob, now_s: float) -> dict[str, Any]:
         assert entry.terms is not None
-        one, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
+        managed, state = self._keeper.find(entry.job), self._keeper.scheduler.find(entry.job)
         placement = None if state is None else state.placement
-        hold = None if one is None else one.permit
-        waits_s = None if one is None or one.requested_s is None else now_s - one.requested_s
+        hold = None if managed is None else managed.permit
+        waits_s = (
+            None if managed is None or managed.requested_s is None else now_s - managed.requested_s
+        )
         slowdown = self._keeper.slowdown(entry.job, now_s)
         return {
             "job": entry.job,
@@ -309,7 +315,7 @@ class PhaseService:
             "nodes": [] if hold is None else list(hold.nodes),
             "holds_s": None if hold is None else round(now_s - hold.started_s, 3),
             "waits_s": None if waits_s is None else round(waits_s, 3),
-            "switches": 0 if one is None else one.switches,
+            "switches": 0 if managed is None else managed.switches,
             "profile": None if state is None else msgspec.to_builtins(state.profile),
         }
 

@@ -52,13 +52,13 @@ class Publications:
         """Announce the base models' weights and the versions that the store names."""
         for base in bases:
             self.rollout.publish(base.version, base.name)
-        for held in await store.call(read_known_versions):
-            job = self.sessions.job_of(SessionId(held.session))
+        for known in await store.call(read_known_versions):
+            job = self.sessions.job_of(SessionId(known.session))
             self.rollout.publish(
-                held.version,
-                held.base_model,
+                known.version,
+                known.base_model,
                 job,
-                line=held.line,
-                adapter=held.adapter,
+                line=known.line,
+                adapter=known.adapter,
                 sampled=False,
             )

@@ -14,7 +14,7 @@ class RecentResults:
 
     def __init__(self, most_bytes: int = _MOST_BYTES, most_results: int = _MOST_RESULTS) -> None:
         self._most_bytes, self._most_results = most_bytes, most_results
-        self._held: OrderedDict[ActionId, tuple[TenantId, ActionResult]] = OrderedDict()
+        self._results: OrderedDict[ActionId, tuple[TenantId, ActionResult]] = OrderedDict()
         self._bytes = 0
 
     @property
@@ -24,20 +24,20 @@ class RecentResults:
     def add(self, action: ActionId, tenant: TenantId, result: ActionResult) -> None:
         """Add the newest result and drop the oldest beyond the limits."""
         self._drop(action)
-        self._held[action] = (tenant, result)
+        self._results[action] = (tenant, result)
         self._bytes += _size_bytes(result)
-        while self._held and (
-            self._bytes > self._most_bytes or len(self._held) > self._most_results
+        while self._results and (
+            self._bytes > self._most_bytes or len(self._results) > self._most_results
         ):
-            self._drop(next(iter(self._held)))
+            self._drop(next(iter(self._results)))
 
     def find(self, action: ActionId) -> tuple[TenantId | None, ActionResult | None]:
-        return self._held.get(action, (None, None))
+        return self._results.get(action, (None, None))
 
     def _drop(self, action: ActionId) -> None:
-        held = self._held.pop(action, None)
-        if held is not None:
-            self._bytes -= _size_bytes(held[1])
+        dropped = self._results.pop(action, None)
+        if dropped is not None:
+            self._bytes -= _size_bytes(dropped[1])
 
 
 def _size_bytes(result: ActionResult) -> int:

@@ -102,17 +102,17 @@ class SamplingService:
         for name, finished in done:
             self.finished.add(SamplingSessionId(name), finished)
         for request, name, payload in waiting:
-            held = self._sessions.get(SamplingSessionId(name))
-            if held is not None:
+            found = self._sessions.get(SamplingSessionId(name))
+            if found is not None:
                 sample = decode_sample(payload)
-                self._shares.take(held.tenant, sample.share)
-                self._adopted.append(self._open(RequestId(request), held, sample))
+                self._shares.take(found.tenant, sample.share)
+                self._adopted.append(self._open(RequestId(request), found, sample))
 
     def resume(self) -> None:
         """Generate adopted requests, from the tokens that engines still have."""
-        held = self._rollout.take_returned_turns()
+        returned = self._rollout.take_returned_turns()
         for run in self._adopted:
-            run.start(held)
+            run.start(returned)
         self._adopted.clear()
 
     def add_session(self, session: SamplingSession) -> None:
@@ -148,8 +148,9 @@ class SamplingService:
         on_accept: AcceptCallback,
         on_finish: FinishCallback = lambda request, outcome: None,
     ) -> None:
-        """Take a request: `told` its name when it is durable, and `over` how it ended. The same
-        number again is the same request, which is not new. Full up: UnavailableError.
+        """Accept a request. `on_accept` gets its id when it is durable, and whether it is new: the
+        same number again is the same request. `on_finish` gets its outcome. UnavailableError: the
+        tenant has too many turns.
         """
         sample = _decode(payload)
         share, tenant = sample.share, session.tenant
@@ -295,9 +296,9 @@ class _SampleRun:
     def turn_name(self, index: int) -> TurnId:
         return TurnId(f"{self._request}/{index}")
 
-    def start(self, held: Mapping[TurnId, HeldTurn]) -> None:
-        """Generate the turns; of those in `held` only the rest."""
-        prompt = array("I", self._sample.prompt)  # as engines are sent it
+    def start(self, returned: Mapping[TurnId, HeldTurn]) -> None:
+        """Generate the turns; of those in `returned` only the rest."""
+        prompt = array("I", self._sample.prompt)  # the type that messages to engines have
 
         def submit(index: int) -> None:
             if self._is_over:
@@ -308,7 +309,7 @@ class _SampleRun:
                 self.fail(str(error))
             else:
                 listener = _SampleTurn(self, index)
-                self._rollout.submit(spec, listener, held=held.get(spec.turn))
+                self._rollout.submit(spec, listener, returned=returned.get(spec.turn))
 
         self._service.run_in_slices(self.session.tenant, range(self.turns), submit)
 
@@ -382,11 +383,11 @@ class _SampleRun:
         )
 
     def _target_scores(self, result: CompleteTurn) -> TargetScores | None:
-        asked = self._sample.targets
-        if asked is None:
+        targets = self._sample.targets
+        if targets is None:
             return None
         rows = [list(row) for row in result.prompt_targets]
-        return TargetScores(rows, asked.width, asked.columns)
+        return TargetScores(rows, targets.width, targets.columns)
 
     def fail(self, error: str) -> None:
         """Fail the request because one of its turns failed, and cancel the others."""

@@ -129,10 +129,10 @@ class Sessions:
         """Change fields of a session's description."""
 
         def write(connection: Connection) -> None:
-            held = connection.execute(
+            stored = connection.execute(
                 sa.select(sessions.c.described).where(sessions.c.session == session)
             ).scalar_one()
-            described = json.dumps(json.loads(held) | changed)
+            described = json.dumps(json.loads(stored) | changed)
             update = sessions.update().where(sessions.c.session == session)
             connection.execute(update.values(described=described))
 

@@ -51,19 +51,19 @@ class SlackMeter:
         keeper = self._plane.controller.phases
         if keeper is None:
             return
-        held: set[str] = set()
+        nodes_in_use: set[str] = set()
         living: dict[JobId, float] = {}
         for entry in self._plane.controller.jobs.entries():
             state = None if entry.stage.over else keeper.scheduler.find(entry.job)
             if state is None or state.placement is None:
                 continue
             nodes = (*state.placement.rollout_nodes, *state.placement.train_nodes)
-            held.update(nodes)
+            nodes_in_use.update(nodes)
             more_s = state.observed_s - self._seen_s.get(entry.job, 0.0)
             self._phases_alone_s += max(more_s, 0.0) * len(nodes)
             living[entry.job] = state.observed_s
         self._seen_s = living
-        self._phases_used_s += passed_s * len(held)
+        self._phases_used_s += passed_s * len(nodes_in_use)
 
     # ---- reports ----
     def capacity(self) -> list[dict[str, Any]]:
@@ -86,25 +86,25 @@ class SlackMeter:
         device, core = prices.device_per_h, prices.core_per_h
         if self._phases_used_s:
             alone, used = self._phases_alone_s / _HOUR_S, self._phases_used_s / _HOUR_S
-            said = "finished phases, on nodes of their own"
-            found.append(SlackRow("phases", "device h", alone, used, device, device, said))
+            detail = "finished phases, on nodes of their own"
+            found.append(SlackRow("phases", "device h", alone, used, device, device, detail))
         if (borrowed := self._capacity.get(InstanceKind.BORROWED)) is not None:
             loans = self._plane.rollout.lending
-            said = f"{0 if loans is None else loans.loans} loans, paid for by the served model"
+            detail = f"{0 if loans is None else loans.loans} loans, paid for by the served model"
             alone = borrowed.busy_s / _HOUR_S
-            found.append(SlackRow("serving", "device h", alone, 0.0, device, 0.0, said))
+            found.append(SlackRow("serving", "device h", alone, 0.0, device, 0.0, detail))
         if (spot := self._capacity.get(InstanceKind.SPOT)) is not None:
             hours, cheap = spot.present_s / _HOUR_S, prices.spot_device_per_h
-            said = "the same hours at the price of spot"
-            found.append(SlackRow("spot", "device h", hours, hours, device, cheap, said))
+            detail = "the same hours at the price of spot"
+            found.append(SlackRow("spot", "device h", hours, hours, device, cheap, detail))
         if self._reserved_core_s:
             alone, used = self._reserved_core_s / _HOUR_S, self._granted_core_s / _HOUR_S
-            said = "a core for every open environment"
-            found.append(SlackRow("actions", "core h", alone, used, core, core, said))
+            detail = "a core for every open environment"
+            found.append(SlackRow("actions", "core h", alone, used, core, core, detail))
         if gauges["pulled_whole_bytes"]:
             alone, used = gauges["pulled_whole_bytes"] / 1e9, gauges["pulled_bytes"] / 1e9
-            said = f"{gauges['pulls_by_delta']:.0f} of {gauges['pulls']:.0f} pulls are deltas"
-            found.append(SlackRow("weights", "GB", alone, used, detail=said))
+            detail = f"{gauges['pulls_by_delta']:.0f} of {gauges['pulls']:.0f} pulls are deltas"
+            found.append(SlackRow("weights", "GB", alone, used, detail=detail))
         return [row.to_dict() for row in found]
 
 

@@ -85,18 +85,18 @@ class SloTracker:
 
     def record_first_token(self, turn: TurnId, now_s: float) -> None:
         """The first tokens of a turn were sent to the user."""
-        asked = self._open_requests.get(turn)
-        if asked is not None and asked.first_s == _NEVER_S:
-            asked.first_s = now_s
+        request = self._open_requests.get(turn)
+        if request is not None and request.first_s == _NEVER_S:
+            request.first_s = now_s
 
     def record_answer(self, turn: TurnId, now_s: float, tokens: int) -> None:
         """A turn is complete."""
-        asked = self._open_requests.pop(turn, None)
-        if asked is not None:
-            first_s = min(asked.first_s, now_s)
+        request = self._open_requests.pop(turn, None)
+        if request is not None:
+            first_s = min(request.first_s, now_s)
             tpot_s = (now_s - first_s) / max(tokens - 1, 1)
-            self._count_answer(_Answer(now_s, first_s - asked.arrived_s, tpot_s))
-            self._on_answer(now_s - asked.arrived_s, asked.prompt_tokens, tokens)
+            self._count_answer(_Answer(now_s, first_s - request.arrived_s, tpot_s))
+            self._on_answer(now_s - request.arrived_s, request.prompt_tokens, tokens)
 
     def record_failure(self, turn: TurnId, now_s: float) -> None:
         """A turn failed."""
@@ -105,10 +105,10 @@ class SloTracker:
 
     def record_cancel(self, turn: TurnId, now_s: float) -> None:
         """The user of a turn has left."""
-        asked = self._open_requests.pop(turn, None)
-        if asked is None:
+        request = self._open_requests.pop(turn, None)
+        if request is None:
             return
-        waited_s = min(asked.first_s, now_s) - asked.arrived_s
+        waited_s = min(request.first_s, now_s) - request.arrived_s
         if waited_s > self.slo.ttft_s:
             self._count_answer(_Answer(now_s, waited_s, 0.0))
 

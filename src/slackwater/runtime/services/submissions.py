@@ -11,7 +11,7 @@ from typing import Any
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetEvent
-from slackwater.control.jobs import driver_events as on
+from slackwater.control.jobs import driver_events
 from slackwater.control.jobs.drivers import DriverStage
 from slackwater.control.jobs.events import JobEnded, JobSubmitted
 from slackwater.model.config import decode
@@ -53,12 +53,14 @@ class Submissions:
     # ---- from one start to the next ----
     async def read(self) -> dict[JobId, SubmittedJob]:
         """Read the submitted jobs from the store."""
-        self._jobs = {held.job: held for held in await self.store.call(read_submitted_jobs)}
+        self._jobs = {
+            submitted.job: submitted for submitted in await self.store.call(read_submitted_jobs)
+        }
         return dict(self._jobs)
 
     async def adopt_drivers(self) -> None:
         """Adopt the drivers that an earlier control plane started."""
-        await asyncio.gather(*(self.executor.adopt(held) for held in self._jobs.values()))
+        await asyncio.gather(*(self.executor.adopt(submitted) for submitted in self._jobs.values()))
 
     # ---- requests of people ----
     async def submit(
@@ -93,9 +95,11 @@ class Submissions:
         if files.root.exists():
             await asyncio.to_thread(_forget, files)
         self.executor.set_job_file(job, file)
-        held = await self.store.call(lambda c: add_job(c, job, tenant, file))
-        self._jobs[job] = held
-        self.feed(on.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile))
+        submitted = await self.store.call(lambda c: add_job(c, job, tenant, file))
+        self._jobs[job] = submitted
+        self.feed(
+            driver_events.DriverSubmitted(loop_time(), job, tenant, file.terms, file.known_profile)
+        )
 
     def _accept_client_job(self, tenant: TenantId, own: OwnJob) -> dict[str, Any]:
         """Submit a job whose program its owner runs; a name that is not over is the same job."""
@@ -117,7 +121,7 @@ class Submissions:
         job = self._find(tenant, name)
         entry = self.controller.jobs.find(job)
         if job in self._jobs:
-            self.feed(on.StopAsked(loop_time(), job))
+            self.feed(driver_events.StopAsked(loop_time(), job))
         elif entry is not None and entry.terms is not None:
             self.feed(JobEnded(loop_time(), job, "stopped", "the operator stopped it"))
         else:
@@ -139,7 +143,7 @@ class Submissions:
                 f"job {name}: has finished, so there is nothing to resume; "
                 "`slackwater job submit FILE --replace` runs it again"
             )
-        self.feed(on.ResumeAsked(loop_time(), job))
+        self.feed(driver_events.ResumeAsked(loop_time(), job))
         return self.describe(tenant, name)
 
     def describe(self, tenant: TenantId, name: str) -> dict[str, Any]:
@@ -148,18 +152,18 @@ class Submissions:
         entry = self.controller.jobs.find(job)
         assert entry is not None
         row = job_row(entry, loop_time())
-        held, driver = self._jobs.get(job), self.controller.drivers.find(job)
-        if held is None or driver is None:
+        submitted, driver = self._jobs.get(job), self.controller.drivers.find(job)
+        if submitted is None or driver is None:
             return row
         files = self.executor.files(job)
         keeper = files.keeper() if driver.stage in _HAS_PROCESS else None
-        command = driver_command(held.file, files.run)
+        command = driver_command(submitted.file, files.run)
         return {
             **row,
-            **_submission_row(held),
+            **_submission_row(submitted),
             **_progress(files.run / "metrics.jsonl"),
             "command": command,
-            "env": sorted(held.file.env),  # the values may be secrets
+            "env": sorted(submitted.file.env),  # the values may be secrets
             "profile": None if entry.profile is None else asdict(entry.profile),
             "run": str(files.run),
             "driver": {
@@ -176,18 +180,20 @@ class Submissions:
         return [row | self._more(JobId(row["job"])) for row in rows]
 
     def _more(self, job: JobId) -> dict[str, Any]:
-        held = self._jobs.get(job)
-        if held is None:
+        submitted = self._jobs.get(job)
+        if submitted is None:
             return {}
-        return _submission_row(held) | _progress(self.executor.files(job).run / "metrics.jsonl")
+        return _submission_row(submitted) | _progress(
+            self.executor.files(job).run / "metrics.jsonl"
+        )
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
         """What its drivers printed from a place on, and the next place (`DriverFiles.read_log`)."""
         job = self._find_submitted(tenant, name)
-        place, said = self.executor.files(job).read_log(place, min(most, MOST_LOG_BYTES))
+        place, output = self.executor.files(job).read_log(place, min(most, MOST_LOG_BYTES))
         entry = self.controller.jobs.find(job)
         over = entry is None or entry.stage.over
-        return {"text": said.decode(errors="replace"), "place": place, "over": over}
+        return {"text": output.decode(errors="replace"), "place": place, "over": over}
 
     def _check(self, file: JobFile) -> None:
         if self.executor.url is None:
@@ -218,8 +224,8 @@ class Submissions:
 _HAS_PROCESS = (DriverStage.RUNNING, DriverStage.LEAVING)
 
 
-def _submission_row(held: SubmittedJob) -> dict[str, Any]:
-    file = held.file
+def _submission_row(submitted: SubmittedJob) -> dict[str, Any]:
+    file = submitted.file
     return {
         "name": file.name,
         "model": file.model,
@@ -229,7 +235,7 @@ def _submission_row(held: SubmittedJob) -> dict[str, Any]:
         "slo_scope": file.slo_scope,
         "priority": file.priority,
         "duty_ratio": file.duty_ratio,
-        "submitted_s": held.created_s,
+        "submitted_s": submitted.created_s,
     }
 
 

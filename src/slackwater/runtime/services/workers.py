@@ -140,8 +140,10 @@ class Workers:
 
     def memory(self) -> dict[WorkerId, float]:
         """Resident bytes of each worker, by its last heartbeat."""
-        told = {**self._rollout.gauges, **self._actions.gauges}
-        found = {worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in told.items()}
+        gauges_by_worker = {**self._rollout.gauges, **self._actions.gauges}
+        found = {
+            worker: gauges.get(MEMORY_GAUGE, 0.0) for worker, gauges in gauges_by_worker.items()
+        }
         return found | self._memory
 
     def names_by_role(self) -> dict[str, list[str]]:

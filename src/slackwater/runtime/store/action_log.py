@@ -86,16 +86,16 @@ class ActionRequest(msgspec.Struct, frozen=True):
 
 def clamp_limits(request: ActionRequest, limits: TenantLimits) -> ActionRequest:
     """A stored request within the limits that its tenant has now."""
-    asked = request.limits
-    held = ActionLimits(
-        wall_s=min(asked.wall_s, limits.limit_s),
-        output_bytes=min(asked.output_bytes, limits.output_bytes),
-        memory_bytes=min(asked.memory_bytes, limits.memory_mib << 20),
-        processes=min(asked.processes, limits.processes),
-        disk_bytes=min(asked.disk_bytes, limits.disk_mib << 20),
-        network=asked.network and bool(limits.network),
+    wanted = request.limits
+    allowed = ActionLimits(
+        wall_s=min(wanted.wall_s, limits.limit_s),
+        output_bytes=min(wanted.output_bytes, limits.output_bytes),
+        memory_bytes=min(wanted.memory_bytes, limits.memory_mib << 20),
+        processes=min(wanted.processes, limits.processes),
+        disk_bytes=min(wanted.disk_bytes, limits.disk_mib << 20),
+        network=wanted.network and bool(limits.network),
     )
-    return msgspec.structs.replace(request, limits=held)
+    return msgspec.structs.replace(request, limits=allowed)
 
 
 class ActionResult(msgspec.Struct, frozen=True):

@@ -285,7 +285,7 @@ class _StoreThread:
     """Calls for one thread, in order; cheaper than an executor, since every request waits here."""
 
     def __init__(self, name: str) -> None:
-        self._asked: queue.SimpleQueue[
+        self._calls: queue.SimpleQueue[
             tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop] | None
         ] = queue.SimpleQueue()
         self._unsettled = 0
@@ -302,23 +302,23 @@ class _StoreThread:
         loop = asyncio.get_running_loop()
         found: asyncio.Future[T] = loop.create_future()
         self._unsettled += 1
-        self._asked.put((work, found, loop))
+        self._calls.put((work, found, loop))
         return found
 
     def end(self) -> None:
-        self._asked.put(None)
+        self._calls.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            work, found, loop = asked
+        while (call := self._calls.get()) is not None:
+            work, found, loop = call
             try:
                 tell = partial(self._settle, found, None if found.cancelled() else work(), None)
             except BaseException as error:  # noqa: BLE001  (whoever waits gets it)
                 tell = partial(self._settle, found, None, error)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(tell)
-            del asked, work, found, loop, tell
+            del call, work, found, loop, tell
 
     def _settle(
         self, found: "asyncio.Future[Any]", result: Any, error: BaseException | None

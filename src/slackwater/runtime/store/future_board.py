@@ -31,8 +31,8 @@ class RequestOutcome:
         """What changes in the row of a request that ended so."""
         status = OpStatus.DONE if self.error is None else OpStatus.FAILED
         owner = None if self.owner is None else self.owner.value
-        said = {"result": self.result, "error": self.error, "owner": owner}
-        return {"status": status.value, "finished_s": now_s, **said}
+        outcome = {"result": self.result, "error": self.error, "owner": owner}
+        return {"status": status.value, "finished_s": now_s, **outcome}
 
 
 class FutureBoard:

@@ -44,10 +44,10 @@ def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile)
     """Add a job. It replaces one of the same name that is over, and continues its
     attempt numbers.
     """
-    held = find_job(connection, job)
-    if held is not None and held.tenant != tenant:
+    known = find_job(connection, job)
+    if known is not None and known.tenant != tenant:
         raise NotFoundError(f"job: {job!r} is not one of yours")
-    attempt = 0 if held is None else held.attempt
+    attempt = 0 if known is None else known.attempt
     connection.execute(jobs.delete().where(jobs.c.job == job))
     row = {"job": job, "tenant": tenant, "submission": json.dumps(plain(file))}
     counts = {"attempt": attempt, "crashes": 0, "over": None, "reason": "", "ended_s": None}
@@ -56,11 +56,11 @@ def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile)
     return SubmittedJob(job, tenant, file, attempt, 0, None, "", created_s, None)
 
 
-def keep_driver(connection: Connection, kept: KeepDriver) -> None:
+def keep_driver(connection: Connection, driver: KeepDriver) -> None:
     """Save what the driver registry knows of a job now."""
-    ended_s = None if kept.over is None else time.time()
-    known = jobs.update().where(jobs.c.job == kept.job)
-    connection.execute(known.values(**msgspec.structs.asdict(kept), ended_s=ended_s))
+    ended_s = None if driver.over is None else time.time()
+    known = jobs.update().where(jobs.c.job == driver.job)
+    connection.execute(known.values(**msgspec.structs.asdict(driver), ended_s=ended_s))
 
 
 def find_job(connection: Connection, job: JobId) -> SubmittedJob | None:

@@ -67,9 +67,9 @@ class FinishedRequestFeed:
 
     def acknowledge(self, session: SamplingSessionId, requests: Collection[RequestId]) -> None:
         """Drop requests that the client has read."""
-        told = self._finished.get(session, {})
-        for cursor in [c for c, finished in told.items() if finished.request in requests]:
-            del told[cursor]
+        by_cursor = self._finished.get(session, {})
+        for cursor in [c for c, finished in by_cursor.items() if finished.request in requests]:
+            del by_cursor[cursor]
 
     def drop(self, session: SamplingSessionId) -> None:
         self._finished.pop(session, None)
@@ -97,8 +97,8 @@ class FinishedRequestFeed:
             news.set()
 
     def _after(self, session: SamplingSessionId, cursor: int) -> dict[int, FinishedRequest]:
-        told = self._finished.get(session, {})
-        return {place: finished for place, finished in told.items() if place > cursor}
+        by_cursor = self._finished.get(session, {})
+        return {place: finished for place, finished in by_cursor.items() if place > cursor}
 
 
 def add_sampling_session(

@@ -81,7 +81,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
             "trained_by": plane.training.holders(),
             "pids": plane.fleet.supervisor.pids(),
             "failed": {
-                name: f"{fault.deaths} times: {fault.said}" for name, fault in failed.items()
+                name: f"{fault.deaths} times: {fault.error}" for name, fault in failed.items()
             },
             "gauges": gauges_of(plane),
             "serving": serving_of(plane),
