@@ -1,8 +1,9 @@
 """The files to which controllers' events are recorded."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 
 class Recording:
@@ -12,16 +13,14 @@ class Recording:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._files: list[BinaryIO] = []
+        self._files = ExitStack()
 
     def writer(self, name: str) -> Callable[[bytes], Any] | None:
         """The function that writes a controller's lines; None if nothing is recorded."""
         if self._path is None:
             return None
-        file = self._path.with_name(f"{self._path.name}.{name}.jsonl").open("wb")
-        self._files.append(file)
-        return file.write
+        path = self._path.with_name(f"{self._path.name}.{name}.jsonl")
+        return self._files.enter_context(path.open("wb")).write
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        self._files.close()

@@ -1,4 +1,4 @@
-"""What an operator can set of a service."""
+"""Settings of a service, and their checks."""
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from slackwater.model.tenant_limits import OperatorLimits
 from slackwater.runtime.launch.fleet_file import FleetFile, single_node_fleet
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
-SILENT_AFTER_S = 20.0  # a worker that is not heard for so long is gone
+SILENT_AFTER_S = 20.0  # a worker that sends nothing for so long is lost
 TRAIN_DTYPES = ("float32", "bfloat16")
 
 SANDBOX_BACKENDS = ("auto", "process", "bubblewrap", "docker", "gvisor")
@@ -37,7 +37,7 @@ class ServingSettings:
 
 @dataclass(frozen=True, slots=True)
 class PriceSettings:
-    """Dollars per hour, for the dashboard's cost and savings; 0: not known."""
+    """Dollars per hour, for the dashboard's cost and savings; 0 means unknown."""
 
     device_per_h: float = 0.0
     spot_device_per_h: float = 0.0
@@ -182,7 +182,7 @@ class ServiceSettings:
             raise ConfigError.of("worker_grace_s", self.worker_grace_s, fix)
 
     def _check_coscheduling(self) -> None:
-        """Permits are for nodes that are known from the start."""
+        """Refuse co-scheduling without rollout and train nodes that are known from the start."""
         if self.coschedule is None:
             return
         rollout, train = self.coscheduled_nodes
@@ -196,7 +196,7 @@ class ServiceSettings:
 
     @property
     def coscheduled_nodes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The fleet's nodes that roll out, and those that train; a node may be both."""
+        """The fleet's rollout nodes and train nodes; a node may be both."""
         file = self.whole_fleet
         pools = {pool.name: pool for pool in file.pools}
         rollout = tuple(node.name for node in file.nodes if pools[node.pool].has_engines)
@@ -205,9 +205,8 @@ class ServiceSettings:
 
     @property
     def coscheduled_sizes(self) -> tuple[NodeSize, NodeSize]:
-        """Of the nodes that roll out, and of those that train, as far as the fleet says which
-        devices they have. Nodes that differ are not divided, and so are those with engines of
-        several models.
+        """Sizes of rollout nodes and of train nodes, if the fleet says which devices they have.
+        Nodes of different sizes, or with engines of several models, are not divided into parts.
         """
         file, found = self.whole_fleet, (set[NodeSize](), set[NodeSize]())
         for node in file.nodes:
@@ -244,23 +243,23 @@ class ServiceSettings:
 
     @property
     def rollout_settings(self) -> RolloutSettings:
-        """Of the rollout manager; by default an instance is gone when its connection is."""
+        """Settings of the rollout manager; by default an instance is lost with its connection."""
         return rollout_settings({"lease_s": SILENT_AFTER_S} | dict(self.rollout))
 
     @property
     def has_engines(self) -> bool:
-        """Whether workers of this machine roll out."""
+        """Whether this machine has engines."""
         return self.engines != 0 or self.local_engines > 0
 
     @property
     def only_actions(self) -> bool:
-        """No engine and no trainer is wanted: the service brokers actions, and nothing else."""
+        """Whether the service brokers actions and has no engines and trainers."""
         has_actions = self.sandboxes > 0 or self.rewards is not None
         return has_actions and self.engines == 0 and self.trainers == 0
 
     @property
     def whole_fleet(self) -> FleetFile:
-        """The fleet as given, or the one node that is meant without one."""
+        """The fleet of the file, or one node without a file."""
         return self.fleet or single_node_fleet(
             self.engines,
             self.local_engines,
@@ -275,17 +274,17 @@ class ServiceSettings:
 
     @property
     def brokers_actions(self) -> bool:
-        """Whether any node is to have a sandbox."""
+        """Whether any pool has sandboxes."""
         return any(pool.sandboxes for pool in self.whole_fleet.pools)
 
     @property
     def trainer_dtype(self) -> str:
-        """What trainers compute in: as set, or as the device wants it."""
+        """The type that trainers compute in: as set, or the device's default."""
         return self.train_dtype or ("bfloat16" if self.device.startswith("cuda") else "float32")
 
 
 def _common_size(sizes: set[NodeSize], models: Sized = ("",)) -> NodeSize:
-    """Of all nodes, where they are alike and any part of one will do for every job."""
+    """The one size of all nodes; else the smallest, undivided."""
     if len(sizes) == len(models) == 1:
         return next(iter(sizes))
     least = min((size.devices for size in sizes), default=1)

@@ -39,17 +39,27 @@ def _lane_events(timeline: LaneTimeline, now_s: float) -> Iterator[dict[str, Any
         yield _metadata_event(pid, 0, "process_name", pool)
     most = max(_MAX_WRITTEN // max(len(lanes), 1), 100)
     for tid, lane in enumerate(lanes, start=1):
-        at = {"ph": "X", "pid": pids[lane.pool], "tid": tid}
-        yield _metadata_event(pids[lane.pool], tid, "thread_name", lane.name)
+        thread = (pids[lane.pool], tid)
+        yield _metadata_event(*thread, "thread_name", lane.name)
         for since_s, until_s in lane.rented_s:
-            ends_s = now_s if until_s is None else until_s
-            when = {"ts": since_s * 1e6, "dur": (ends_s - since_s) * 1e6}
-            yield {**at, "name": "rented", "cat": "rental", **when}
+            yield _rental_event(thread, since_s, now_s if until_s is None else until_s)
         for start_s, end_s, number, kind in timeline.spans(lane, now_s)[-most:]:
             job, what = timeline.jobs[number], KINDS[kind]
             phase = {"switch": "rollout,switch", "tail": "rollout,tail"}.get(what, f"{what},run")
-            when = {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
-            yield {**at, "name": f"{job} {what}", "cat": phase, **when, "args": {"job": job}}
+            event = _complete_event(f"{job} {what}", phase, thread, start_s, end_s)
+            yield event | {"args": {"job": job}}
+
+
+def _complete_event(
+    name: str, category: str, thread: tuple[int, int], start_s: float, end_s: float
+) -> dict[str, Any]:
+    """An event with a duration, on the thread (process, thread) of a node or lane."""
+    where = {"ph": "X", "name": name, "cat": category, "pid": thread[0], "tid": thread[1]}
+    return where | {"ts": start_s * 1e6, "dur": (end_s - start_s) * 1e6}
+
+
+def _rental_event(thread: tuple[int, int], start_s: float, end_s: float) -> dict[str, Any]:
+    return _complete_event("rented", "rental", thread, start_s, end_s)
 
 
 def _metadata_event(pid: int, tid: int, what: str, name: str) -> dict[str, Any]:
@@ -60,36 +70,20 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     threads = _threads([rental.node for rental in timeline.rentals])
     yield from _names(threads)
     for rental in timeline.rentals:
-        pid, tid = threads[rental.node]
-        yield {
-            "ph": "X",
-            "name": "rented",
-            "cat": "rental",
-            "pid": pid,
-            "tid": tid,
-            "ts": rental.start_s * 1e6,
-            "dur": (rental.end_s - rental.start_s) * 1e6,
-        }
+        yield _rental_event(threads[rental.node], rental.start_s, rental.end_s)
     for span in timeline.spans:
-        yield _slice(span, *threads[span.node])
+        yield _span_event(span, threads[span.node])
     for step in timeline.cost_steps:
         price = {"dollars": round(step.price_per_h, 4)}
         at = {"ph": "C", "name": "cost per hour", "pid": _FLEET_PID, "ts": step.at_s * 1e6}
         yield {**at, "args": price}
 
 
-def _slice(span: Span, pid: int, tid: int) -> dict[str, Any]:
+def _span_event(span: Span, thread: tuple[int, int]) -> dict[str, Any]:
     what = span.phase.value if span.kind == "run" else f"{span.phase.value} ({span.kind})"
-    return {
-        "ph": "X",
-        "name": f"{span.job} {what}",
-        "cat": f"{span.phase.value},{span.kind}",
-        "pid": pid,
-        "tid": tid,
-        "ts": span.start_s * 1e6,
-        "dur": (span.end_s - span.start_s) * 1e6,
-        "args": {"job": span.job, **span.about},
-    }
+    name, category = f"{span.job} {what}", f"{span.phase.value},{span.kind}"
+    event = _complete_event(name, category, thread, span.start_s, span.end_s)
+    return event | {"args": {"job": span.job, **span.about}}
 
 
 def node_order(node: NodeId) -> tuple[int, int, str]:

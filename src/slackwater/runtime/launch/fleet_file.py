@@ -1,20 +1,24 @@
-"""A fleet file, for `slackwater up --fleet fleet.toml`: pools, their nodes, who brings the nodes
-up, and where they dial in.
+"""A fleet file, for `slackwater up --fleet fleet.toml`: pools, their nodes, who starts the agents,
+and where they connect.
 
-launcher = "local"                     # local: agents of this machine; join: `slackwater agent`
-elsewhere; ray: a Ray cluster listen = "127.0.0.1:0"                 # where agents and workers dial
-in; any other address than the loopback is encrypted advertise = "10.0.0.7"                 # the
-address that nodes are told, where it is not the one listened on
+launcher = "local"            # agents of this machine; join: `slackwater agent`; ray: a Ray cluster
+listen = "127.0.0.1:0"        # where agents and workers connect; encrypted beyond the loopback
+advertise = "10.0.0.7"        # the address that nodes are told, if not the one listened on
 
-[[pools]] name = "mixed" engines = 2                            # per node and model trainers = 1
-# per node sandboxes = 1                          # per node: workers that run actions on its cores
-rewards = 1                            # per node: workers that hold the reward services of
-[rewards] price_per_h = 4.0
+[[pools]]
+name = "mixed"
+engines = 2                   # per node and model
+trainers = 1                  # per node
+sandboxes = 1                 # per node: workers that run actions on its cores
+rewards = 1                   # per node: workers that hold the reward services of [rewards]
+price_per_h = 4.0
 
-[[nodes]] name = "a" pool = "mixed" directory = "/scratch/a"               # local launcher: the
-node's own files; without it the node shares our disk site = "east"                          # nodes
-of one site share a fast network: weights come to a site once cores = [0, 1]
-# local launcher: the cores of this machine that are the node's; without it all
+[[nodes]]
+name = "a"
+pool = "mixed"
+directory = "/scratch/a"      # local launcher: the node's own files; without it, our disk
+site = "east"                 # nodes of one site share a fast network: weights come there once
+cores = [0, 1]                # local launcher: the node's cores of this machine; without it all
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Pools whose nodes come from Kubernetes: manifests of an Indexed Job and a Secret per pool.
+"""Pools whose nodes Kubernetes starts: manifests of an Indexed Job and a Secret per pool.
 
 A pod is a node. Its termination grace is the eviction notice, and the Job's controller replaces it
 under the same index, which joins again under the same name. The Secret holds the join tokens; each
@@ -23,7 +23,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class KubernetesPool:
-    """The nodes of one pool that Kubernetes brings; `queue` is a local queue of Kueue."""
+    """The nodes of one pool that Kubernetes starts; `queue` is a local queue of Kueue."""
 
     pool: str
     image: str
@@ -113,7 +113,7 @@ def _pod(pool: KubernetesPool) -> Manifest:
     limits = {"memory": f"{pool.memory_gb}Gi"}
     if pool.gpus:
         limits["nvidia.com/gpu"] = str(pool.gpus)
-    # Kubernetes sets JOB_COMPLETION_INDEX, and puts it in: a node sees no other node's token.
+    # Kubernetes expands JOB_COMPLETION_INDEX: a pod mounts only its own node's token.
     node = f"{pool.pool}-$(JOB_COMPLETION_INDEX)"
     token = {"name": "tokens", "mountPath": _TOKEN, "subPathExpr": node, "readOnly": True}
     arguments = ["agent", "--join-file", _TOKEN, "--directory", "/node"]

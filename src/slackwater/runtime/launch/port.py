@@ -1,4 +1,4 @@
-"""What a worker's process is, and what became of an instance's."""
+"""Plans and processes of workers, and events of instances' processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ class WorkerPlan:
     """One worker: `python -m module arguments`. The node's agent adds how to connect and where
     files are.
 
-    It is a deployment if it has a `layout`: it needs a device for each rank of that, with
-    `memory_mb` each, and may have devices of deployments of its `group`. `devices` are those that
-    it was given; with `one_process` a single process has them all. It outlives the control plane
-    for `grace_s`, to be adopted by the next.
+    With a `layout` it is a deployment: it needs a device with `memory_mb` for each rank, and may
+    share devices with deployments of its `group`. `devices` are the assigned ones; with
+    `one_process` a single process has them all. It outlives the control plane for `grace_s`, so
+    that the next one can adopt it.
     """
 
     name: str
@@ -31,7 +31,7 @@ class WorkerPlan:
 
 
 class WorkerProcess(Protocol):
-    """A worker's process, on whichever node."""
+    """A worker's process, on any node."""
 
     @property
     def pid(self) -> int: ...
@@ -48,7 +48,7 @@ class WorkerProcess(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InstanceUp:
-    """Its process runs; it will connect to the control plane by itself."""
+    """Its process runs, and will connect to the control plane."""
 
     instance: InstanceId
 
@@ -63,7 +63,7 @@ class InstanceNoticed:
 
 @dataclass(frozen=True, slots=True)
 class InstanceEnded:
-    """It is gone, whether it was asked to go or not."""
+    """It has ended, asked or not."""
 
     instance: InstanceId
     reason: str
@@ -71,7 +71,7 @@ class InstanceEnded:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """A start did not work; it is tried again in `retry_in_s`, or never (None)."""
+    """A start failed; it is retried in `retry_in_s`, or never (None)."""
 
     instance: InstanceId
     error: str

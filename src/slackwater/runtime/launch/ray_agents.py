@@ -1,9 +1,9 @@
 """Node agents on an existing Ray cluster: one detached actor per node, in a placement group of its
 own. Nothing else imports Ray.
 
-Ray says which nodes live; every node that has the resources and no agent yet gets one, also nodes
-that come later (autoscaling). An actor runs the agent as a child process and ends it when the actor
-ends, so that nothing outlives the group.
+Every live Ray node with the resources and without an agent gets one, also nodes that join later
+(autoscaling). An actor runs the agent as a child process and ends it when the actor ends, so that
+nothing outlives the placement group.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _PLACED_WITHIN_S = 30.0
 
 
 def bundle(resources: Mapping[str, float], cluster: RayCluster, kind: str) -> dict[str, float]:
-    """What the agent of a Ray node reserves there: cores, and GPUs where deployments need them."""
+    """What the agent of a Ray node reserves: cores, and GPUs if deployments need them."""
     if kind != CUDA:
         return {"CPU": cluster.cores}
     gpus = int(resources.get("GPU", 0)) if cluster.gpus is None else cluster.gpus
@@ -46,7 +46,7 @@ class AgentHolder:
         return self._process.poll()
 
     def end(self) -> None:
-        """Ask the agent to leave, then make it."""
+        """Terminate the agent, and kill it if it does not exit."""
         self._process.terminate()
         try:
             self._process.wait(10)
@@ -56,7 +56,7 @@ class AgentHolder:
 
 
 class RayAgents:
-    """Follows the cluster: looks every `look_every_s` for nodes that came, went or lost agents."""
+    """Polls the cluster every `look_every_s` for nodes that joined, left or lost their agent."""
 
     def __init__(self, cluster: RayCluster, pool: str, kind: str = CPU) -> None:
         """`kind` is of the devices that deployments have; only for CUDA are GPUs reserved."""

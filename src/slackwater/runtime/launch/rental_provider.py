@@ -80,7 +80,9 @@ class RentalProvider:
 
 
 async def _run(command: str, **values: str) -> str:
-    """What a command printed. Values go into words of it, so that none can become a word."""
+    """Run a command and return its output. Values are put into its words, and cannot
+    become words.
+    """
     words = shlex.split(command)
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", value) for word in words]

@@ -1,4 +1,4 @@
-"""Pools whose nodes come from Slurm: one batch script per pool, an array with an element per node.
+"""Pools whose nodes Slurm starts: one batch script per pool, an array with an element per node.
 
 An element is a job of its own: it starts when one node is free, and when its node fails or it is
 preempted, Slurm requeues that element alone, which joins again under the same name. Join tokens are
@@ -25,7 +25,7 @@ _ANSWERS_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SlurmPool:
-    """The nodes of one pool that Slurm brings.
+    """The nodes of one pool that Slurm starts.
 
     `options` are more options of sbatch, `setup` shell lines that run before the agent, `program`
     the command that runs slackwater on a node: by default this installation, on a shared disk.

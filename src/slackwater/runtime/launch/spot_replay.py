@@ -1,4 +1,4 @@
-"""Replays a spot trace: its adds start instances, its removes take them away."""
+"""Replays a spot trace: adds start instances, removes end them."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Workers that should always run: started on their nodes, restarted with back-off, killed."""
+"""Supervises workers that should always run: starts them, and restarts them with back-off."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ Spawn = Callable[[NodeId, WorkerPlan, WorkerId], Awaitable[WorkerProcess]]
 
 @dataclass(frozen=True, slots=True)
 class FailedStart:
-    """How often in a row a worker ended before it joined, and its last words."""
+    """How often in a row a worker ended before it joined, and its last error."""
 
     name: str
     deaths: int
@@ -28,7 +28,7 @@ class FailedStart:
 
     @property
     def persists(self) -> bool:
-        """Whether it is not expected to come up."""
+        """Whether the worker is not expected to start any more."""
         return self.deaths != 1
 
     def __str__(self) -> str:
@@ -61,24 +61,24 @@ class WorkerSupervisor:
         self._failed: dict[str, FailedStart] = {}
 
     def start(self, node: NodeId, plans: Sequence[WorkerPlan]) -> None:
-        """Keep every plan running on the node from now on."""
+        """Keep the plans' workers running on the node."""
         self._leaving.discard(node)
         wanted = [plan for plan in plans if plan.name not in self._retired_plans]
         tasks = [asyncio.create_task(self._keep(node, plan)) for plan in wanted]
         self._tasks.setdefault(node, []).extend(tasks)
 
     def refuse(self, plan: WorkerPlan, why: str) -> None:
-        """There is no device for it, so it is not started."""
+        """Record that there is no device for a plan, which is not started."""
         self._starts.setdefault(plan.name, 0)
         self._failed[plan.name] = FailedStart(plan.name, 0, why)
 
     def stop(self, node: NodeId) -> None:
-        """The node is lost: its workers are not started again until it comes back."""
+        """Stop supervising the workers of a lost node, until it comes back."""
         for task in self._tasks.pop(node, []):
             task.cancel()
 
     def leave(self, node: NodeId) -> None:
-        """The node is about to be lost: who ends there is not started again."""
+        """Do not restart workers of a node that leaves soon."""
         self._leaving.add(node)
 
     def pids(self) -> dict[WorkerId, int]:

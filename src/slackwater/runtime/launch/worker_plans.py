@@ -39,9 +39,7 @@ _REWARD = "reward:"
 SANDBOX = "slackwater.worker.sandbox_worker"
 
 
-def sandbox_plans(
-    settings: ServiceSettings, node: NodeId, prefix: str, count: int
-) -> list[WorkerPlan]:
+def sandbox_plans(settings: ServiceSettings, prefix: str, count: int) -> list[WorkerPlan]:
     """Plans of `count` sandboxes that share a node; `--service` names their folder on disk."""
     plans = []
     for number in range(count):
@@ -154,7 +152,7 @@ class WorkerPlans:
         for number in range(pool.rewards):
             name = f"{prefix}rewards-{number}"
             plans.append(WorkerPlan(name, REWARDS, self.reward_arguments(name)))
-        return [*plans, *sandbox_plans(self._settings, node, prefix, pool.sandboxes)]
+        return [*plans, *sandbox_plans(self._settings, prefix, pool.sandboxes)]
 
     def _local_engine(self, engine: WorkerPlan, pool: FleetPool, model: str) -> WorkerPlan:
         """The same on a trainer's devices; a server ends with the control plane."""

@@ -80,7 +80,7 @@ class ActivitySampler:
         now_s = self.now_s()
         passed_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
-        self._take_permits(now_s)
+        self._take_permits()
         doing: dict[str, set[str]] = defaultdict(set)
         present: set[str] = set()
         for record in self._plane.controller.rollout.state.instances:
@@ -97,7 +97,7 @@ class ActivitySampler:
         self._account(doing, passed_s)
         self.slack.sample(passed_s)
 
-    def _take_permits(self, now_s: float) -> None:
+    def _take_permits(self) -> None:
         keeper = self._plane.controller.phases
         if self._plane.phases is None or keeper is None:
             return

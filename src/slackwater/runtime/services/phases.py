@@ -33,7 +33,7 @@ from slackwater.runtime.store.job_accounts import find_fact, put_fact
 from slackwater.timeline.perfetto import trace_json
 
 _FACT = "coscheduled_jobs"
-_SYNC_PERMITS = 1 << 40  # a sync holds no nodes: its permits are numbered apart
+_SYNC_PERMITS = 1 << 40  # permits of syncs, which hold no nodes, have numbers above this
 
 
 class _StoredHold(msgspec.Struct, frozen=True):
@@ -82,11 +82,11 @@ class PhaseService:
     # ---- jobs ----
     def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> RegisteredJob:
         """End a job for its owner."""
-        entry = self._entry(tenant, name)
+        entry = self._find_entry(tenant, name)
         self._feed(JobEnded(loop_time(), entry.job, outcome, reason))
         return entry
 
-    def _entry(self, tenant: TenantId, name: str) -> RegisteredJob:
+    def _find_entry(self, tenant: TenantId, name: str) -> RegisteredJob:
         entry = self._controller.jobs.find(job_id_of(tenant, name))
         if entry is None or entry.terms is None:
             raise NotFoundError(f"job: {name!r} is not submitted; POST /slackwater/jobs first")
@@ -94,7 +94,7 @@ class PhaseService:
 
     def record_heartbeat(self, tenant: TenantId, name: str) -> RegisteredJob:
         """Record a heartbeat of a job's program between two phases."""
-        entry = self._entry(tenant, name)
+        entry = self._find_entry(tenant, name)
         self._feed(JobHeard(loop_time(), entry.job))
         return entry
 
@@ -103,7 +103,8 @@ class PhaseService:
         self, tenant: TenantId, name: str, phase: Phase, iteration: int, hold_s: float
     ) -> dict[str, Any] | None:
         """Request a permit; None if it is not granted within `hold_s`. Asking again continues the
-        same request."""
+        same request.
+        """
         entry = self.record_heartbeat(tenant, name)
         until_s = loop_time() + hold_s
         if phase is Phase.SYNC:  # it moves weights, and holds no devices
@@ -123,6 +124,7 @@ class PhaseService:
                     await asyncio.shield(self._saved)
                 return _permit_reply(permit.client_number, phase, permit.nodes, permit.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
+            # The event may grant the permit at once, and so may the end of the wait.
             if (managed.permit is None and not await self.executor.wait(entry.job, until_s)) and (
                 managed.permit is None
             ):
@@ -143,16 +145,10 @@ class PhaseService:
             return {"permit": permit, "state": "held", "shrunk": False}
         self._feed(PermitProgress(loop_time(), entry.job, permit, finished, total, tokens))
         managed = self._keeper.find(entry.job)
-        if (
-            managed is not None
-            and managed.permit is not None
-            and managed.permit.client_number == permit
-        ):
-            return {
-                "permit": permit,
-                "state": "held",
-                "shrunk": managed.permit.tail_instances is not None,
-            }
+        current = None if managed is None else managed.permit
+        if current is not None and current.client_number == permit:
+            is_tail = current.tail_instances is not None
+            return {"permit": permit, "state": "held", "shrunk": is_tail}
         why = self.executor.lost_permits.get(entry.job)
         reason = why[1] if why is not None and why[0] == permit else "it was given back"
         return {"permit": permit, "state": "taken", "reason": reason}
@@ -160,7 +156,7 @@ class PhaseService:
     def give_back(self, tenant: TenantId, name: str, permit: int, work_s: float) -> dict[str, Any]:
         """Return a permit; if it was lost meanwhile, the answer has the reason."""
         answer = self.progress(tenant, name, permit, 0, 0, 0)
-        entry = self._entry(tenant, name)
+        entry = self._find_entry(tenant, name)
         if permit <= _SYNC_PERMITS:
             self._feed(PermitReturned(loop_time(), entry.job, permit, work_s))
         return answer | {"state": "returned" if answer["state"] == "held" else "taken"}
@@ -193,8 +189,8 @@ class PhaseService:
             profile = entry.profile
             if profile is not None and state is not None:
                 profile = state.profile
-            row = (entry.job, entry.tenant, entry.terms, profile, entry.iterations_done, hold)
-            jobs.append(_StoredJob(*row))
+            done = entry.iterations_done
+            jobs.append(_StoredJob(entry.job, entry.tenant, entry.terms, profile, done, hold))
         return _StoredPhases(jobs, self._keeper.scheduler.permits.last_number)
 
     async def adopt(self, store: Store) -> None:

@@ -66,7 +66,7 @@ class Submissions:
     async def submit(
         self, tenant: TenantId, table: dict[str, Any], *, replace: bool
     ) -> dict[str, Any]:
-        """Durable when this returns; what became of it is in `described`.
+        """Submit a job; it is durable when this returns.
 
         The program of a job without a recipe or command is run by its owner with a job key.
         """
@@ -188,7 +188,9 @@ class Submissions:
         )
 
     def log(self, tenant: TenantId, name: str, place: int, most: int) -> dict[str, Any]:
-        """What its drivers printed from a place on, and the next place (`DriverFiles.read_log`)."""
+        """The log of a job's drivers from `place` on, and the next place
+        (`DriverFiles.read_log`).
+        """
         job = self._find_submitted(tenant, name)
         place, output = self.executor.files(job).read_log(place, min(most, MOST_LOG_BYTES))
         entry = self.controller.jobs.find(job)

@@ -1,15 +1,12 @@
-"""Which deployment owns which devices, kept so that a new control plane gives it the same ones."""
+"""Saves which deployment owns which devices, so that a new control plane assigns the same ones."""
 
 from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from functools import partial
 
 from slackwater.model.ids import DeploymentId, DeviceId
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.schema import facts
+from slackwater.runtime.store.job_accounts import find_fact, put_fact
 
 _NAME = "device_assignments"
 
@@ -17,7 +14,7 @@ Assignments = Mapping[DeploymentId, Sequence[DeviceId]]
 
 
 class AssignmentStore:
-    """One fact of the store; all changes of one turn of the event loop are written at once."""
+    """One fact of the store; all changes of one round of the event loop are one write."""
 
     def __init__(self, store: Store, background: Background) -> None:
         self._store, self._background = store, background
@@ -30,18 +27,8 @@ class AssignmentStore:
 
     async def _save(self, current: Callable[[], Assignments]) -> None:
         self._saving = False
-        value = msgspec.json.encode(current()).decode()
-
-        def write(connection: Connection) -> None:
-            mine = facts.c.name == _NAME
-            if not connection.execute(facts.update().where(mine).values(value=value)).rowcount:
-                connection.execute(facts.insert().values(name=_NAME, value=value))
-
-        await self._store.call(write)
+        await self._store.call(partial(put_fact, name=_NAME, value=current()))
 
     async def read(self) -> dict[DeploymentId, tuple[DeviceId, ...]]:
-        query = sa.select(facts.c.value).where(facts.c.name == _NAME)
-        value = await self._store.call(lambda connection: connection.execute(query).scalar())
-        if value is None:
-            return {}
-        return msgspec.json.decode(value, type=dict[DeploymentId, tuple[DeviceId, ...]])
+        kind = dict[DeploymentId, tuple[DeviceId, ...]]
+        return await self._store.call(partial(find_fact, name=_NAME, kind=kind)) or {}

@@ -1,4 +1,4 @@
-"""Base models on disk: what the service must know of one without loading it."""
+"""Base models on disk: their facts, read without loading the weights."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ class BaseModel:
 
     @property
     def version(self) -> str:
-        """The weight version that means the base itself."""
+        """The weight version of the base model itself."""
         return f"base:{self.name}"
 
     @property
@@ -34,7 +34,7 @@ class BaseModel:
 
     @property
     def uri(self) -> str:
-        """What every node calls the model."""
+        """The URI of the model, the same on every node."""
         return str(Uri("models", quote(self.name, safe="")))
 
     def room_after(self, prompt: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""The folder that holds everything a service keeps; one service at a time may use it."""
+"""The folder with all state of a service; one service at a time may use it."""
 
 import contextlib
 import fcntl
@@ -35,7 +35,7 @@ def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 class StateDirectory:
-    """Where things are. `lock()` keeps a second service out."""
+    """Paths of a service's state. `lock()` keeps a second service out."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.expanduser().resolve()
@@ -62,7 +62,7 @@ class StateDirectory:
         return self.root / "keys.json"
 
     def fleet_secret(self) -> str:
-        """Proves to the control plane that a worker or agent belongs; made at the first start."""
+        """The secret from which nodes' keys are derived; made at the first start."""
         path = self.root / "fleet.secret"
         try:
             return path.read_text()
@@ -72,7 +72,7 @@ class StateDirectory:
             return secret
 
     def write_timeline(self, trace: bytes) -> None:
-        """Every run leaves one; a full disk must not keep the service from stopping."""
+        """Save the timeline of a run. A full disk must not keep the service from stopping."""
         folder = self.root / "timelines"
         with contextlib.suppress(OSError):
             folder.mkdir(exist_ok=True)
@@ -81,7 +81,7 @@ class StateDirectory:
                 old.unlink()
 
     def write_models(self, directories: Mapping[str, Path]) -> None:
-        """Where nodes that share this disk find the models, and what they look like now."""
+        """Write where nodes that share this disk find the models, and the models' fingerprints."""
         index = {
             name: {"directory": str(directory), "fingerprint": fingerprint(directory)}
             for name, directory in directories.items()
@@ -89,12 +89,12 @@ class StateDirectory:
         write_whole(self.root / "models.json", json.dumps(index))
 
     def uri(self, path: Path) -> str:
-        """What every node calls a saved state that is kept here."""
+        """The URI of a saved state, the same on every node."""
         kind, *rest = path.relative_to(self.root).parts
         return str(Uri.parse(f"slackwater:{kind}/{'/'.join(rest)}"))
 
     def path(self, uri: str) -> Path:
-        """Where a saved state is kept."""
+        """The path of a saved state."""
         parsed = Uri.parse(uri)
         return self.root / parsed.kind / parsed.name
 
@@ -118,7 +118,7 @@ class StateDirectory:
         return self.root / "checkpoints" / quote(model, safe=":-_")
 
     def lock(self) -> None:
-        """Take the folder for this process, or say who has it."""
+        """Lock the folder for this process; RefusedError says who has it."""
         descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -133,7 +133,7 @@ class StateDirectory:
         self._lock = descriptor
 
     def unlock(self) -> None:
-        """Give the folder back; the kernel does it too when the process dies."""
+        """Unlock the folder; the kernel does it too when the process dies."""
         if self._lock is not None:
             self.server_file.unlink(missing_ok=True)
             os.close(self._lock)

@@ -1,4 +1,4 @@
-"""The weight versions on disk, as far as the service needs them (see `weights/`)."""
+"""Weight versions: those that the store names, and the shelf that holds their files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def read_known_versions(connection: Connection) -> list[KnownVersion]:
 
 
 class VersionShelf(Protocol):
-    """Which versions there are."""
+    """The weight versions on disk (see `weights/`)."""
 
     def paths(self, version: str) -> tuple[Path, ...]:
         """The files of a version, one per rank that wrote it, or the one that is missing."""
