@@ -199,8 +199,8 @@ _MEANINGS: dict[str, str] = {
     "rollout.turn_timeout_s": "Deadline of a turn that brings none.",
     "rollout.watch_every_s": "How often deadlines and leases are checked.",
     "rollout.balance_every_s": "How often load is balanced.",
-    "rollout.barren_losses": "A turn fails when this many instances vanish under it in a row "
-    "without a new token.",
+    "rollout.max_losses_without_progress": "A turn fails when this many instances vanish under it "
+    "in a row without a new token.",
     "rollout.faults_allowed": "An instance with more faults is released.",
     "rollout.home_lease_s": "The longest pause after which a trajectory counts as ended.",
     "rollout.trainer_patience_s": "How long local engines may keep devices from a trainer.",
