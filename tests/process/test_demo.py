@@ -58,8 +58,8 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
 
 COMMAND = """
 import pathlib, sys
-from slackwater.cli.own_service import started
-with started(pathlib.Path(sys.argv[1]), "--engines=0", "--trainers=0", "--sandboxes=1"):
+from slackwater.cli.own_service import start_service
+with start_service(pathlib.Path(sys.argv[1]), "--engines=0", "--trainers=0", "--sandboxes=1"):
     print("ready", flush=True)
     sys.stdin.read()
 """

@@ -83,7 +83,7 @@ def test_services_that_share_a_device_score_each_as_its_own_model(
             assert math.isclose(judged.score, sum(judged.logprobs) / 39, abs_tol=1e-5)
             assert judged.score != taught.score
             assert found == [judged, taught] * 3
-            with pytest.raises(NotFoundError, match="'critic' is not one"):
+            with pytest.raises(NotFoundError, match="'critic' is not a reward service"):
                 await client.score("critic", TEXT)
             with pytest.raises(ConfigError, match="tokens"):
                 await client.score("judge", [1])

@@ -25,10 +25,10 @@ SETTINGS = RolloutSettings(
 )
 # how it lies -> what is reported about it
 REPORTED = {
-    "foreign_ids": "never sent there",
+    "foreign_ids": "never dispatched there",
     "too_many": "more than the",
     "miscounts": "tokens of",
-    "other_version": "made with some-other-version",
+    "other_version": "generated with some-other-version",
     "unasked_version": "that was not asked for",
     "wrong_scores": "log-probs for a prompt",
     "silent": "no token for",
