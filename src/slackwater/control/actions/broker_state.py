@@ -28,6 +28,7 @@ class BrokerState:
         self.environments: dict[EnvironmentId, LiveEnvironment] = {}
         self.tenants: dict[TenantId, TenantState] = {}
         self.unplaced: dict[ActionId, LiveAction] = {}  # wait for a first worker
+        self.queued: dict[ActionId, Lane] = {}  # wait in these lanes
         self.nodes: dict[NodeId, CoreLane] = {}
         self.gpus = GpuLane()
         self.lanes: dict[str, Lane] = {self.gpus.name: self.gpus}
@@ -116,10 +117,10 @@ class BrokerState:
         """Take a waiting action out of the queue it waits in."""
         assert action.attempt is None
         self.unplaced.pop(action.spec.action, None)
-        if action.lane is not None:
-            action.lane.remove(action)
-            self.touch(action.lane.name)
-            action.lane = None
+        lane = self.queued.pop(action.spec.action, None)
+        if lane is not None:
+            lane.remove(action)
+            self.touch(lane.name)
 
     def end(self, action: LiveAction, kind: OutcomeKind, reason: str, ran_s: float = 0.0) -> None:
         """Give an action its one outcome. An attempt keeps its grant until its worker reports."""
@@ -174,7 +175,7 @@ class BrokerState:
         if not environment.ready or environment.busy is not None or not environment.queue:
             return
         action = environment.queue[0]
-        if action.lane is None and action.attempt is None:
+        if action.spec.action not in self.queued and action.attempt is None:
             assert environment.node is not None
             self.enqueue(action, self.nodes[environment.node])
 
@@ -184,7 +185,7 @@ class BrokerState:
         if why is not None:
             self.end(action, OutcomeKind.REFUSED, why)
             return
-        action.lane = lane
+        self.queued[action.spec.action] = lane
         lane.add(action)
         if action.curve.elastic:
             lane.elastic.arrived(action.curve.least_s * action.curve.least, self.now_s)

@@ -28,11 +28,12 @@ def check_state(state: BrokerState) -> None:
 
 def _check_actions(state: BrokerState) -> None:
     waiting = 0
+    assert state.queued.keys() <= state.actions.keys(), "an action that has ended waits in a lane"
     for name, action in state.actions.items():
         assert action.spec.action == name
         if action.attempt is not None:
             assert state.attempts[action.attempt.number] is action.attempt
-            assert action.lane is None and name not in state.unplaced
+            assert name not in state.queued and name not in state.unplaced
             continue
         waiting += 1
         behind = action.environment is not None and (
@@ -40,9 +41,9 @@ def _check_actions(state: BrokerState) -> None:
             or not action.environment.ready
             or action.environment.busy is not None
         )
-        places = (action.lane is not None, name in state.unplaced, behind)
+        places = (name in state.queued, name in state.unplaced, behind)
         assert sum(places) == 1, f"{name} waits in {sum(places)} places"
-        assert action.lane is None or action in action.lane
+        assert name not in state.queued or action in state.queued[name]
     assert waiting == state.waiting == sum(t.waiting for t in state.tenants.values())
 
 
@@ -90,7 +91,7 @@ def _check_environments(state: BrokerState) -> None:
             assert name in state.nodes[environment.node].environments
         assert all(action.environment is environment for action in environment.queue)
         later = list(environment.queue)[1:]
-        assert all(action.attempt is None and action.lane is None for action in later)
+        assert not any(action.attempt or action.spec.action in state.queued for action in later)
 
 
 def _check_tenants(state: BrokerState) -> None:

@@ -3,7 +3,6 @@
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from slackwater.control.actions.limit_usage import LimitClaim
 from slackwater.control.actions.tenants import TenantState
@@ -11,9 +10,6 @@ from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, OutcomeK
 from slackwater.model.ids import NodeId, ResourceName
 from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.fair_share import advance_charge_s
-
-if TYPE_CHECKING:
-    from slackwater.control.actions.lanes import Lane
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +27,6 @@ class LiveAction:
     owner: TenantState
     environment: "LiveEnvironment | None" = None
     attempt: "Attempt | None" = None
-    lane: "Lane | None" = None
     could_start_s: float | None = None
     arrival: tuple[float, int] = (0.0, 0)
     cost_s: float = 0.0  # the advance charge of its start, over its tenant's weight

@@ -78,7 +78,7 @@ class SandboxRegistry:
             )
         for action in list(lane):
             lane.remove(action)
-            action.lane = None
+            del state.queued[action.spec.action]
             self.find_node(action)
         for attempt in gone:
             if not attempt.outcome_reported:

@@ -290,7 +290,7 @@ class Starter:
         if taken is None:
             return
         lane.remove(action)
-        action.lane = None
+        del state.queued[action.spec.action]
         state.count_waiting(action, -1)
         for resource, amount in action.limits:
             state.limits[resource].take(amount, now_s)
