@@ -6,74 +6,17 @@ pause counts as ended.
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
 
-from slackwater.control.rollout.instances import InstanceRecord, Instances
+from slackwater.control.rollout.instances import CacheHome, InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
-from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
+from slackwater.policy.rollout.working_set import ContextGrowth, nothing_expected
 
 _JOBS = 256
 _FORGET_AFTER_S = 300.0  # by then an engine has evicted a trajectory's cache
 # A paused trajectory is checked when it still lives with each of these probabilities.
 _LIFE_PROBABILITIES = (0.75, 0.5, 0.25, 0.1)
-
-
-@dataclass(slots=True)
-class CacheHome:
-    """A trajectory that has had a turn: where it ran last, and the tokens it counts there.
-
-    `record` is the instance itself, not its name, because an instance that joins again has an empty
-    cache. `number` orders trajectories by arrival. `open_turns` were submitted and have not ended.
-    `stage` is the index of the next check in `_LIFE_PROBABILITIES`.
-    """
-
-    number: int
-    growth: ContextGrowth
-    context_tokens: int
-    before_tokens: int
-    open_turns: int = 0
-    record: InstanceRecord | None = None
-    seen_s: float = 0.0
-    ended: bool = False
-    stage: int = 0
-    counted_tokens: int = 0
-    expected: Tokens | None = None
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether it is in the working set of its instance."""
-        return self.expected is not None
-
-    def count(self, alive: float = 1.0) -> None:
-        """Count it in its instance's working set, weighted by the probability that it lives."""
-        assert self.record is not None
-        self.leave()
-        load = self.record.load
-        self.expected = self.growth.expected(self.context_tokens, alive)
-        self.counted_tokens = int(self.expected[0, 0])
-        self.record.residents[self.number] = self
-        load.residents += 1
-        load.resident_tokens += self.counted_tokens
-        load.expected_tokens += self.expected
-
-    def revive(self) -> None:
-        """Undo its inferred end: it had a turn again."""
-        if self.ended:
-            self.ended = False
-            self.growth.revived(self.context_tokens)
-
-    def leave(self) -> None:
-        """Leave the working set."""
-        if self.record is None or self.expected is None:
-            return
-        load = self.record.load
-        del self.record.residents[self.number]
-        load.residents -= 1
-        load.resident_tokens -= self.counted_tokens
-        load.expected_tokens -= self.expected
-        self.counted_tokens, self.expected = 0, None
 
 
 class CacheHomes:

@@ -1,8 +1,8 @@
-"""The instances: weight versions, attempts, load and last sign of life of each."""
+"""The instances: weight versions, attempts, load, working set and last sign of life of each."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
@@ -13,9 +13,7 @@ from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.step_time import Slowness
-
-if TYPE_CHECKING:
-    from slackwater.control.rollout.homes import CacheHome
+from slackwater.policy.rollout.working_set import ContextGrowth, Tokens
 
 
 class ShareClock:
@@ -104,6 +102,62 @@ class InstanceRecord:
         """Recalled versions that no attempt uses."""
         busy = {turn.version for turn in self.attempts.values()}
         return sorted(self.recalled - busy)
+
+
+@dataclass(slots=True)
+class CacheHome:
+    """A trajectory that has had a turn: where it ran last, and the tokens it counts there.
+
+    `record` is the instance itself, not its name, because an instance that joins again has an empty
+    cache. `number` orders trajectories by arrival. `open_turns` were submitted and have not ended.
+    `stage` counts the checks since its last turn of whether it still lives.
+    """
+
+    number: int
+    growth: ContextGrowth
+    context_tokens: int
+    before_tokens: int
+    open_turns: int = 0
+    record: InstanceRecord | None = None
+    seen_s: float = 0.0
+    ended: bool = False
+    stage: int = 0
+    counted_tokens: int = 0
+    expected: Tokens | None = None
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether it is in the working set of its instance."""
+        return self.expected is not None
+
+    def count(self, alive: float = 1.0) -> None:
+        """Count it in its instance's working set, weighted by the probability that it lives."""
+        assert self.record is not None
+        self.leave()
+        load = self.record.load
+        self.expected = self.growth.expected(self.context_tokens, alive)
+        self.counted_tokens = int(self.expected[0, 0])
+        self.record.residents[self.number] = self
+        load.residents += 1
+        load.resident_tokens += self.counted_tokens
+        load.expected_tokens += self.expected
+
+    def revive(self) -> None:
+        """Undo its inferred end: it had a turn again."""
+        if self.ended:
+            self.ended = False
+            self.growth.revived(self.context_tokens)
+
+    def leave(self) -> None:
+        """Leave the working set."""
+        if self.record is None or self.expected is None:
+            return
+        load = self.record.load
+        del self.record.residents[self.number]
+        load.residents -= 1
+        load.resident_tokens -= self.counted_tokens
+        load.expected_tokens -= self.expected
+        self.counted_tokens, self.expected = 0, None
 
 
 class Instances:
