@@ -16,9 +16,10 @@ from slackwater.control.rollout.events import TokensArrived
 from slackwater.control.timer import TimerFired
 from slackwater.model.ids import InstanceId, JobId, NodeId, ServiceName
 from slackwater.model.instance import InstanceKind, InstanceSpec
-from slackwater.sim.fleet import fleet as simulated
-from slackwater.sim.fleet.engines import BASE_MODEL, SimulatedEngines
+from slackwater.sim.fleet import context
+from slackwater.sim.fleet.engines import SimulatedEngines
 from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.job import BASE_MODEL
 from slackwater.sim.fleet.serving import ServingCommand
 from slackwater.sim.slacks.fleet import FiveSlackFleet
 
@@ -135,8 +136,8 @@ class CheckedFleet(InvariantChecks):
         lost.
         """
         self.silent_until_s[node] = max(self.now_s + seconds, self.silent_until_s.get(node, 0.0))
-        if seconds > simulated.SETTINGS.lease_s:
-            self.after(simulated.SETTINGS.lease_s, partial(self._given_up, node))
+        if seconds > context.SETTINGS.lease_s:
+            self.after(context.SETTINGS.lease_s, partial(self._given_up, node))
 
     def _given_up(self, node: NodeId) -> None:
         if self.silent_s(node):
@@ -147,7 +148,7 @@ class LentEngines(SimulatedEngines):
     """A borrowed engine that ends has its loan end."""
 
     def __init__(self, fleet: CheckedFleet) -> None:
-        super().__init__(fleet)
+        super().__init__(fleet, fleet.clients)
         self._lender = fleet
 
     def end(self, instance: InstanceId) -> None:

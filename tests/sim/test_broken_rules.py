@@ -30,7 +30,7 @@ from slackwater.control.weights.director import WeightDirector
 from slackwater.control.weights.pulls import PullScheduler
 from slackwater.model.placement import Phase
 from slackwater.policy.serving.lender_choice import LenderRule
-from slackwater.sim.fleet import fleet
+from slackwater.sim.fleet import context
 
 Rule = Callable[..., Any]
 Break = Callable[[Rule], Rule]
@@ -241,7 +241,7 @@ def test_a_storm_objects_to_a_broken_rule(rule: str, monkeypatch: pytest.MonkeyP
 def test_a_storm_objects_to_a_turn_that_misses_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fleet, "SETTINGS", replace(fleet.SETTINGS, turn_timeout_s=60.0))
+    monkeypatch.setattr(context, "SETTINGS", replace(context.SETTINGS, turn_timeout_s=60.0))
     with pytest.raises(AssertionError, match="failed: deadline"):
         storm()
 

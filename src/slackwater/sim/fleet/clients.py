@@ -5,7 +5,7 @@ phases, as in a service. A crashed driver restarts at its last iteration.
 """
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from slackwater.control.coschedule import commands as coschedule_commands
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobSubmitted
@@ -19,13 +19,10 @@ from slackwater.model.job import JobTerms
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
-from slackwater.sim.fleet.engines import BASE_MODEL
-from slackwater.sim.fleet.job import SimulatedJob
-from slackwater.sim.fleet.trainers import extend_chain
+from slackwater.sim.fleet.context import FleetContext
+from slackwater.sim.fleet.job import BASE_MODEL, SimulatedJob
+from slackwater.sim.fleet.trainers import SimulatedTrainers, extend_chain
 from slackwater.sim.rollout.storm_instance import true_token
-
-if TYPE_CHECKING:
-    from slackwater.sim.fleet.fleet import SimulatedFleet
 
 TENANT = TenantId("fleet")
 PROMPT_TOKENS = 16
@@ -44,8 +41,8 @@ ClientCommand: TypeAlias = (
 class SimulatedClients:
     """Holds the expected results: turns' lengths, and the state after each operation."""
 
-    def __init__(self, fleet: "SimulatedFleet") -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: FleetContext, trainers: SimulatedTrainers) -> None:
+        self._fleet, self._trainers = fleet, trainers
         self.hidden: dict[TurnId, int] = {}
         self._version: dict[TurnId, str] = {}
         self._job_of: dict[TurnId | RequestId, SimulatedJob] = {}
@@ -148,13 +145,13 @@ class SimulatedClients:
         self._fleet.tell(OpSubmitted(self._fleet.now_s, operation, TENANT))
 
     def _op_completed(self, request: RequestId, ticket: int) -> None:
-        fleet, job = self._fleet, self._job_of.pop(request, None)
+        job = self._job_of.pop(request, None)
         if job is None:
             return  # its driver is gone
         operation = job.open_ops.pop(request)
         if operation.kind.changes_state:
             self._chain[job.job] = extend_chain(self._chain[job.job], operation.seq)
-        got, wanted = fleet.trainers.results[ticket], self._chain[job.job]
+        got, wanted = self._trainers.results[ticket], self._chain[job.job]
         assert got == wanted, f"{request}: an operation was lost, doubled or out of order"
         if operation.kind is OpKind.PUBLISH:
             self._finish_publish(job)
@@ -166,7 +163,7 @@ class SimulatedClients:
             job.iteration += 1
             self.iterations += 1
             fleet.tell(WeightsRetired(now_s, before))
-        fleet.engines.deleted.discard(job.version)  # a restarted driver publishes it again
+        fleet.deleted_versions.discard(job.version)  # a restarted driver publishes it again
         fleet.tell(WeightsPublished(now_s, job.job, job.version, BASE_MODEL, job.job))
         if job.iteration == job.spec.iterations:
             self._finish(job)

@@ -6,7 +6,7 @@ serves all jobs, as in a service; borrowed ones join and leave.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from slackwater.control.rollout import commands as rollout_commands
 from slackwater.control.rollout import events
@@ -16,13 +16,12 @@ from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.placement import is_within
 from slackwater.model.turn import FinishReason
+from slackwater.sim.fleet.clients import SimulatedClients
+from slackwater.sim.fleet.context import FleetContext
+from slackwater.sim.fleet.job import BASE_MODEL
 from slackwater.sim.rollout.storm_instance import StormInstance, StormRequest
 
-if TYPE_CHECKING:
-    from slackwater.sim.fleet.fleet import SimulatedFleet
-
 BEAT_S = 48.0
-BASE_MODEL = "base"
 
 EngineCommand: TypeAlias = (
     rollout_commands.DispatchTurn
@@ -37,11 +36,10 @@ EngineCommand: TypeAlias = (
 class SimulatedEngines:
     """`node_of` is where an instance runs; a released one is started again on its node."""
 
-    def __init__(self, fleet: "SimulatedFleet") -> None:
-        self._fleet = fleet
+    def __init__(self, fleet: FleetContext, clients: SimulatedClients) -> None:
+        self._fleet, self._clients = fleet, clients
         self.living: dict[InstanceId, StormInstance] = {}
         self.node_of: dict[InstanceId, NodeId] = {}
-        self.deleted: set[str] = set()
         self.pulls = 0
         self._starts = 0
         self._framed: set[tuple[InstanceId, int, JobId]] = set()
@@ -55,14 +53,15 @@ class SimulatedEngines:
             case rollout_commands.ReleaseInstance(instance):
                 self.end(instance)
             case weight_commands.PullVersion(instance, version):
-                assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
+                deleted = version in self._fleet.deleted_versions
+                assert not deleted, f"{instance} pulls {version}, which is deleted"
                 self.pulls += 1
                 after_s = self._fleet.costs.pull_s
                 self._reach(instance, partial(self._finish_pull, instance, version), after_s)
             case weight_commands.DropVersion(instance, version):
                 self._reach(instance, partial(self._drop, instance, version))
             case weight_commands.DeleteVersion(version):
-                self.deleted.add(version)
+                self._fleet.deleted_versions.add(version)
 
     # ---- processes ----
     def start(self, node: NodeId) -> None:
@@ -155,7 +154,7 @@ class SimulatedEngines:
     # ---- turns ----
     def _receive(self, command: rollout_commands.DispatchTurn) -> None:
         fleet, instance = self._fleet, self.living[command.instance]
-        hidden = fleet.clients.hidden.get(command.turn)
+        hidden = self._clients.hidden.get(command.turn)
         if hidden is None:
             return  # its client has left
         if fleet.now_s < instance.refuses_until_s:
@@ -171,7 +170,7 @@ class SimulatedEngines:
         assert held or not current, f"{command.turn} dispatched where {command.version} is not"
         request = StormRequest(command, hidden, len(command.generated))
         instance.requests[command.attempt] = request
-        self._begin_frames(instance, fleet.clients.job_of(command.turn))
+        self._begin_frames(instance, self._clients.job_of(command.turn))
 
     def _forget(self, instance: InstanceId, attempt: int) -> None:
         self.living[instance].requests.pop(attempt, None)

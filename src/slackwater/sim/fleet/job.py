@@ -8,6 +8,8 @@ from slackwater.model.ids import JobId, ModelId, RequestId, TurnId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.operation import Operation
 
+BASE_MODEL = "base"
+
 
 @dataclass(frozen=True, slots=True)
 class TurnPlan:

@@ -8,16 +8,14 @@ reordered operation changes every later result.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 from zlib import crc32
 
 from slackwater.control.operations import commands, events
 from slackwater.model.ids import JobId, ModelId, NodeId, WorkerId
 from slackwater.model.operation import Operation, OpKind
 from slackwater.model.placement import is_within
-
-if TYPE_CHECKING:
-    from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.context import FleetContext
 
 _SLICES = 20  # how often running work adapts to the current pace
 
@@ -64,7 +62,7 @@ class SimulatedTrainer:
 class SimulatedTrainers:
     """One per train node. `results` has the state after each executed operation, by ticket."""
 
-    def __init__(self, fleet: "SimulatedFleet") -> None:
+    def __init__(self, fleet: FleetContext) -> None:
         self._fleet = fleet
         self.living: dict[WorkerId, SimulatedTrainer] = {}
         self.results: dict[int, int] = {}

@@ -1,19 +1,33 @@
 """Clients whose trajectories are agents': turns, tool calls between them, and a reward."""
 
+from abc import abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING
 
 from slackwater.control.rollout import commands, events
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
 from slackwater.sim.fleet.clients import SimulatedClients
-from slackwater.sim.fleet.engines import BASE_MODEL
-from slackwater.sim.fleet.job import SimulatedJob
+from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.job import BASE_MODEL, SimulatedJob
 from slackwater.sim.rollout.agent_trace import Session
+from slackwater.sim.rollout.simulated_instances import SimulatedInstances
+from slackwater.sim.slacks.cores import SimulatedCores
 
-if TYPE_CHECKING:
-    from slackwater.sim.slacks.fleet import FiveSlackFleet
+
+class AgentFleet(SimulatedFleet):
+    """A fleet whose clients are agents: they use cores between turns."""
+
+    cores: SimulatedCores
+    engines: SimulatedInstances  # type: ignore[assignment]  # the same calls, with other costs
+
+    @abstractmethod
+    def sessions(self, job: SimulatedJob) -> list[Session]:
+        """The trajectories of the job's present iteration."""
+
+    @abstractmethod
+    def reward_s(self, job: JobId) -> float:
+        """How long a trajectory's reward takes."""
 
 
 class SimulatedAgents(SimulatedClients):
@@ -23,8 +37,8 @@ class SimulatedAgents(SimulatedClients):
 
     named = True
 
-    def __init__(self, fleet: "FiveSlackFleet") -> None:
-        super().__init__(fleet)
+    def __init__(self, fleet: AgentFleet) -> None:
+        super().__init__(fleet, fleet.trainers)
         self._slacks = fleet
         self._of: dict[TurnId, tuple[TrajectoryId, int, Session, int]] = {}
         self._left: dict[tuple[JobId, int, int], int] = {}

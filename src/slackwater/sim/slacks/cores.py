@@ -5,7 +5,6 @@ broker, or one reserved for each trajectory's whole life.
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker import ActionBroker
@@ -14,9 +13,7 @@ from slackwater.control.driver import Driver
 from slackwater.model.action import ActionSpec, OutcomeKind, WorkerCapacity
 from slackwater.model.amounts import CORES, Amounts, Need
 from slackwater.model.ids import ActionId, JobId, NodeId
-
-if TYPE_CHECKING:
-    from slackwater.sim.fleet.fleet import SimulatedFleet
+from slackwater.sim.fleet.context import FleetContext
 
 _NODE = NodeId("cores")
 _SLICES = 4  # how often running work adapts to the current pace
@@ -26,7 +23,7 @@ _ONE_CORE = (Need(CORES, Amounts.exactly(1)),)
 class SimulatedCores:
     """`granted` counts the actions that the broker granted a core."""
 
-    def __init__(self, fleet: "SimulatedFleet", cores: int, *, pooled: bool) -> None:
+    def __init__(self, fleet: FleetContext, cores: int, *, pooled: bool) -> None:
         self._fleet, self._cores, self._pooled, self._free = fleet, cores, pooled, cores
         self.broker = ActionBroker(BrokerSettings())
         self._driver: Driver[events.Event, commands.Command] = Driver(

@@ -26,14 +26,14 @@ from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.fleet.costs import FleetCosts
-from slackwater.sim.fleet.engines import BASE_MODEL
 from slackwater.sim.fleet.fleet import SimulatedFleet
-from slackwater.sim.fleet.job import SimulatedJob
+from slackwater.sim.fleet.job import BASE_MODEL, SimulatedJob
+from slackwater.sim.fleet.trainers import SimulatedTrainers
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 from slackwater.sim.rollout.simulated_instances import InstanceSettings, SimulatedInstances
 from slackwater.sim.serving.cluster import ClusterPlan, ServingCluster
-from slackwater.sim.slacks.agents import SimulatedAgents
+from slackwater.sim.slacks.agents import AgentFleet, SimulatedAgents
 from slackwater.sim.slacks.cores import SimulatedCores
 from slackwater.sim.slacks.scenario import SlackScenario
 
@@ -100,7 +100,6 @@ class LinkedEngines(SimulatedInstances):
         self._costs = {role: fleet.scenario.engine(role) for role in (Role.ROLLOUT, Role.TRAIN)}
         self._starts = 0
         self._held: dict[InstanceId, set[str]] = {}
-        self.deleted: set[str] = set()
         self.pulls = self.deltas = 0
 
     def start(self, node: NodeId) -> None:
@@ -116,12 +115,13 @@ class LinkedEngines(SimulatedInstances):
     def execute(self, command: FleetCommand) -> None:
         match command:
             case PullVersion(instance, version):
-                assert version not in self.deleted, f"{instance} pulls {version}, which is deleted"
+                deleted = version in self._fleet.deleted_versions
+                assert not deleted, f"{instance} pulls {version}, which is deleted"
                 super().execute(command)
             case DropVersion(instance, version):
                 self._held.get(instance, set()).discard(version)
             case DeleteVersion(version):
-                self.deleted.add(version)
+                self._fleet.deleted_versions.add(version)
             case _:
                 super().execute(command)
 
@@ -149,10 +149,10 @@ class LinkedEngines(SimulatedInstances):
         super().lose(instance, why)
 
 
-class FiveSlackFleet(SimulatedFleet):
+class FiveSlackFleet(AgentFleet):
     """The fleet of a scenario with some kinds of slack `on`."""
 
-    engines: LinkedEngines  # type: ignore[assignment]  # the same calls, with other costs
+    engines: LinkedEngines
     clients: SimulatedAgents
     serving: ServingCluster | None
     costs = FleetCosts(load_s=5.0, switch_s=1.0)
@@ -182,6 +182,7 @@ class FiveSlackFleet(SimulatedFleet):
     def _open(self) -> None:
         scenario = self.scenario
         self.cores = SimulatedCores(self, scenario.external.cores, pooled=Slack.ACTIONS in self.on)
+        self.trainers = SimulatedTrainers(self)
         self.clients = self.agents(self)
         self.engines = self.linked_engines(self, self._tokens_of)
         if Slack.SERVING in self.on:
