@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.coscheduling.results_page import Measured, MuxResult
+from benchmarks.coscheduling.results_page import Measured, MuxResult, results_page
 from benchmarks.coscheduling.results_sections import SECTIONS
 from benchmarks.machine import commit, machine
 from benchmarks.options import BenchOptions
@@ -20,6 +20,17 @@ Progress = Callable[[float], None]
 
 _MUXES = {"temporal_mux": "1.82x", "train_mux": "1.90x", "spatial_mux": "1.99x"}
 _MUX_POLICIES = "ours,group,gavel,solo,colocated"
+
+
+def current_page(
+    figures: Path | None, quick: bool, seed: int, data: Path | None, progress: Progress
+) -> str:
+    """The page, from files of `figures` or from benches that run now."""
+    if figures:
+        benches = measured_before(figures, seed, data)
+    else:
+        benches = measure_now(quick, seed, data, progress)
+    return results_page(benches, mux_results(progress))
 
 
 def measured_before(folder: Path, seed: int = 0, data: Path | None = None) -> dict[str, Measured]:

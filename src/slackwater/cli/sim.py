@@ -1,6 +1,7 @@
 """`slackwater sim`: simulates a fleet in virtual time."""
 
 import contextlib
+import importlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,18 +212,12 @@ def results(
     from slackwater.cli.progress import progress_bar
 
     load_benchmarks()
-    from benchmarks.coscheduling.results import measure_now, measured_before, mux_results
-    from benchmarks.coscheduling.results_page import results_page
-
+    results = importlib.import_module("benchmarks.coscheduling.results")
     unwind_on_terminate()
     check_place(out, "FILE")
     with progress_bar("results") as progress:
-        if figures:
-            benches = measured_before(figures, seed, data)
-        else:
-            benches = measure_now(quick, seed, data, progress)
-        muxes = mux_results(progress)
-    write_atomically(out, results_page(benches, muxes).encode(), "FILE")
+        page: str = results.current_page(figures, quick, seed, data, progress)
+    write_atomically(out, page.encode(), "FILE")
     print(f"wrote {out}")
 
 
