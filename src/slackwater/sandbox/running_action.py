@@ -64,6 +64,12 @@ class RunningAction:
             pick_precedence(cpu_s - self.cpu_s, cpu_s - before_cpu_s, now_s - before_s)
         )
 
+    @property
+    def descriptors(self) -> tuple[int, int, int, int]:
+        """Its process and pipes; those that are closed are negative."""
+        child = self.child
+        return child.pidfd, child.stdin, child.stdout, child.stderr
+
     def feed(self) -> bool:
         """Write input until the pipe is full; whether all is written."""
         try:

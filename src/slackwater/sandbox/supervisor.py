@@ -156,7 +156,11 @@ class SandboxSupervisor:
     def _refuse_waiting(self, environment: Environment, end: End, reason: str) -> None:
         for waiting in self._orders_waiting_for(environment):
             del self._waiting[waiting.order.action]
-            self._reports.append(ActionEnded(waiting.order.action, end, 127, Usage(), reason))
+            self._refuse(waiting.order.action, end, reason)
+
+    def _refuse(self, action: str, end: End, reason: str) -> None:
+        """Report the end of an action that never ran."""
+        self._reports.append(ActionEnded(action, end, 127, Usage(), reason))
 
     def _start_waiting(self, environment: Environment) -> None:
         for waiting in self._orders_waiting_for(environment):
@@ -199,11 +203,8 @@ class SandboxSupervisor:
             if environment.readiness is None:
                 return True
             environment.ready_by_s = time.monotonic() + _READY_WITHIN_S
-            self._selector.register(
-                environment.readiness,
-                selectors.EVENT_READ,
-                partial(self._handle_ready, environment),
-            )
+            handle = partial(self._handle_ready, environment)
+            self._selector.register(environment.readiness, selectors.EVENT_READ, handle)
         return False
 
     def _handle_ready(self, environment: Environment) -> None:
@@ -220,18 +221,13 @@ class SandboxSupervisor:
         self._recycle_fences()
         fence = self._platform.fences.acquire(environment.name, environment.user, order.cores)
         try:
-            rlimits = fence.rlimits(order.limits)
-            launch = self._platform.backend.launch(environment, order, rlimits)
+            launch = self._platform.backend.launch(environment, order, fence.rlimits(order.limits))
             child = fence.start(launch, order.limits)
         except Exception as error:
             if not isinstance(error, OSError | SlackwaterError):
                 logger.exception("action did not start action=%s", order.action)
             self._platform.fences.release(fence)
-            self._reports.append(
-                ActionEnded(
-                    order.action, End.NOT_STARTED, 127, Usage(), f"it did not start: {error}"
-                )
-            )
+            self._refuse(order.action, End.NOT_STARTED, f"it did not start: {error}")
             return
         environment.disk.stale = True
         environment.disk.last_limit = order.limits.disk_bytes
@@ -241,18 +237,9 @@ class SandboxSupervisor:
             child.close_stdin()
         else:
             self._watch(child.stdin, selectors.EVENT_WRITE, running, self._feed_stdin)
-        self._watch(
-            child.stdout,
-            selectors.EVENT_READ,
-            running,
-            partial(self._forward_output, stream="stdout"),
-        )
-        self._watch(
-            child.stderr,
-            selectors.EVENT_READ,
-            running,
-            partial(self._forward_output, stream="stderr"),
-        )
+        for stream in ("stdout", "stderr"):
+            forward = partial(self._forward_output, stream=stream)
+            self._watch(getattr(child, stream), selectors.EVENT_READ, running, forward)
         self._watch(child.pidfd, selectors.EVENT_READ, running, self._finish)
 
     def stop(self, action: str, reason: str) -> None:
@@ -260,7 +247,7 @@ class SandboxSupervisor:
         if (running := self._running.get(action)) is not None:
             self._kill(running, End.STOPPED, reason)
         elif self._waiting.pop(action, None) is not None:
-            self._reports.append(ActionEnded(action, End.STOPPED, 127, Usage(), reason))
+            self._refuse(action, End.STOPPED, reason)
 
     def watch(self, descriptor: int) -> None:
         """Let `step` return when this descriptor of the driver is readable."""
@@ -357,7 +344,7 @@ class SandboxSupervisor:
         """Drop an action in any state. Its fence is not reused."""
         self._running.pop(running.order.action, None)
         child = running.child
-        for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
+        for descriptor in running.descriptors:
             self.unwatch(descriptor)
         for end in (child.kill, running.fence.kill_all, child.close):
             try:
@@ -376,11 +363,11 @@ class SandboxSupervisor:
         data = running.read(stream)
         if data is None:
             return False
-        if not data and not running.is_flooding:
-            self.unwatch(getattr(running.child, stream))
-            return False
         if data:
             self._reports.append(OutputPrinted(running.order.action, stream, data))
+        elif not running.is_flooding:
+            self.unwatch(getattr(running.child, stream))
+            return False
         if running.is_flooding and running.killed is None:
             limit = running.order.limits.output_bytes
             self._kill(running, End.OUTPUT, f"it printed more than {limit} bytes")
@@ -399,14 +386,12 @@ class SandboxSupervisor:
             for _ in range(_DRAIN_READS):
                 if not self._forward_output(running, stream):
                     break
-        child = running.child
-        for descriptor in (child.pidfd, child.stdin, child.stdout, child.stderr):
-            if descriptor >= 0:
-                self.unwatch(descriptor)
+        for descriptor in running.descriptors:
+            self.unwatch(descriptor)
         self._reports.append(running.finish())
         del self._running[running.order.action]
         running.environment.disk.stale = True
-        child.close()
+        running.child.close()
         self._used_fences.append(running.fence)
 
     def _recycle_fences(self) -> None:
@@ -438,8 +423,9 @@ class SandboxSupervisor:
         now_s = time.monotonic()
         for running in list(self._running.values()):
             if now_s >= running.deadline_s and running.killed is None:
-                wall_s = running.order.limits.wall_s
-                self._kill(running, End.WALL, f"it ran longer than {wall_s:g} s")
+                self._kill(
+                    running, End.WALL, f"it ran longer than {running.order.limits.wall_s:g} s"
+                )
         if now_s >= self._next_precedence_s:
             self._next_precedence_s = now_s + PRECEDENCE_EVERY_S
             for running in self._running.values():
@@ -506,8 +492,7 @@ class SandboxSupervisor:
             if self._waiting.pop(each.order.action, None) is None:
                 continue
             if reason := disk.excess(each.order.limits.disk_bytes):
-                ended = ActionEnded(each.order.action, End.NOT_STARTED, 127, Usage(), reason)
-                self._reports.append(ended)
+                self._refuse(each.order.action, End.NOT_STARTED, reason)
             else:
                 self._admit(environment, each)
         if self._orders_waiting_for(environment) and environment.populating is None:
