@@ -17,10 +17,12 @@ from tinker import types
 
 from harness.ports import free_port
 from slackwater.control.controller import Controller
-from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import EVENT_TYPES
 from slackwater.control.record import replay
-from slackwater.runtime.plane import ROLLOUT_SETTINGS
+from slackwater.model.config import decode
+from slackwater.model.toml_text import read_toml
+from slackwater.runtime.fleet_controller import new_fleet_controller
+from slackwater.runtime.settings import ServiceSettings
 
 from .cookbook import MODEL_NAME, Workspace
 from .service_process import ServiceProcess, wait_for
@@ -231,7 +233,8 @@ def test_what_the_live_controllers_saw_makes_fresh_ones_decide_the_same(
     assert service.stop() == 0
     assert "Traceback" not in (service.state / "up.log").read_text()
     record = service.state.parent
-    replays(record / "record.fleet.jsonl", FleetController(ROLLOUT_SETTINGS), EVENT_TYPES)
+    settings = decode(ServiceSettings, read_toml("config", service.state / "config.toml"))
+    replays(record / "record.fleet.jsonl", new_fleet_controller(settings), EVENT_TYPES)
 
 
 def replays(record: Path, controller: Controller[Any, Any], types: dict[str, type]) -> None:

@@ -1,6 +1,7 @@
 """Rules against each other, in small: the same manager under each."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.rollout.seeding import AdaptiveWindow
-from slackwater.runtime.plane import ROLLOUT_SETTINGS
+from slackwater.runtime.settings import ServiceSettings
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotRates
 
@@ -64,7 +65,7 @@ def test_seeding_and_what_is_remembered_help_when_instances_vanish_and_return() 
 
 
 def test_ours_is_what_a_live_service_runs_with() -> None:
-    live = ROLLOUT_SETTINGS
+    live = ServiceSettings(state=Path(), models={"tiny": Path("tiny")}).rollout_settings
     for rules in (SPOT_RULES["ours"], AGENT_RULES["ours"]):
         assert (rules.routing, rules.balancing) == (live.routing, live.balancing)
         assert rules.seeding == live.seeding

@@ -11,9 +11,7 @@ from typing import Any
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
-from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
-from slackwater.model.instance import InstanceKind
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.executors.drivers import DriverExecutor
@@ -71,7 +69,6 @@ from slackwater.timeline.spans import PermitSpans
 from slackwater.wire.certificate import Certificate
 
 _RETURN_S = 20.0  # engines that outlived the last control plane reconnect four times a second
-ROLLOUT_SETTINGS = RolloutSettings(lease_s=SILENT_AFTER_S)  # without a configuration file
 
 
 class ControlPlane:
@@ -334,7 +331,7 @@ class ControlPlane:
             RentalHooks(
                 join_token=lambda node, pool: self.join_address().token(node, pool),
                 leave=lambda node, in_s: self.workers.node_leaving(node, in_s),
-                count_other_engines=self._count_other_engines,
+                count_other_engines=self.instances.count_remote,
             ),
             self.runtime,
             self._coscheduled.fleet_nodes,
@@ -410,12 +407,6 @@ class ControlPlane:
     # ---- callbacks of the parts ----
     def _find_place(self, pool: str, worker: WorkerId) -> NodeId | None:
         return self._coscheduled.locate(pool, self.fleet.nodes.node_of(worker), worker)
-
-    def _count_other_engines(self, rented: tuple[NodeId, ...]) -> int:
-        """Remote engines on nodes that are not rented."""
-        specs = (record.spec for record in self.controller.rollout.state.instances)
-        remote = [spec for spec in specs if spec.kind is not InstanceKind.LOCAL]
-        return sum(spec.node not in rented for spec in remote)
 
     def _make_job_key(self, job: JobId) -> str:
         tenant, _, name = job.partition("/")

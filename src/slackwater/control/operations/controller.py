@@ -223,9 +223,8 @@ class OperationsController:
             if queue.saved_seq is not None:
                 self._recovery.restore(worker, ticket, queue, queue.saved_seq)
                 return
-            queue.residency = (
-                Residency.READY
-            )  # nothing is saved: the log or the head creates the state
+            # Nothing is saved: the log or the head creates the state.
+            queue.residency = Residency.READY
         if queue.applied < len(queue.log):
             self._recovery.replay(worker, ticket, queue)
             return

@@ -14,7 +14,7 @@ from typing import Any
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.errors import NotFoundError
-from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.ids import InstanceId, NodeId, WorkerId
 from slackwater.model.instance import InstanceState
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.runtime.executors.engines import EngineExecutor
@@ -78,6 +78,11 @@ class InstanceService:
     def _start_listed(self) -> None:
         for name in sorted(self._listed):
             self._children.start(name)
+
+    def count_remote(self, excluded: Sequence[NodeId]) -> int:
+        """Engines that run elsewhere than on training nodes, without those on `excluded` nodes."""
+        specs = [record.spec for record in self._fleet if not record.is_local]
+        return sum(spec.node not in excluded for spec in specs)
 
     # ---- for the operator ----
     def add(self, request: InstanceRequest, count: int) -> tuple[InstanceId, ...]:
