@@ -28,6 +28,6 @@ POLICIES["never_share"] = lambda fleet, options, seed: NeverShare(fleet)
 
 written, folder = read_scenario("quickstart", [])
 scenario = written.scenario(folder)
-for name in ("never_share", "group", "ours"):
+for name in ("never_share", "group", "interleaving"):
     report = simulate(replace(scenario, policy=replace(scenario.policy, name=name)))
     print(f"{name:12} {report.cost:8.0f} $   SLO kept by {report.slo_attainment:.0%}")

@@ -147,7 +147,7 @@ _MEANINGS: dict[str, str] = {
     "serving.slo.tpot_s": "Mean time per later token.",
     "serving.slo.share": "Share of requests that must meet both.",
     "serving.lend": "Whether its devices roll out for jobs in between.",
-    "serving.mode": "Admission policy of rollout steps.",
+    "serving.mode": "Admission policy of rollout steps; `foresight` was called `ours` before 0.2.",
     "coschedule.placement": "Placement policy: which jobs share which nodes.",
     "coschedule.ordering": "Whose phase runs next; `auto` follows the placement policy.",
     "coschedule.backfill": "Whether a job may pass an earlier one that fits nowhere yet.",

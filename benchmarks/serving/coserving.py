@@ -39,6 +39,7 @@ _SLO_8B, _SLO_32B = ServingSlo(0.5, 0.15), ServingSlo(1.0, 0.45)
 # them.
 _SLOS = {"mooncake": ServingSlo(5.0, 0.15)}
 _FEW = ("dual", "ours")
+_ALL = (*(name for name in MODES if name not in ("none", "foresight")), "ours", AUTOSCALE)
 _READ_S = 3600.0
 
 
@@ -48,7 +49,7 @@ def run(options: BenchOptions) -> dict[str, float]:
     """
     names = ("conv", "code") if options.quick else tuple(TRACES)
     places, figures = _places(options, names)
-    modes = _FEW if options.quick else (*(m for m in MODES if m != "none"), AUTOSCALE)
+    modes = _FEW if options.quick else _ALL
     with ProcessPoolExecutor(2) as pool:
         options.progress("loads that the services bear alone", 0.05)
         edges = dict(zip(places, pool.map(most_density, places.values()), strict=True))

@@ -14,7 +14,7 @@ from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
 from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.modes import MODES, LendingMode
+from slackwater.policy.serving.modes import LendingMode, mode_of
 from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
@@ -117,5 +117,5 @@ def most_density(case: LendingCase) -> float:
 
 
 def _mode(case: LendingCase) -> LendingMode:
-    mode = MODES["prefix" if case.mode == AUTOSCALE else case.mode]
+    mode = mode_of("prefix" if case.mode == AUTOSCALE else case.mode)
     return mode if case.lease_s is None else replace(mode, lease=PrefixLease(case.lease_s))

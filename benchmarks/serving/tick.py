@@ -29,8 +29,8 @@ def run(options: BenchOptions) -> dict[str, float]:
         figures[f"{mode.name}_p50_us"] = 1e6 * float(np.quantile(wall, 0.5))
         figures[f"{mode.name}_p99_us"] = 1e6 * float(np.quantile(wall, 0.99))
         figures[f"{mode.name}_cpu_p99_us"] = 1e6 * float(np.quantile(cpu, 0.99))
-    figures["p99_us"] = figures["ours_p99_us"]
-    figures["cpu_p99_us"] = figures["ours_cpu_p99_us"]
+    figures["p99_us"] = figures["foresight_p99_us"]
+    figures["cpu_p99_us"] = figures["foresight_cpu_p99_us"]
     return figures
 
 

@@ -38,7 +38,7 @@ class ServingPlan:
     kv_mb: int = 2
     page_kb: int = 8
     slo: str = "ttft=5,tpot=1"
-    mode: str = "ours"
+    mode: str = "foresight"
     lend: bool = True
 
     def chat_worker(self) -> WorkerPlan:

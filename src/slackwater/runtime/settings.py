@@ -16,6 +16,7 @@ from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
+from slackwater.policy.serving.modes import mode_of
 from slackwater.runtime.launch.fleet_file import FleetFile, single_node_fleet
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
@@ -32,7 +33,10 @@ class ServingSettings:
     model: str
     slo: ServingSlo
     lend: bool = False
-    mode: str = "ours"
+    mode: str = "foresight"
+
+    def __post_init__(self) -> None:
+        mode_of(self.mode)  # a wrong name is refused at once
 
 
 @dataclass(frozen=True, slots=True)

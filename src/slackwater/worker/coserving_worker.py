@@ -22,7 +22,7 @@ from slackwater.model.serving import ServingSlo
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
-from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.modes import mode_of
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
@@ -246,7 +246,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kv-mb", type=int, default=512, help="KV memory of both models together")
     parser.add_argument("--page-kb", type=int, default=2048, help="a page of it, on a CPU")
     parser.add_argument("--slo", required=True, help="such as ttft=0.5,tpot=0.15")
-    parser.add_argument("--mode", default="ours", choices=sorted(MODES))
+    parser.add_argument("--mode", default="foresight")
     parser.add_argument("--lend", action="store_true", help="take rollouts in when told to")
     parser.add_argument(
         "--borrower",

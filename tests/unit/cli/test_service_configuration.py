@@ -11,13 +11,18 @@ from typer.testing import CliRunner
 
 from slackwater.cli import up as up_command
 from slackwater.cli.up_options import UpOptions, option_settings
+from slackwater.control.coschedule.config import ordering_for
 from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.serving import ServingSlo
+from slackwater.policy.placement.catalogue import POLICIES as CATALOGUE
 from slackwater.policy.rollout.balancing import EvenSteps
 from slackwater.policy.rollout.catalogue import POLICIES, chosen
 from slackwater.policy.rollout.routing import CacheAffine
-from slackwater.runtime.settings import ServiceSettings
+from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.runtime.settings import ServiceSettings, ServingSettings
 
+SLO = ServingSlo(0.5, 0.15)
 FILE = """
 engines = 3
 threads = 2
@@ -56,6 +61,20 @@ def test_rollout_policies_are_chosen_by_name_with_their_parameters(tmp_path: Pat
     assert isinstance(settings.routing, CacheAffine)
     assert settings.balancing == EvenSteps(tolerance=0.3)
     assert settings.stall_s == 30.0
+
+
+def test_former_names_work_for_one_release(tmp_path: Path) -> None:
+    text = resolved(tmp_path, "--set", "rollout.barren_losses=3")
+    settings = decode(ServiceSettings, tomllib.loads(text)).rollout_settings
+    assert settings.max_losses_without_progress == 3
+    assert mode_of(ServingSettings("chat", SLO, mode="ours").mode) is MODES["foresight"]
+    assert CATALOGUE["ours"] is CATALOGUE["interleaving"]
+    assert ordering_for("ours") == ordering_for("interleaving")
+
+
+def test_an_unknown_serving_mode_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="mode: 'warm' must be one of"):
+        ServingSettings("chat", SLO, mode="warm")
 
 
 @pytest.mark.parametrize("decision", POLICIES)

@@ -1,4 +1,6 @@
-"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, a multiplexing peer, and ours."""
+"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, a multiplexing peer, and
+`foresight`, the default.
+"""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,13 +52,17 @@ MODES: dict[str, LendingMode] = {
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
         LendingMode("dual", "preemptive", SlackGate(), stops=True),
         LendingMode("multiplex", "preemptive", AlternateSteps(chunk_tokens=8192), _NO_PREFIXES),
-        LendingMode("ours", "preemptive", Foresight(), stops=True, foresees=True),
+        LendingMode("foresight", "preemptive", Foresight(), stops=True, foresees=True),
     )
 }
 
 
+_FORMER_NAMES = {"ours": "foresight"}  # before 0.2; goes in 0.3
+
+
 def mode_of(name: str) -> LendingMode:
     """A mode by its name."""
+    name = _FORMER_NAMES.get(name, name)
     if name not in MODES:
         raise ConfigError.of("mode", name, f"must be one of: {', '.join(MODES)}")
     return MODES[name]

@@ -285,7 +285,7 @@ def serving_cluster(
         device,
         scenario.serving.slo,
         nodes,
-        mode_of("none" if fleet is None else "ours"),
+        mode_of("none" if fleet is None else "foresight"),
         turns_per_node=scenario.turns_per_device * device.rollout.devices,
         seed=seed,
         holds=None,

@@ -160,7 +160,7 @@ class SlackScenario:
     jobs: tuple[AgentJob, ...]
     model: str = "8b"
     turns_per_device: int = 8
-    policy: str = "ours"
+    policy: str = "interleaving"
     spot: SpotPool = field(default_factory=SpotPool)
     serving: ServingPool = field(default_factory=ServingPool)
     external: ExternalPool = field(default_factory=ExternalPool)

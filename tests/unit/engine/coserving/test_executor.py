@@ -96,7 +96,7 @@ class Device:
     back.
     """
 
-    def __init__(self, pages: int, mode: str = "ours") -> None:
+    def __init__(self, pages: int, mode: str = "foresight") -> None:
         self.pool = HostPagePool(pages * PAGE, PAGE)
         self.service = engine(SERVICE, self.pool)
         slo = ServingSlo(0.5, 0.15)
@@ -157,7 +157,7 @@ def test_weights_that_leave_the_service_too_little_memory_are_refused() -> None:
     assert device.executor.arbiter.serving_limit == 400
 
 
-@pytest.mark.parametrize("mode", ["ours", "dual", "prefix"])
+@pytest.mark.parametrize("mode", ["foresight", "dual", "prefix"])
 def test_both_models_answer_as_if_they_were_alone(mode: str) -> None:
     device = Device(400, mode)
     device.lend()

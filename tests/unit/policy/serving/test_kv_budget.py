@@ -48,7 +48,7 @@ def test_a_service_that_takes_all_gets_all(capacity: int, peak: int, uses: list[
 
 
 def test_the_arbiter_sets_the_budget_from_the_peak_since_the_last_step() -> None:
-    arbiter = Arbiter(mode_of("ours"), ServingSlo(0.5, 0.15), COST, COST, capacity=1000)
+    arbiter = Arbiter(mode_of("foresight"), ServingSlo(0.5, 0.15), COST, COST, capacity=1000)
     for use in (100, 350, 50):
         assert not arbiter.uses(use)
     arbiter.step_began(50)
@@ -83,7 +83,7 @@ def test_shares_outside_their_range_are_refused() -> None:
 
 def loan(weights: int) -> Arbiter:
     slo = ServingSlo(0.5, 0.15)
-    return Arbiter(mode_of("ours"), slo, COST, COST, capacity=1000, loan_weights=weights)
+    return Arbiter(mode_of("foresight"), slo, COST, COST, capacity=1000, loan_weights=weights)
 
 
 def test_a_loans_weights_are_taken_from_the_memory_only_while_it_lasts() -> None:

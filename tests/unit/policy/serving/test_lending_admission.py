@@ -68,8 +68,8 @@ def test_each_gate_looks_at_its_own_promise_alone() -> None:
         ("tpot", late_token, False),
         ("dual", late_prompt, False),
         ("dual", late_token, False),
-        ("ours", late_prompt, False),
-        ("ours", late_token, False),
+        ("foresight", late_prompt, False),
+        ("foresight", late_token, False),
     ):
         assert (mode_of(name).admission.grant(device(serving)) is not None) == lends, name
 
@@ -121,7 +121,7 @@ rollouts = st.builds(
 )
 
 
-@given(servings, rollouts, st.sampled_from(["dual", "ours"]), st.floats(0.0, 0.6))
+@given(servings, rollouts, st.sampled_from(["dual", "foresight"]), st.floats(0.0, 0.6))
 def test_a_step_that_is_granted_fits_both_slacks(
     serving: ServingState, rollout: RolloutState, name: str, coming_s: float
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_correction_follows_a_device_that_became_slower() -> None:
 
 
 def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_idle() -> None:
-    arbiter = Arbiter(mode_of("ours"), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
     for _ in range(20):
         arbiter.rolled_out(StepWork(8, 8000.0), 2.0)
     waiting = RolloutState(prompt_tokens=3000)

@@ -67,7 +67,7 @@ arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 16_000)), max_
 def test_nothing_is_lent_while_stretched_prompts_would_break_the_promise(
     story: list[tuple[float, int]],
 ) -> None:
-    ours, dual = arbiter_of("ours"), arbiter_of("dual")
+    ours, dual = arbiter_of("foresight"), arbiter_of("dual")
     now_s = ends_s = 0.0
     waits: list[tuple[float, float]] = []
     for gap_s, tokens in story:
@@ -111,7 +111,7 @@ def test_a_service_that_breaks_its_promise_lends_neither_time_nor_memory(
 
 
 def test_slow_tokens_after_a_first_one_in_time_break_the_promise_too() -> None:
-    arbiter = arbiter_of("ours")
+    arbiter = arbiter_of("foresight")
     for _ in range(3):
         arbiter.first_token(1.0, 0.1)
         arbiter.ended(1.0, 0.1, 0.2)
