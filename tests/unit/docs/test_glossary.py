@@ -62,3 +62,16 @@ def test_the_paths_of_the_architecture_name_files_that_exist_and_count_them() ->
     for title, count, listed in paths:
         files = re.findall(r"`([^`]+\.py)`", listed)
         assert len(files) == len(set(files)) == int(count), title
+
+
+def test_each_path_of_the_architecture_draws_the_files_that_it_lists() -> None:
+    page = (ROOT / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
+    path = r"^### (.+?)$.*?```mermaid\n(.+?)```.*?^Files \(\d+\): (.+?)\.$"
+    paths = re.findall(path, page, re.M | re.S)
+    assert len(paths) == 6
+    for title, diagram, listed in paths:
+        files = set(re.findall(r"`([^`]+\.py)`", listed))
+        drawn = set(re.findall(r"(?<![\w/])[a-z_]+(?:/[a-z_]+)+\.py", diagram))
+        folders = tuple(re.findall(r"(?<![\w/])(?:[a-z_]+/)+(?![a-z_])", diagram))
+        assert drawn <= files, title
+        assert not {name for name in files - drawn if not name.startswith(folders)}, title
