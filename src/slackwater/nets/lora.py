@@ -72,15 +72,10 @@ class LoraSpec:
             )
         }
 
-    def peft_config(self, base_model: str | None = None) -> dict[str, Any]:
+    def peft_config(self) -> dict[str, Any]:
         """The fields of a peft `adapter_config.json`."""
         return adapter_config(
-            self.rank,
-            self.alpha,
-            attn=self.attn,
-            mlp=self.mlp,
-            unembed=self.unembed,
-            base_model=base_model,
+            self.rank, self.alpha, attn=self.attn, mlp=self.mlp, unembed=self.unembed
         )
 
 

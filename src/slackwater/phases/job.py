@@ -242,13 +242,13 @@ def current_job() -> Job:
     return _current or join()
 
 
-def leave_job(outcome: str = "finished", reason: str = "") -> None:
+def leave_job() -> None:
     """The job of this process is over; the next phase would be of a new one."""
     global _current
     with _lock:
         job, _current = _current, None
     if job is not None:
-        job.end(outcome, reason)
+        job.end()
 
 
 def _port() -> PermitPort:

@@ -60,24 +60,16 @@ _RELAY_SHARE = 0.25
 class NodeAgent:
     """The workers of one node, over all its connections."""
 
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        node_secret: str,
-        states: NodeStates,
-        relay: NodeRelay | None,
-    ) -> None:
-        self._options, self._node_secret = options, node_secret
-        self._states, self._relay = states, relay
+    def __init__(self, options: argparse.Namespace, node_secret: str, states: NodeStates) -> None:
+        self._options, self._node_secret, self._states = options, node_secret, states
         self._address = address_of(options.connect)
+        self.relay = _relay(options, self._address, node_secret, self._report_fetch)
         self._connection: Connection | None = None
         self._groups: dict[str, RankGroup] = {}
         self._unreported_ends: list[wire.WorkerEnded] = []  # while nobody was connected
         self.lost_s: float | None = None
         self._lock = threading.Lock()
         self.template = WorkerTemplate()
-        if relay is not None:
-            relay.tell = self._report_fetch
 
     def serve(self, state_place: wire.StatePlace | None, notice: "EvictionNotice") -> None:
         """Serve one connection until stopped; DisconnectedError if the control plane is lost."""
@@ -86,7 +78,7 @@ class NodeAgent:
             running = tuple(
                 wire.RunningWorker(group.order, group.pid) for group in self._groups.values()
             )
-        facts = _facts(self._options, self._relay, state_place, running)
+        facts = _facts(self._options, self.relay, state_place, running)
         hello = messages.Hello(f"agent:{self._options.node}", "agent", node=facts)
         hung_up = threading.Event()
         with Connection(
@@ -134,17 +126,17 @@ class NodeAgent:
     def _handle_payload_message(
         self, message: wire.FetchPayload | wire.OfferPayload | wire.DropPayload
     ) -> None:
-        if self._relay is None:
+        if self.relay is None:
             return
         payload = Payload(message.version, message.base)
         try:
             match message:
                 case wire.FetchPayload(source=source, address=address, certificate=certificate):
-                    self._relay.fetch(payload, source, address_of(address), certificate)
+                    self.relay.fetch(payload, source, address_of(address), certificate)
                 case wire.OfferPayload(certificate=certificate):
-                    self._relay.offer(payload, certificate)
+                    self.relay.offer(payload, certificate)
                 case wire.DropPayload():
-                    self._relay.drop(payload)
+                    self.relay.drop(payload)
         except ConfigError as error:  # a wrong address of another node must not end this one
             logger.warning("%s", error)
             if isinstance(message, wire.FetchPayload):
@@ -175,8 +167,8 @@ class NodeAgent:
         options = self._options
         arguments = ["--connect", options.connect, "--worker", order.worker]
         arguments += ["--files", options.files]
-        if self._relay is not None:
-            host, port = self._relay.address
+        if self.relay is not None:
+            host, port = self.relay.address
             arguments += ["--node", options.node, "--relay", f"{host}:{port}"]
         environment = {**os.environ, **self._states.environment, wire.PARENT: str(os.getpid())}
         environment |= {SECRET_VARIABLE: order.key, NODE_SECRET_VARIABLE: self._node_secret}
@@ -308,14 +300,19 @@ def last_log_line(log: Path, offset: int) -> str:
     return message.partition(" ")[2] if error else last
 
 
-def _relay(options: argparse.Namespace, hub: tuple[str, int], node_secret: str) -> NodeRelay | None:
+def _relay(
+    options: argparse.Namespace,
+    hub: tuple[str, int],
+    node_secret: str,
+    tell: Callable[[FetchOutcome], None],
+) -> NodeRelay | None:
     """The node's weight relay; None if its memory limit is 0."""
     max_bytes = int(options.weights_gb * (1 << 30))
     if options.weights_gb < 0:
         max_bytes = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _RELAY_SHARE)
     if not max_bytes:
         return None
-    return NodeRelay(node_secret.encode(), options.node, _own_host(hub), max_bytes)
+    return NodeRelay(node_secret.encode(), options.node, _own_host(hub), max_bytes, tell=tell)
 
 
 def _own_host(hub: tuple[str, int]) -> str:
@@ -413,12 +410,11 @@ def serve_until_stopped(
     """Serve connections until stopped; reconnect with `--redial` or to have workers adopted."""
     address = address_of(options.connect)
     with contextlib.ExitStack() as stack:
-        relay = _relay(options, address, node_secret)
-        if relay is not None:
-            stack.callback(relay.close)
+        agent = NodeAgent(options, node_secret, states)
+        if agent.relay is not None:
+            stack.callback(agent.relay.close)
         receiving = states.receiving(partial(_own_host, address), encrypted=pin() is not None)
         state_place = stack.enter_context(receiving)
-        agent = NodeAgent(options, node_secret, states, relay)
         stack.callback(agent.template.close)
         stack.callback(agent.end_workers)
         pause_s, lost_s = _MIN_PAUSE_S, agent.lost_s
@@ -436,8 +432,8 @@ def serve_until_stopped(
                 if not adoptable and (final or not options.redial):
                     raise
                 agent.end_workers(include_adoptable=not adoptable)
-                if relay is not None:
-                    relay.drop_all()  # another control plane does not know its payloads
+                if agent.relay is not None:
+                    agent.relay.drop_all()  # another control plane does not know its payloads
                 logger.warning("%s; trying again in %.1f s", error, pause_s)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _ADOPTABLE_PAUSE_S if adoptable else _MAX_PAUSE_S)

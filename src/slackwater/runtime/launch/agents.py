@@ -153,9 +153,9 @@ class LocalAgents:
     this process, and the next control plane with these `logs` takes them over.
     """
 
-    def __init__(self, logs: Path, policy: RestartPolicy | None = None) -> None:
+    def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._policy = policy or RestartPolicy()
+        self._policy = RestartPolicy()
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[NodeId, asyncio.subprocess.Process | OutlivedAgent] = {}
         self.outlived: set[NodeId] = set()  # nodes whose agent ran before the start

@@ -45,12 +45,11 @@ class WorkerSupervisor:
     def __init__(
         self,
         spawn: Spawn,
-        policy: RestartPolicy | None = None,
         *,
         adopt: Callable[[NodeId, WorkerPlan], NodeProcess | None] = lambda node, plan: None,
     ) -> None:
         self._spawn, self._adopt = spawn, adopt
-        self._policy = policy or RestartPolicy()
+        self._policy = RestartPolicy()
         self._processes: dict[WorkerId, WorkerProcess] = {}
         self._tasks: dict[NodeId, list[asyncio.Task[None]]] = {}
         self._leaving: set[NodeId] = set()

@@ -19,6 +19,7 @@ from slackwater.wire.certificate import PeerIdentity
 
 logger = logging.getLogger(__name__)
 
+_STREAMS = 4
 _PATIENCE_S = 5.0  # a worker may request a payload before this relay is told to fetch it
 
 
@@ -46,15 +47,13 @@ class NodeRelay:
         max_bytes: int,
         *,
         tell: Callable[[FetchOutcome], None] = _ignore,
-        shared: bool = True,
-        streams: int = 4,
         timeout_s: float = 30.0,
     ) -> None:
-        self.store = BucketStore(max_bytes, shared)
-        self._node, self.tell = node, tell
+        self.store = BucketStore(max_bytes, shared=True)
+        self._node, self._tell = node, tell
         self._identity = PeerIdentity()
         self._offers = RelayOffers(self._identity)
-        self._streams, self._timeout_s = streams, timeout_s
+        self._timeout_s = timeout_s
         self._server = RelayServer(self.store, secret, node=node, patience_s=_PATIENCE_S)
         self._peers = RelayServer(self.store, self._offers, host=host, patience_s=_PATIENCE_S)
         self._lock = threading.Lock()
@@ -86,7 +85,7 @@ class NodeRelay:
             address,
             RelayPeer(self._identity, certificate),
             node=self._node,
-            streams=self._streams,
+            streams=_STREAMS,
             timeout_s=self._timeout_s,
         )
         with self._lock:
@@ -156,4 +155,4 @@ class NodeRelay:
                 del self._fetches[payload]
         if not error:
             self.store.expect(payload, False)
-        self.tell(FetchOutcome(payload, source, error))
+        self._tell(FetchOutcome(payload, source, error))

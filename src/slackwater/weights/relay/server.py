@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 _STALL_S = 60.0  # how long a peer may take no byte before its connection is closed
 _PIECE = 1 << 20
-_MOST_STRANGERS = 32
+_MOST_CONNECTIONS, _MOST_STRANGERS = 256, 32
 
 
 class RelayServer:
@@ -29,7 +29,6 @@ class RelayServer:
         host: str = "127.0.0.1",
         port: int = 0,
         node: str = "",
-        max_connections: int = 256,
         patience_s: float = 0.0,
     ) -> None:
         """Serves clients that prove the secret, or with `RelayOffers` other nodes.
@@ -41,7 +40,6 @@ class RelayServer:
         self._patience_s = patience_s
         self._listener = socket.create_server((host, port), backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._max = max_connections
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # not yet authenticated, oldest first
         self._lock = threading.Lock()
@@ -69,7 +67,7 @@ class RelayServer:
             except OSError:
                 return
             with self._lock:
-                full = len(self._open) >= self._max or self._closed
+                full = len(self._open) >= _MOST_CONNECTIONS or self._closed
                 if not full:
                     self._open.add(connection)
                     self._strangers[connection] = None
