@@ -129,7 +129,7 @@ def deletes_what_is_published(honest: Rule) -> Rule:
 def drops_what_is_needed(honest: Rule) -> Rule:
     def need(self: WeightDirector, event: Any, out: Any) -> None:
         honest(self, event, out)
-        held = [h.instance for h in self._books.holders.values() if event.version in h.offered]
+        held = [h.instance for h in self._state.holders.values() if event.version in h.offered]
         out.extend(DropVersion(instance, event.version) for instance in held)
 
     return need
@@ -137,7 +137,7 @@ def drops_what_is_needed(honest: Rule) -> Rule:
 
 def forgets_what_is_needed(honest: Rule) -> Rule:
     def left(self: WeightDirector, *args: Any) -> None:
-        self._books.needed.clear()
+        self._state.needed.clear()
         honest(self, *args)
 
     return left
@@ -149,7 +149,7 @@ def offers_before_it_is_there(honest: Rule) -> Rule:
         if record.version in holder.pulling:
             holder.pulling.discard(record.version)
             holder.offered[record.version] = None
-            out.append(VersionOffered(self._books.now_s, holder.instance, record.version))
+            out.append(VersionOffered(self._state.now_s, holder.instance, record.version))
 
     return pull
 
@@ -199,11 +199,16 @@ BROKEN: dict[str, tuple[type, str, Break, str]] = {
     "two orders": (DeviceOwnership, "handle", orders_twice, "two orders at once"),
     "devices": (DeviceOwnership, "handle", keeps_devices_of_the_lost, "work without devices"),
     "one phase a node": (Permits, "is_free", always, "is not held by permit"),
-    "version deleted": (WeightDirector, "_published", deletes_what_is_published, "is deleted"),
+    "version deleted": (WeightDirector, "_publish", deletes_what_is_published, "is deleted"),
     "version dropped": (WeightDirector, "_need", drops_what_is_needed, r"drops \S+ in use"),
     "version offered": (PullScheduler, "pull", offers_before_it_is_there, "dispatched where"),
-    "version needed": (WeightDirector, "_left", forgets_what_is_needed, "need out of step"),
-    "version kept": (WeightDirector, "_retired", nothing, "were never deleted"),
+    "version needed": (
+        WeightDirector,
+        "_remove_holder",
+        forgets_what_is_needed,
+        "need out of step",
+    ),
+    "version kept": (WeightDirector, "_retire", nothing, "were never deleted"),
     "demand": (Demand, "record_close", nothing, "the demand for versions is counted wrong"),
     "loan taken back": (Lender, "_reclaim", takes_back_in_silence, "lent are"),
     "loan not wanted": (Lender, "_set_demand", takes_nothing_back, "wants none"),

@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[2] / "src" / "slackwater"
 
 # Verbs and nouns that end like a participle.
@@ -25,6 +27,8 @@ _NO_VERB = re.compile(
     "|together|what|where|who|whose|why"
 )
 _NO_NOUN = re.compile("alone|apart|aside|at|between|by|in|of|on|over|together|way|with")
+# `of` names a constructor, `phase` is a decorator, and the policies still have names of their own.
+_EXEMPT = re.compile(r"\S+ of|phases/decorators\.py:\d+ phase|policy/.*")
 _ATTRIBUTES = {"property", "cached_property", "setter"}
 
 
@@ -70,6 +74,16 @@ def broken_names(package: str = "") -> Iterator[str]:
                     continue
             if wrong:
                 yield f"{path.relative_to(SOURCE).as_posix()}:{node.lineno} {name}"
+
+
+def test_functions_are_verbs_and_classes_are_nouns() -> None:
+    assert [name for name in broken_names() if not _EXEMPT.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("name", ["_told", "sent_by", "_of_relays", "alone"])
+def test_a_participle_or_a_particle_names_no_function(name: str) -> None:
+    assert _names_nothing_that_it_does(name)
+    assert not _names_nothing_that_it_does(f"find_{name}")
 
 
 def public_classes() -> dict[str, list[str]]:

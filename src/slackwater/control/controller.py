@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 
-class Timed(Protocol):
+class TimedEvent(Protocol):
     """Anything that happened at a moment."""
 
     @property
     def now_s(self) -> float: ...
 
 
-E = TypeVar("E", bound=Timed, contravariant=True)
+E = TypeVar("E", bound=TimedEvent, contravariant=True)
 C = TypeVar("C", covariant=True)
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from slackwater.control.controller import Controller, Timed
+from slackwater.control.controller import Controller, TimedEvent
 from slackwater.control.record import record_line
 from slackwater.control.timer import SetTimer, TimerFired
 
-E = TypeVar("E", bound=Timed)
+E = TypeVar("E", bound=TimedEvent)
 C = TypeVar("C")
 
 Schedule = Callable[[float, Callable[[], None]], object]  # calls back at a time of the clock

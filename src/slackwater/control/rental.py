@@ -96,10 +96,10 @@ class RentalController:
         """What each provider's nodes have cost that are not rented any more."""
         return dict(self._spent)
 
-    def spent(self, provider: str, now_s: float) -> float:
+    def cost_of(self, provider: str, now_s: float) -> float:
         """What its nodes have cost so far."""
         price = self._terms[provider].price_per_h
-        running = sum(now_s - since_s for _, since_s in self._of(provider))
+        running = sum(now_s - since_s for _, since_s in self._nodes_of(provider))
         return self._spent[provider] + price * running / 3600
 
     def handle(self, event: RentalEvent) -> list[RentalCommand]:
@@ -141,8 +141,8 @@ class RentalController:
 
     def _may_stay(self, node: NodeId, now_s: float) -> bool:
         provider = self._offered[node]
-        wanted = node in self._needed or self._wanted() > 0
-        return wanted and self._left_s(provider, now_s) > _RETURN_S + _LOOK_S
+        wanted = node in self._needed or self._count_wanted() > 0
+        return wanted and self._budget_lasts_s(provider, now_s) > _RETURN_S + _LOOK_S
 
     def _take(self, now_s: float) -> list[NodeId]:
         taken: list[NodeId] = []
@@ -152,36 +152,38 @@ class RentalController:
                 continue
             spare = [each for each in self._rented if each not in self._needed]
             have = sum(self._terms_of(each).instances_per_node for each in spare)
-            if (node in self._needed or have < self._wanted()) and self._affordable(node, now_s):
+            useful = node in self._needed or have < self._count_wanted()
+            if useful and self._affordable(node, now_s):
                 self._rented[node] = now_s
                 taken.append(node)
         return taken
 
-    def _wanted(self) -> int:
+    def _count_wanted(self) -> int:
         """Instances that must be rented."""
         others = max((limit.others for limit in self._limits.values()), default=0)
         return sum(limit.most for limit in self._limits.values()) - others
 
     def _affordable(self, node: NodeId, now_s: float) -> bool:
         provider, terms = self._offered[node], self._terms_of(node)
-        left = terms.budget - self.spent(provider, now_s)
-        return left >= terms.price_per_h * _LEAST_H * (len(self._of(provider)) + 1)
+        left = terms.budget - self.cost_of(provider, now_s)
+        return left >= terms.price_per_h * _LEAST_H * (len(self._nodes_of(provider)) + 1)
 
-    def _left_s(self, provider: str, now_s: float) -> float:
+    def _budget_lasts_s(self, provider: str, now_s: float) -> float:
         """How long its budget lasts with the nodes that it has."""
         terms = self._terms[provider]
-        rate = terms.price_per_h * len(self._of(provider)) / 3600
-        return (terms.budget - self.spent(provider, now_s)) / rate if rate else math.inf
+        rate = terms.price_per_h * len(self._nodes_of(provider)) / 3600
+        return (terms.budget - self.cost_of(provider, now_s)) / rate if rate else math.inf
 
     def _next_look_s(self, now_s: float, idle_s: float) -> float:
-        budgets = [self._left_s(provider, now_s) - _RETURN_S - _LOOK_S for provider in self._terms]
+        lasts_s = [self._budget_lasts_s(provider, now_s) for provider in self._terms]
+        budgets = [each_s - _RETURN_S - _LOOK_S for each_s in lasts_s]
         limits = [limit.now_s + idle_s - now_s for limit in self._limits.values()]
         return now_s + max(min([*budgets, *limits], default=math.inf), _LOOK_S)
 
     def _terms_of(self, node: NodeId) -> RentalTerms:
         return self._terms[self._offered[node]]
 
-    def _of(self, provider: str) -> list[tuple[NodeId, float]]:
+    def _nodes_of(self, provider: str) -> list[tuple[NodeId, float]]:
         return [each for each in self._rented.items() if self._offered[each[0]] == provider]
 
     def _end(self, node: NodeId, now_s: float) -> None:

@@ -151,7 +151,7 @@ class Scheduler:
         order, table = self._order_by_weights(), self.slots
         pending = table.length[order] - table.computed[order]
         counts = np.minimum(pending, 1)
-        delayed = self._delayed_prompts(order, pending)
+        delayed = self._find_delayed_prompts(order, pending)
         counts[delayed] = 0
         pending[delayed] = 0
         self._share_prompt_tokens(order, pending, counts, prompt_tokens)
@@ -288,7 +288,7 @@ class Scheduler:
             counts[place] = min(lefts[owner], int(pending[place]))
             lefts[owner] -= int(counts[place])
 
-    def _delayed_prompts(
+    def _find_delayed_prompts(
         self, order: NDArray[np.int64], pending: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Entries of prompts whose owners must let others decode first; none if nothing else

@@ -69,7 +69,7 @@ class PermitClient:
         """Wait for the permit, however long; asking again is the same request."""
         while True:
             body = {"phase": phase, "iteration": iteration}
-            status, said = self._answer("POST", f"{_of(job)}/permits", body, _POLL_S)
+            status, said = self._answer("POST", f"{_path_of(job)}/permits", body, _POLL_S)
             if status == 200:
                 nodes = tuple(str(node) for node in said.get("nodes", ()))
                 return PhasePermit(
@@ -81,19 +81,19 @@ class PermitClient:
     ) -> bool:
         """Report progress and liveness; False if the permit was taken away."""
         body = {"finished": finished, "total": total, "tokens": tokens}
-        said = self._call("POST", f"{_of(job)}/permits/{permit.number}/progress", body)
+        said = self._call("POST", f"{_path_of(job)}/permits/{permit.number}/progress", body)
         return said.get("state") != "taken"
 
     def alive(self, job: str) -> None:
         """Say between phases that the program lives."""
-        self._call("POST", f"{_of(job)}/alive", {})
+        self._call("POST", f"{_path_of(job)}/alive", {})
 
     def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
         body = {"work_s": max(work_s, 0.0)}
-        self._call("DELETE", f"{_of(job)}/permits/{permit.number}", body)
+        self._call("DELETE", f"{_path_of(job)}/permits/{permit.number}", body)
 
     def end(self, job: str, outcome: str, reason: str) -> None:
-        self._call("DELETE", _of(job), {"outcome": outcome, "reason": reason}, patient=False)
+        self._call("DELETE", _path_of(job), {"outcome": outcome, "reason": reason}, patient=False)
 
     def _call(
         self, method: str, path: str, body: dict[str, Any], *, patient: bool = True
@@ -187,5 +187,5 @@ class NoService:
 PermitPort: TypeAlias = PermitClient | NoService  # what the decorators need of a service
 
 
-def _of(job: str) -> str:
+def _path_of(job: str) -> str:
     return f"/slackwater/jobs/{quote(job, safe='')}"

@@ -107,7 +107,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
 
     def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            async with _in_thread(self, args, kwargs):
+            async with _running_in_thread(self, args, kwargs):
                 with _on_cores(self._cores):
                     return await function(*args, **kwargs)
 
@@ -115,7 +115,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
 
     def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-            async with _in_thread(self, args, kwargs):
+            async with _running_in_thread(self, args, kwargs):
                 with _on_cores(self._cores):
                     async for item in function(*args, **kwargs):
                         yield item
@@ -124,7 +124,7 @@ class phase:  # noqa: N801  (it is used as a decorator)
 
 
 @contextlib.asynccontextmanager
-async def _in_thread(
+async def _running_in_thread(
     made: phase, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> AsyncGenerator[None, None]:
     """Enter and leave in one thread, so that the loop continues while the permit is awaited."""

@@ -233,7 +233,7 @@ def join(
         _current = job = Job(_port(), asked)
         _end_on_sigterm()
         if JOB not in os.environ:  # else whoever started us says when it is over
-            atexit.register(_at_exit, job)
+            atexit.register(_end_at_exit, job)
         return job
 
 
@@ -265,7 +265,7 @@ def _port() -> PermitPort:
     return PermitClient(url, os.environ.get(KEY))
 
 
-def _at_exit(job: Job) -> None:
+def _end_at_exit(job: Job) -> None:
     failed = getattr(sys, "last_type", None) is not None
     if _terminated.is_set():
         job.end("stopped", "its program was told to end (SIGTERM)")

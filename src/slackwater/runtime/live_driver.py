@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeAlias, TypeVar
 
-from slackwater.control.controller import Controller, Timed
+from slackwater.control.controller import Controller, TimedEvent
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
 
 logger = logging.getLogger(__name__)
 
-E = TypeVar("E", bound=Timed)
+E = TypeVar("E", bound=TimedEvent)
 C = TypeVar("C")
 
 FleetDriver: TypeAlias = Driver[FleetEvent, FleetCommand]

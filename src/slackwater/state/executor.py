@@ -220,7 +220,7 @@ class ResidencyExecutor:
             if fitting is not None:
                 self._spare.remove(fitting)
                 fitting.bytes = size
-            room = self.controller.budgets.host_bytes - self.controller.used(Tier.HOST)
+            room = self.controller.budgets.host_bytes - self.controller.bytes_in_use(Tier.HOST)
             while self._spare and sum(len(image.pages) for image in self._spare) > room:
                 self._spare.pop(0).close()
             return fitting

@@ -76,15 +76,15 @@ def test_a_node_that_was_taken_away_costs_no_more_and_another_is_rented() -> Non
     controller = offering("a", "b", terms=RentalTerms(3600.0, budget=10_000.0))
     controller.handle(InstancesLimited(0.0, JOB, 1))
     assert rented(controller.handle(NodeWithdrawn(10.0, NodeId("a")))) == ["b"]
-    assert controller.spent("spot", 10.0) == 10.0
-    assert controller.spent("spot", 11.0) == 11.0
+    assert controller.cost_of("spot", 10.0) == 10.0
+    assert controller.cost_of("spot", 11.0) == 11.0
 
 
 def test_what_was_rented_before_a_restart_stays_until_jobs_have_said_what_they_want() -> None:
     controller = RentalController({"spot": RentalTerms(3600.0, 1e6, idle_s=100.0)}, {"spot": 5.0})
     controller.handle(NodeOffered(50.0, NodeId("a"), "spot"))
     assert returned(controller.handle(RentalAdopted(50.0, NodeId("a"), 20.0))) == []
-    assert controller.spent("spot", 50.0) == 35.0
+    assert controller.cost_of("spot", 50.0) == 35.0
     assert returned(controller.handle(TimerFired(150.0, "rental"))) == ["a"]
 
 

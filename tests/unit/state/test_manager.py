@@ -141,7 +141,11 @@ def test_adapters_over_one_base_keep_their_bytes_whoever_leaves_or_dies(
     assert all(not body.wrong for body in node.bodies.values())
     for name in names:
         node.manager.forget_when_unused(name)
-    assert node.manager.controller.used(Tier.HOST) == node.manager.controller.used(Tier.DISK) == 0
+    assert (
+        node.manager.controller.bytes_in_use(Tier.HOST)
+        == node.manager.controller.bytes_in_use(Tier.DISK)
+        == 0
+    )
     assert node.manager.catalogue.image_bytes("frozen-1") == 0
     node.close()
 

@@ -116,12 +116,12 @@ class FleetController:
             commands = self.rollout.handle(event)
             if not commands:
                 return commands
-            return self._settled(deque(), commands, event.now_s)
+            return self._settle(deque(), commands, event.now_s)
         if self._is_stale(event):
             return ()
-        return self._settled(deque((event,)), (), event.now_s)
+        return self._settle(deque((event,)), (), event.now_s)
 
-    def _settled(
+    def _settle(
         self, inbox: deque[Any], messages: Sequence[Any], now_s: float
     ) -> list[FleetCommand]:
         """Let the components talk until none has anything more to say to another."""

@@ -27,7 +27,7 @@ def misfit(
     )
 
 
-def no_room_now(
+def explain_no_room(
     records: ResidencyRecords, budgets: StateBudgets, record: Record, brought: Sequence[Record]
 ) -> str | None:
     """Why a warm one cannot have its place at once; spilling others for it is not waited for."""
@@ -35,7 +35,7 @@ def no_room_now(
         return None
     cold = [r for r in records.lenders(record) if not r.uses_host]
     need = sum(r.host_bytes for r in (*cold, *brought, record))
-    free = budgets.host_bytes - records.used(Tier.HOST)
+    free = budgets.host_bytes - records.bytes_in_use(Tier.HOST)
     if need <= free:
         return None
     return (

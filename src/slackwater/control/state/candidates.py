@@ -23,7 +23,7 @@ def candidates_on(
     order = {name: number for number, name in reversed(list(enumerate(hint)))}
     wanted = {w.deployment for w in waits if w.up}
     if tier is Tier.HOST:
-        wanted = _wanted_on_host(records, waits, wait)
+        wanted = _find_wanted_on_host(records, waits, wait)
     found = []
     for r in records.on(tier, device):
         if r.name in wanted or r.stuck or not records.may_sink(r):
@@ -35,7 +35,7 @@ def candidates_on(
     return found
 
 
-def _wanted_on_host(
+def _find_wanted_on_host(
     records: ResidencyRecords, waits: Sequence[ResidencyWait], by: ResidencyWait | None
 ) -> set[str]:
     """What stays because somebody waits for it.

@@ -81,7 +81,7 @@ class Record:
 class ResidencyRecords(dict[str, Record]):
     """All records by name."""
 
-    def used(self, tier: Tier, device: str = "") -> int:
+    def bytes_in_use(self, tier: Tier, device: str = "") -> int:
         """Bytes in use or reserved on a tier, or on a device; a shared image counts once."""
         match tier:
             case Tier.DEVICE:

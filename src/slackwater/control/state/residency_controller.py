@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from slackwater.control.state import commands, events
-from slackwater.control.state.admission import misfit, no_room_now
+from slackwater.control.state.admission import explain_no_room, misfit
 from slackwater.control.state.candidates import candidates_on
 from slackwater.control.state.record import Record, ResidencyRecords, ResidencyWait
 from slackwater.model.residency import StateBudgets, Tier
@@ -46,9 +46,9 @@ class ResidencyController:
         record = self._records.get(deployment)
         return record is None or record.blank
 
-    def used(self, tier: Tier, device: str = "") -> int:
+    def bytes_in_use(self, tier: Tier, device: str = "") -> int:
         """Bytes in use or reserved on a tier."""
-        return self._records.used(tier, device)
+        return self._records.bytes_in_use(tier, device)
 
     def handle(self, event: events.StateEvent) -> Sequence[commands.StateCommand]:
         """Take one event; return what is to be done, in order."""
@@ -62,9 +62,9 @@ class ResidencyController:
                 self._unhint(name)
                 self._wait(ResidencyWait(ticket, name, tier, False, False), event.now_s, out)
             case events.MoveDone(_, name, to):
-                self._moved(name, to, out)
+                self._finish_move(name, to, out)
             case events.MoveFailed(_, name, to, reason):
-                self._failed(name, to, reason, out)
+                self._fail_move(name, to, reason, out)
             case events.NextHinted(_, names, holding):
                 self._hint, self._holding = names, holding
             case events.HolderGone(_, holder):
@@ -83,7 +83,7 @@ class ResidencyController:
             case events.WaitGivenUp(_, ticket):
                 self._waits = [wait for wait in self._waits if wait.ticket != ticket]
             case events.DeploymentFilled(_, name):
-                self._filled(name)
+                self._record_fill(name)
             case events.LeaseReleased(now_s, name):
                 self._release(name, now_s)
             case events.ReadingBegan(_, name):
@@ -109,7 +109,11 @@ class ResidencyController:
             out.append(commands.Admit(event.deployment, known.blank))
             return
         record = Record(
-            *(event.deployment, event.holder, event.device_bytes, event.host_bytes, event.warm),
+            event.deployment,
+            event.holder,
+            event.device_bytes,
+            event.host_bytes,
+            event.warm,
             borrows=tuple(name for name, _ in event.borrows),
             device=event.device,
         )
@@ -120,7 +124,7 @@ class ResidencyController:
             if name not in self._records
         ]
         beside = (self._records, self.budgets, record, brought)
-        reason = misfit(*beside) or no_room_now(*beside)
+        reason = misfit(*beside) or explain_no_room(*beside)
         if reason:
             out.append(commands.Refuse(record.name, f"state of {record.name}: {reason}"))
             return
@@ -163,12 +167,12 @@ class ResidencyController:
         if record is not None:
             record.readers = max(record.readers + change, 0)
 
-    def _filled(self, name: str) -> None:
+    def _record_fill(self, name: str) -> None:
         record = self._records.get(name)
         if record is not None and record.tier is Tier.HOST:
             record.blank, record.on_host = False, True
 
-    def _moved(self, name: str, to: Tier, out: Out) -> None:
+    def _finish_move(self, name: str, to: Tier, out: Out) -> None:
         record = self._records.get(name)
         if record is None or record.moving_to is not to:
             return
@@ -198,7 +202,7 @@ class ResidencyController:
             if down and other is not record:
                 other.stuck = None
 
-    def _failed(self, name: str, to: Tier, reason: str, out: Out) -> None:
+    def _fail_move(self, name: str, to: Tier, reason: str, out: Out) -> None:
         record = self._records.get(name)
         if record is None:
             return
@@ -375,7 +379,7 @@ class ResidencyController:
         if to is Tier.HOST and record.warm:
             need = 0  # reserved
         room = _room(to, record)
-        free = self._budget(to) - self.used(*room)
+        free = self._budget(to) - self.bytes_in_use(*room)
         if need <= free:
             return True
         freeing = sum(
@@ -391,7 +395,7 @@ class ResidencyController:
         for name in victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
         # Where the image below was still good, room is there at once.
-        return self._budget(to) - self.used(*room) >= need
+        return self._budget(to) - self.bytes_in_use(*room) >= need
 
     def _sink(self, record: Record, out: Out) -> None:
         """One tier down. A host image that the disk has too is only dropped."""
@@ -400,7 +404,10 @@ class ResidencyController:
             record.tier, record.on_host = Tier.DISK, False
             out.append(commands.FreeTier(record.name, Tier.HOST))
             return
-        if to is Tier.DISK and self.used(Tier.DISK) + record.host_bytes > self.budgets.disk_bytes:
+        if (
+            to is Tier.DISK
+            and self.bytes_in_use(Tier.DISK) + record.host_bytes > self.budgets.disk_bytes
+        ):
             record.stuck = f"the disk tier has {self.budgets.disk_bytes} bytes, all in use"
             for wait in [w for w in self._waits if w.deployment == record.name and not w.up]:
                 self._answer(wait, out, f"state of {record.name}: {record.stuck}")
@@ -443,9 +450,9 @@ class ResidencyController:
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         for device in {record.device for record in self._records.values()}:
-            assert self.used(Tier.DEVICE, device) <= self.budgets.device_bytes
-        assert self.used(Tier.HOST) <= self.budgets.host_bytes
-        assert self.used(Tier.DISK) <= self.budgets.disk_bytes
+            assert self.bytes_in_use(Tier.DEVICE, device) <= self.budgets.device_bytes
+        assert self.bytes_in_use(Tier.HOST) <= self.budgets.host_bytes
+        assert self.bytes_in_use(Tier.DISK) <= self.budgets.disk_bytes
         assert len({wait.ticket for wait in self._waits}) == len(self._waits)
         for wait in self._waits:
             assert wait.deployment in self._records

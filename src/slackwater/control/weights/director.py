@@ -35,116 +35,116 @@ class WeightDirector:
 
     def __init__(self, routes: Routes | None = None) -> None:
         self.routes = routes or Routes()
-        self._books = DirectorState()
-        self._pulls = PullScheduler(self._books, self.routes)
+        self._state = DirectorState()
+        self._pulls = PullScheduler(self._state, self.routes)
 
     def handle(self, event: weight_events.WeightEvent) -> Sequence[commands.WeightCommand]:
         """Take one event; return what is to be done, in order."""
         out: Out = []
-        self._books.now_s = event.now_s
+        self._state.now_s = event.now_s
         match event:
             case weight_events.WeightsPublished():
-                self._published(event, out)
+                self._publish(event, out)
             case weight_events.WeightsRetired(_, version):
-                self._retired(version, out)
+                self._retire(version, out)
             case weight_events.VersionNeeded():
                 self._need(event, out)
             case JobGated(_, job, gate):
-                self._gated(job, gate, out)
+                self._apply_gate(job, gate, out)
             case InstanceJoined(_, spec):
-                self._books.holders[spec.instance] = holder = VersionHolder(spec)
+                self._state.holders[spec.instance] = holder = VersionHolder(spec)
                 self._pulls.welcome(holder, out)
             case InstanceLost(_, instance):
-                self._left(instance, False, out)
+                self._remove_holder(instance, False, out)
             case InstanceReleased(_, instance, rests):
-                self._left(instance, rests, out)
+                self._remove_holder(instance, rests, out)
             case weight_events.InstanceReady():
-                self._pulled(event, out)
+                self._finish_pull(event, out)
             case weight_events.PullFailed():
-                self._pull_failed(event, out)
+                self._fail_pull(event, out)
             case weight_events.VersionFreed(_, instance, version):
-                self._freed(instance, version, out)
+                self._drop(instance, version, out)
             case _:
-                self._of_relays(event, out)
+                self._handle_relay_event(event, out)
         return out
 
-    def _of_relays(self, event: weight_events.RelayEvent, out: Out) -> None:
+    def _handle_relay_event(self, event: weight_events.RelayEvent, out: Out) -> None:
         routes = self.routes
         match event:
             case weight_events.RelayJoined(_, node, site):
-                routes.joined(node, site, out)
+                routes.add_node(node, site, out)
             case weight_events.RelayLeft(_, node):
-                routes.left(node, out)
+                routes.remove_node(node, out)
             case weight_events.PayloadsStocked(_, node, version, sizes):
-                routes.stocked(node, version, sizes, out)
-                if version in self._books.versions:
-                    routes.named(version)
+                routes.record_stock(node, version, sizes, out)
+                if version in self._state.versions:
+                    routes.record_publish(version)
             case weight_events.PayloadArrived(_, node, version, base):
-                routes.arrived(node, Payload(version, base), out)
+                routes.finish_fetch(node, Payload(version, base), out)
             case weight_events.PayloadFailed(_, node, version, base, source):
-                routes.broke(node, Payload(version, base), source, out)
+                routes.fail_fetch(node, Payload(version, base), source, out)
             case _:
                 assert_never(event)
 
-    def _gated(self, job: JobId, gate: TurnGate | None, out: Out) -> None:
+    def _apply_gate(self, job: JobId, gate: TurnGate | None, out: Out) -> None:
         """Its turns run elsewhere from now on: what they need goes there."""
-        books = self._books
+        state = self._state
         if gate is None:
-            books.gates.pop(job, None)
-        elif gate.nodes and books.gates.get(job) != (place := TurnGate(gate.nodes)):
-            books.gates[job] = place
-            for record in [one for one in books.needed.values() if one.job == job]:
+            state.gates.pop(job, None)
+        elif gate.nodes and state.gates.get(job) != (place := TurnGate(gate.nodes)):
+            state.gates[job] = place
+            for record in [one for one in state.needed.values() if one.job == job]:
                 self._pulls.spread(record, out)
 
     # ---- versions ----
-    def _published(self, event: weight_events.WeightsPublished, out: Out) -> None:
-        record = self._books.versions.get(event.version)
+    def _publish(self, event: weight_events.WeightsPublished, out: Out) -> None:
+        record = self._state.versions.get(event.version)
         if record is None:
-            record = self._books.add(
+            record = self._state.add(
                 event.version, event.job, event.base_model, event.line, event.adapter
             )
         record.retired = False
-        self.routes.named(event.version)
-        record.needed_at = self._books.tick()
+        self.routes.record_publish(event.version)
+        record.needed_at = self._state.tick()
         key = (event.job, event.base_model, event.line)
-        before = self._books.newest.get(key)
+        before = self._state.newest.get(key)
         if before is not None and before != event.version and event.job is not None:
-            if before in self._books.versions:
-                self._books.versions[before].superseded = True
-            homes = [h for h in self._books.holders.values() if before in h.offered]
+            if before in self._state.versions:
+                self._state.versions[before].superseded = True
+            homes = [h for h in self._state.holders.values() if before in h.offered]
         else:
-            homes = [] if event.job is not None else self._books.able(record)
-        self._books.newest[key] = event.version
+            homes = [] if event.job is not None else self._state.able(record)
+        self._state.newest[key] = event.version
         if event.sampled:
             for holder in homes:
                 self._pulls.pull(holder, record, out)
         self._tidy(record, out)
 
-    def _retired(self, version: str, out: Out) -> None:
-        record = self._books.versions.get(version)
+    def _retire(self, version: str, out: Out) -> None:
+        record = self._state.versions.get(version)
         if record is None:
             out.append(commands.DeleteVersion(version))
             return
         record.retired = True
-        self._let_go_of(record, out)
+        self._delete_unneeded(record, out)
 
-    def _let_go_of(self, record: VersionRecord, out: Out) -> None:
+    def _delete_unneeded(self, record: VersionRecord, out: Out) -> None:
         """A retired version that no turn asks for: out of every instance, then out of the store."""
         if not record.retired or record.turns:
             return
-        for holder in self._books.holders.values():
+        for holder in self._state.holders.values():
             if record.version in holder.offered:
                 self._pulls.recall(holder, record.version, out)
-        if not any(record.version in holder.all() for holder in self._books.holders.values()):
-            self._books.forget(record)
+        if not any(record.version in holder.all() for holder in self._state.holders.values()):
+            self._state.forget(record)
             self.routes.forget(record.version, out)
             out.append(commands.DeleteVersion(record.version))
 
     def _tidy(self, record: VersionRecord, out: Out) -> None:
         """Let the relays drop what no instance needs of a model's versions."""
-        line = [r for r in self._books.versions.values() if r.of_line == record.of_line]
+        line = [r for r in self._state.versions.values() if r.of_line == record.of_line]
         line.sort(key=lambda each: each.number)
-        holders = self._books.holders.values()
+        holders = self._state.holders.values()
         self.routes.tidy(
             [each.version for each in line],
             needed={each.version for each in line if each.turns},
@@ -154,29 +154,29 @@ class WeightDirector:
         )
 
     def _need(self, event: weight_events.VersionNeeded, out: Out) -> None:
-        record = self._books.versions.get(event.version)
+        record = self._state.versions.get(event.version)
         if record is None:
             if not event.turns:
                 return
-            # Published before this director's time: nothing is known of it but who asks.
-            record = self._books.add(event.version, event.job, event.base_model)
-        record.turns, record.needed_at = event.turns, self._books.tick()
+            # Published before this director started: only its needs are known.
+            record = self._state.add(event.version, event.job, event.base_model)
+        record.turns, record.needed_at = event.turns, self._state.tick()
         if event.turns:
-            self._books.needed[event.version] = record
-            if event.waiting and record.evicted_at and not self._books.having(record):
-                self._books.totals.waits_for_evicted += event.turns
+            self._state.needed[event.version] = record
+            if event.waiting and record.evicted_at and not self._state.having(record):
+                self._state.totals.waits_for_evicted += event.turns
             self._pulls.spread(record, out, waiting=event.waiting)
             return
-        self._books.needed.pop(event.version, None)
-        for holder in list(self._books.holders.values()):
+        self._state.needed.pop(event.version, None)
+        for holder in list(self._state.holders.values()):
             if event.version in holder.offered:
                 self._pulls.trim(holder, record.adapter, event.version, out)
-        self._let_go_of(record, out)
+        self._delete_unneeded(record, out)
 
-    # ---- what instances say ----
-    def _pulled(self, event: weight_events.InstanceReady, out: Out) -> None:
+    # ---- reports of instances ----
+    def _finish_pull(self, event: weight_events.InstanceReady, out: Out) -> None:
         instance, version = event.instance, event.version
-        holder = self._books.holders.get(instance)
+        holder = self._state.holders.get(instance)
         if holder is None or version not in holder.pulling:
             what = f"version {version} that was not asked for"
             out.append(InstanceFaulted(event.now_s, instance, what))
@@ -187,16 +187,16 @@ class WeightDirector:
             holder.copies = with_copy(holder.copies, version, changed)
         elif changed:
             holder.copies = [copy for copy in holder.copies if copy != changed]
-        record = self._books.versions[version]
+        record = self._state.versions[version]
         holder.offered[version] = None
         out.append(VersionOffered(event.now_s, instance, version))
         self._pulls.trim(holder, record.adapter, version, out)
         self._tidy(record, out)
-        self._let_go_of(record, out)
+        self._delete_unneeded(record, out)
 
-    def _pull_failed(self, event: weight_events.PullFailed, out: Out) -> None:
+    def _fail_pull(self, event: weight_events.PullFailed, out: Out) -> None:
         """Say so; turns that still wait will ask again."""
-        holder = self._books.holders.get(event.instance)
+        holder = self._state.holders.get(event.instance)
         if holder is not None and event.version not in holder.pulling:
             return
         if holder is not None:
@@ -204,22 +204,22 @@ class WeightDirector:
             holder.pulled_before.discard(event.version)
             if changed := holder.coming.pop(event.version, ""):
                 holder.copies = [copy for copy in holder.copies if copy != changed]
-            self._let_go_of(self._books.versions[event.version], out)
+            self._delete_unneeded(self._state.versions[event.version], out)
         what = f"pull of {event.version} failed: {event.error}"
         out.append(InstanceFaulted(event.now_s, event.instance, what))
 
-    def _freed(self, instance: InstanceId, version: str, out: Out) -> None:
-        holder = self._books.holders.get(instance)
+    def _drop(self, instance: InstanceId, version: str, out: Out) -> None:
+        holder = self._state.holders.get(instance)
         if holder is None or version not in holder.recalled:
             return
         holder.recalled.discard(version)
-        self._books.totals.drops += 1
+        self._state.totals.drops += 1
         out.append(commands.DropVersion(instance, version))
-        self._let_go_of(self._books.versions[version], out)
+        self._delete_unneeded(self._state.versions[version], out)
         self._pulls.fill(holder, out)
 
-    def _left(self, instance: InstanceId, rests: bool, out: Out) -> None:
-        holder = self._books.holders.pop(instance, None)
+    def _remove_holder(self, instance: InstanceId, rests: bool, out: Out) -> None:
+        holder = self._state.holders.pop(instance, None)
         if holder is None:
             return
         held = sorted(holder.all())
@@ -227,54 +227,54 @@ class WeightDirector:
             out.extend(
                 commands.DropVersion(instance, version)
                 for version in held
-                if self._books.versions[version].job is not None
+                if self._state.versions[version].job is not None
             )
         for version in held:
-            if version in self._books.versions:
-                self._let_go_of(self._books.versions[version], out)
-        for record in list(self._books.needed.values()):
+            if version in self._state.versions:
+                self._delete_unneeded(self._state.versions[version], out)
+        for record in list(self._state.needed.values()):
             if record.version in held:
                 self._pulls.spread(record, out)
 
     # ---- questions ----
     def pulling(self, instance: InstanceId) -> frozenset[str]:
-        holder = self._books.holders.get(instance)
+        holder = self._state.holders.get(instance)
         return frozenset() if holder is None else frozenset(holder.pulling)
 
     def usable(self, instance: InstanceId) -> set[str]:
         """What turns may run with on an instance."""
-        holder = self._books.holders.get(instance)
+        holder = self._state.holders.get(instance)
         return set() if holder is None else set(holder.offered)
 
     def knows(self, version: str) -> bool:
         """Whether the version is known to exist."""
-        return version in self._books.versions
+        return version in self._state.versions
 
     def versions_of(self, job: JobId) -> list[str]:
         """The versions that a job owns, oldest first."""
-        return [record.version for record in self._books.versions.values() if record.job == job]
+        return [record.version for record in self._state.versions.values() if record.job == job]
 
     def job_of(self, version: str) -> JobId | None:
-        """Whose version it is; a base model's own weights are nobody's."""
-        record = self._books.versions.get(version)
+        """The job that owns a version; None for a base model's own weights."""
+        record = self._state.versions.get(version)
         return None if record is None else record.job
 
     def newest(self) -> list[tuple[VersionRecord, int, int]]:
         """The last version of every line, how many instances offer it, and how many pull it."""
-        books, found = self._books, []
-        for version in books.newest.values():
-            able = books.able(books.versions[version])
+        state, found = self._state, []
+        for version in state.newest.values():
+            able = state.able(state.versions[version])
             offered = sum(version in holder.offered for holder in able)
             pulling = sum(version in holder.pulling for holder in able)
-            found.append((books.versions[version], offered, pulling))
+            found.append((state.versions[version], offered, pulling))
         return found
 
     def gauges(self) -> dict[str, float]:
         """For metrics: the present and the totals."""
-        totals, holders = self._books.totals, self._books.holders.values()
+        totals, holders = self._state.totals, self._state.holders.values()
         return {
-            "versions": len(self._books.versions),
-            "needed_versions": len(self._books.needed),
+            "versions": len(self._state.versions),
+            "needed_versions": len(self._state.needed),
             "held_copies": sum(len(holder.offered) + len(holder.recalled) for holder in holders),
             "pulls_under_way": sum(len(holder.pulling) for holder in holders),
             "pulls": totals.pulls,
@@ -291,5 +291,5 @@ class WeightDirector:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        self._books.check_integrity()
+        self._state.check_integrity()
         self.routes.check_integrity()

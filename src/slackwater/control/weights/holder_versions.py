@@ -1,4 +1,4 @@
-"""The weight director's books: versions, and the instances that hold them."""
+"""Records of the weight director: versions, and the instances that hold them."""
 
 from dataclasses import dataclass, field
 
@@ -79,9 +79,13 @@ def limit_of(spec: InstanceSpec, adapter: bool) -> int:
     return spec.max_adapters if adapter and spec.max_adapters else spec.max_versions
 
 
-def held_version(record: VersionRecord, elsewhere: bool) -> HeldVersion:
+def to_held_version(record: VersionRecord, elsewhere: bool) -> HeldVersion:
     """As the policy sees it."""
     return HeldVersion(
-        *(record.version, record.turns, record.retired, record.superseded, record.needed_at),
+        record.version,
+        record.turns,
+        record.retired,
+        record.superseded,
+        record.needed_at,
         elsewhere,
     )

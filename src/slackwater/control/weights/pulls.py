@@ -1,4 +1,4 @@
-"""Who pulls which version, by which way, and what an instance gives back for it."""
+"""Who pulls which version, over which route, and what an instance gives back for it."""
 
 from slackwater.control.rollout.events import VersionOffered, VersionRecalled
 from slackwater.control.weights import commands
@@ -6,8 +6,8 @@ from slackwater.control.weights.director_state import IN_PASSING, DirectorState,
 from slackwater.control.weights.holder_versions import (
     VersionHolder,
     VersionRecord,
-    held_version,
     limit_of,
+    to_held_version,
 )
 from slackwater.control.weights.routes import Routes, payloads_of
 from slackwater.policy.weights.holding import first_to_go, holders_wanted
@@ -16,13 +16,13 @@ from slackwater.policy.weights.holding import first_to_go, holders_wanted
 class PullScheduler:
     """Asks an instance once for a version; what it evicts is recalled from the manager first."""
 
-    def __init__(self, books: DirectorState, routes: Routes) -> None:
-        self._books = books
+    def __init__(self, state: DirectorState, routes: Routes) -> None:
+        self._state = state
         self._routes = routes
 
     def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
         """Let as many instances pull as its turns can use; one more if turns wait and none is."""
-        able = self._books.able(record)
+        able = self._state.able(record)
         having = [holder for holder in able if holder.has(record.version)]
         wanted = holders_wanted(record.turns, len(able))
         if waiting and not any(record.version in holder.pulling for holder in having):
@@ -34,20 +34,20 @@ class PullScheduler:
 
     def welcome(self, holder: VersionHolder, out: Out) -> None:
         """A new instance pulls its base model's weights, then the most needed versions."""
-        for record in self._books.versions.values():
+        for record in self._state.versions.values():
             if record.job is None and not record.retired and holder.may_hold(record):
                 self.pull(holder, record, out)
         self.fill(holder, out)
 
     def fill(self, holder: VersionHolder, out: Out) -> None:
         """Let an instance with room pull what lacks holders: first what nobody has."""
-        books = self._books
-        short = [record for record in books.needed.values() if holder.may_hold(record)]
-        short.sort(key=lambda r: (bool(books.having(r)), r.evicted_at, -r.turns, r.number))
+        state = self._state
+        short = [record for record in state.needed.values() if holder.may_hold(record)]
+        short.sort(key=lambda r: (bool(state.having(r)), r.evicted_at, -r.turns, r.number))
         for record in short:
-            if len(books.alike(holder.all(), record.adapter)) >= self._most(holder, record):
+            if len(state.alike(holder.all(), record.adapter)) >= self._most(holder, record):
                 continue
-            able = books.able(record)
+            able = state.able(record)
             having = sum(other.has(record.version) for other in able)
             lacks = not holder.has(record.version) and any(other is holder for other in able)
             if lacks and having < holders_wanted(record.turns, len(able)):
@@ -58,48 +58,48 @@ class PullScheduler:
         return limit_of(holder.spec, record.adapter) + IN_PASSING
 
     def pull(self, holder: VersionHolder, record: VersionRecord, out: Out) -> None:
-        """Unless it has the version; if it is full, once something has given way."""
-        books, version = self._books, record.version
+        """Unless it has the version; if it is full, once another version has yielded."""
+        state, version = self._state, record.version
         if holder.has(version):
             return
         if version in holder.recalled:  # it is still there: back into use
             holder.recalled.discard(version)
             holder.offered[version] = None
-            out.append(VersionOffered(books.now_s, holder.instance, version))
+            out.append(VersionOffered(state.now_s, holder.instance, version))
             return
-        taken = books.alike(holder.all(), record.adapter)
+        taken = state.alike(holder.all(), record.adapter)
         if record.job is not None and len(taken) >= self._most(holder, record):
-            if not books.alike(holder.recalled, record.adapter):
+            if not state.alike(holder.recalled, record.adapter):
                 self._recall_one(holder, record.adapter, out, needed_too=True)
             return  # once that is free, it is this one's turn
         holder.pulling.add(version)
-        books.totals.pulls += 1
-        books.totals.repeated_pulls += version in holder.pulled_before
+        state.totals.pulls += 1
+        state.totals.repeated_pulls += version in holder.pulled_before
         holder.pulled_before.add(version)
-        out.append(self._by_the_best_way(holder, record, out))
+        out.append(self._choose_route(holder, record, out))
 
-    def _by_the_best_way(
+    def _choose_route(
         self, holder: VersionHolder, record: VersionRecord, out: Out
     ) -> commands.PullVersion:
         """From the node's relay, whole or by deltas on a copy (the smaller); or from the store."""
-        node, keep, totals = holder.spec.node, not record.adapter, self._books.totals
-        way = self._routes.way(record.version, holder.copies_then(), node)
-        if node is None or way is None or not payloads_of(way):
+        node, keep, totals = holder.spec.node, not record.adapter, self._state.totals
+        route = self._routes.find(record.version, holder.copies_then(), node)
+        if node is None or route is None or not payloads_of(route):
             return commands.PullVersion(holder.instance, record.version)
-        self._routes.bring(node, way, out)
-        totals.by_delta += bool(way.deltas)
+        self._routes.bring(node, route, out)
+        totals.by_delta += bool(route.deltas)
         totals.by_relay += 1
-        totals.pulled_bytes += way.bytes
-        totals.whole_bytes += self._routes.whole_bytes(record.version) or way.bytes
+        totals.pulled_bytes += route.bytes
+        totals.whole_bytes += self._routes.whole_bytes(record.version) or route.bytes
         if keep:
-            holder.coming[record.version] = "" if way.fetch_start else way.start
-        return commands.PullVersion(holder.instance, record.version, payloads_of(way), keep)
+            holder.coming[record.version] = "" if route.fetch_start else route.start
+        return commands.PullVersion(holder.instance, record.version, payloads_of(route), keep)
 
-    # ---- what gives way ----
+    # ---- what yields ----
     def trim(self, holder: VersionHolder, adapter: bool, keep: str, out: Out) -> None:
         """Take from the instance what it holds beyond its limit and no turn asks for."""
         limit = limit_of(holder.spec, adapter)
-        while len(self._books.alike(holder.offered, adapter)) > limit:
+        while len(self._state.alike(holder.offered, adapter)) > limit:
             if not self._recall_one(holder, adapter, out, keep=keep):
                 return
 
@@ -112,22 +112,22 @@ class PullScheduler:
         keep: str = "",
         needed_too: bool = False,
     ) -> bool:
-        books = self._books
-        held = [r for r in books.alike(holder.offered, adapter) if r.version != keep]
-        seen = [held_version(record, self._elsewhere(record, holder)) for record in held]
+        state = self._state
+        held = [r for r in state.alike(holder.offered, adapter) if r.version != keep]
+        seen = [to_held_version(record, self._is_elsewhere(record, holder)) for record in held]
         victim = first_to_go(seen, needed_too=needed_too)
         if victim is None:
             return False
-        books.versions[victim].evicted_at = books.tick()
+        state.versions[victim].evicted_at = state.tick()
         self.recall(holder, victim, out)
         return True
 
-    def _elsewhere(self, record: VersionRecord, holder: VersionHolder) -> bool:
-        others = self._books.holders.values()
+    def _is_elsewhere(self, record: VersionRecord, holder: VersionHolder) -> bool:
+        others = self._state.holders.values()
         return any(record.version in other.offered for other in others if other is not holder)
 
     def recall(self, holder: VersionHolder, version: str, out: Out) -> None:
         """No turn is to begin with it there; it is dropped when none runs with it."""
         del holder.offered[version]
         holder.recalled.add(version)
-        out.append(VersionRecalled(self._books.now_s, holder.instance, version))
+        out.append(VersionRecalled(self._state.now_s, holder.instance, version))

@@ -36,21 +36,21 @@ class Routes:
     """See the module. Only the weight director touches it; `out` takes the commands."""
 
     def __init__(self, source: SourcePolicy | None = None) -> None:
-        self._way = PullRoutePolicy()
+        self._policy = PullRoutePolicy()
         self._source = source or TreeSource()
-        self._retention = RetentionByNeed(way=self._way)
+        self._retention = RetentionByNeed(way=self._policy)
         self._sites: dict[NodeId, str] = {}
         self._flows: dict[Payload, _Flow] = {}
         self._unnamed: dict[str, None] = {}
         self.brought = self.crossed = 0
 
     # ---- relays ----
-    def joined(self, node: NodeId, site: str, out: list[commands.WeightCommand]) -> None:
+    def add_node(self, node: NodeId, site: str, out: list[commands.WeightCommand]) -> None:
         """A node's relay is here, and empty."""
         self.left(node, out)
         self._sites[node] = site
 
-    def left(self, node: NodeId, out: list[commands.WeightCommand]) -> None:
+    def remove_node(self, node: NodeId, out: list[commands.WeightCommand]) -> None:
         """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
         if self._sites.pop(node, None) is None:
             return
@@ -70,7 +70,7 @@ class Routes:
         return len(self._sites) > 1
 
     # ---- payloads ----
-    def stocked(
+    def record_stock(
         self,
         node: NodeId,
         version: str,
@@ -92,7 +92,7 @@ class Routes:
         while len(self._unnamed) > _UNNAMED:
             self.forget(next(iter(self._unnamed)), out)
 
-    def named(self, version: str) -> None:
+    def record_publish(self, version: str) -> None:
         """The version was published: from now on what keeps its payloads is need."""
         self._unnamed.pop(version, None)
 
@@ -102,7 +102,9 @@ class Routes:
         for payload in [payload for payload in self._flows if payload.version == version]:
             self._drop(payload, out)
 
-    def arrived(self, node: NodeId, payload: Payload, out: list[commands.WeightCommand]) -> None:
+    def finish_fetch(
+        self, node: NodeId, payload: Payload, out: list[commands.WeightCommand]
+    ) -> None:
         """A node has all of a payload."""
         flow = self._flows.get(payload)
         if flow is None or node not in self._sites:
@@ -113,14 +115,14 @@ class Routes:
             flow.failed.pop(node, None)
         self._feed(payload, out)
 
-    def broke(
+    def fail_fetch(
         self,
         node: NodeId,
         payload: Payload,
         source: NodeId,
         out: list[commands.WeightCommand],
     ) -> None:
-        """A node could not get a payload from another: it is not sent there again for it."""
+        """A node could not fetch a payload from another, which is not asked for it again."""
         flow = self._flows.get(payload)
         if flow is None or flow.parents.get(node) != source:
             return  # it was sent elsewhere meanwhile
@@ -129,8 +131,8 @@ class Routes:
         flow.failed.setdefault(node, set()).add(source)
         self._feed(payload, out)
 
-    # ---- ways ----
-    def way(self, version: str, held: Collection[str], node: NodeId | None) -> PullRoute | None:
+    # ---- routes ----
+    def find(self, version: str, held: Collection[str], node: NodeId | None) -> PullRoute | None:
         """The route of fewest bytes to an instance with these copies; None: from the store."""
         if node is None or node not in self._sites:
             return None
@@ -139,7 +141,7 @@ class Routes:
         ]
         wholes = {payload.version: flow.bytes for payload, flow in open_ if not payload.base}
         deltas = [Delta(c.base, c.version, flow.bytes) for c, flow in open_ if c.base]
-        return self._way.choose(version, held, wholes, deltas)
+        return self._policy.choose(version, held, wholes, deltas)
 
     def under_way(self) -> list[tuple[Payload, NodeId, NodeId, int]]:
         """What moves now: a payload, from which node to which, and its bytes."""
@@ -163,9 +165,9 @@ class Routes:
         lost = flow.failed.get(node, set())
         return node in flow.nodes() or bool(flow.have - lost)
 
-    def bring(self, node: NodeId, way: PullRoute, out: list[commands.WeightCommand]) -> None:
-        """Have the payloads of a way come to the node, those that are not there or on their way."""
-        for payload in payloads_of(way):
+    def bring(self, node: NodeId, route: PullRoute, out: list[commands.WeightCommand]) -> None:
+        """Fetch the payloads of a route that are neither on the node nor on their way there."""
+        for payload in payloads_of(route):
             flow = self._flows[payload]
             if node not in flow.nodes():
                 flow.waiting[node] = None
@@ -257,7 +259,7 @@ class Routes:
                     at = flow.parents[at]
 
 
-def payloads_of(way: PullRoute) -> tuple[Payload, ...]:
-    """What a way fetches, in order."""
-    start = (Payload(way.start),) if way.fetch_start else ()
-    return start + tuple(Payload(delta.version, delta.base) for delta in way.deltas)
+def payloads_of(route: PullRoute) -> tuple[Payload, ...]:
+    """What a route fetches, in order."""
+    start = (Payload(route.start),) if route.fetch_start else ()
+    return start + tuple(Payload(delta.version, delta.base) for delta in route.deltas)

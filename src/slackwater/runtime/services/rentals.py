@@ -130,7 +130,7 @@ class RentalService:
         if not self._providers:
             return {}
         now_s = loop_time()
-        cost = sum(self._controller.spent(pool, now_s) for pool in self._providers)
+        cost = sum(self._controller.cost_of(pool, now_s) for pool in self._providers)
         return {"rented_nodes": len(self._controller.rented), "rental_cost": cost}
 
     # ---- events ----

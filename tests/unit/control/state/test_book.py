@@ -89,7 +89,11 @@ def test_a_device_switches_its_state_and_the_others_keep_theirs() -> None:
     node.run("b")
     tiers = {name: node.book.tier(name) for name in "abc"}
     assert tiers == {"a": Tier.HOST, "b": Tier.DEVICE, "c": Tier.DEVICE}
-    assert node.book.used(Tier.DEVICE, "GPU-0") == node.book.used(Tier.DEVICE, "GPU-1") == 10
+    assert (
+        node.book.bytes_in_use(Tier.DEVICE, "GPU-0")
+        == node.book.bytes_in_use(Tier.DEVICE, "GPU-1")
+        == 10
+    )
     waits = node.ask("a")  # b runs on its device, whatever is free on the other
     node.finish()
     assert waits not in node.answers and node.book.tier("c") is Tier.DEVICE
@@ -272,7 +276,7 @@ def test_from_disk_the_bytes_go_on_to_the_device_as_they_arrive() -> None:
     a_state_on_disk(node)
     ticket = node.ask("a")
     assert node.moves == [do.MoveTier("a", Tier.HOST), do.MoveTier("a", Tier.DEVICE, follows=True)]
-    assert node.book.used(Tier.DEVICE) == 10
+    assert node.book.bytes_in_use(Tier.DEVICE) == 10
     node.finish()
     assert node.answers[ticket] is None and node.book.tier("a") is Tier.DEVICE
 
@@ -296,7 +300,9 @@ def test_a_worker_that_dies_while_its_state_comes_from_disk_finds_it_on_the_host
     a_state_on_disk(node)
     ticket = node.ask("a")
     node.tell(lambda t: on.HolderGone(t, "w"))
-    assert "worker has gone" in str(node.answers[ticket]) and node.book.used(Tier.DEVICE) == 0
+    assert (
+        "worker has gone" in str(node.answers[ticket]) and node.book.bytes_in_use(Tier.DEVICE) == 0
+    )
     node.finish()
     assert node.book.tier("a") is Tier.HOST
 
@@ -309,7 +315,7 @@ def test_a_disk_that_fails_leaves_the_state_there_and_the_device_free() -> None:
     node.tell(lambda t: on.MoveFailed(t, "a", Tier.DEVICE, "unreadable"))
     node.tell(lambda t: on.MoveFailed(t, "a", Tier.HOST, "unreadable"))
     assert node.answers[ticket] == "unreadable" and node.book.tier("a") is Tier.DISK
-    assert node.book.used(Tier.DEVICE) == node.book.used(Tier.HOST) == 0
+    assert node.book.bytes_in_use(Tier.DEVICE) == node.book.bytes_in_use(Tier.HOST) == 0
 
 
 def adapters(node: Node, own: int, base: int, names: str = "ab") -> None:
@@ -324,13 +330,13 @@ def adapters(node: Node, own: int, base: int, names: str = "ab") -> None:
 def test_a_base_is_counted_once_and_outlives_whoever_brought_it() -> None:
     node = Node(device=10, host=20)
     adapters(node, 3, 7)
-    assert node.book.used(Tier.HOST) == 3 + 3 + 7
+    assert node.book.bytes_in_use(Tier.HOST) == 3 + 3 + 7
     node.tell(lambda t: on.DeploymentForgotten(t, "a"))
-    assert node.book.used(Tier.HOST) == 3 + 7
+    assert node.book.bytes_in_use(Tier.HOST) == 3 + 7
     node.run("b")
     node.release("b")
     said = node.tell(lambda t: on.DeploymentForgotten(t, "b"))
-    assert do.Drop("frozen-1") in said and node.book.used(Tier.HOST) == 0
+    assert do.Drop("frozen-1") in said and node.book.bytes_in_use(Tier.HOST) == 0
 
 
 def test_adapters_take_turns_where_the_host_holds_the_base_and_one_of_them() -> None:
