@@ -205,7 +205,7 @@ class LentDevice:
     staged: dict[str, StagedWeights] = field(default_factory=dict)
     costs: dict[str, StepCost] = field(default_factory=dict)
 
-    def warm_up_broker(self, model: str, base_version: str) -> None:
+    def warm_up_rollout(self, model: str, base_version: str) -> None:
         """Stage a rollout's weights and measure its steps before the service has users.
 
         Otherwise the first loan waits for an idle moment, which a busy service does not have.

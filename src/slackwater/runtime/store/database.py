@@ -177,7 +177,7 @@ class Store:
         return True
 
     def try_rows_now(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
-        """As `at_once`, by the driver alone: what SQLAlchemy does around a statement takes longer
+        """As `try_now`, by the driver alone: what SQLAlchemy does around a statement takes longer
         than SQLite. False, and nothing written, also where a row cannot be.
         """
         if not self._is_local or self._connection is None or not self._thread.is_idle:

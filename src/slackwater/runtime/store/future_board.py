@@ -41,7 +41,7 @@ class FutureBoard:
     def __init__(
         self, on_settle: Callable[[TenantId, str, float, bool], None] = lambda *told: None
     ) -> None:
-        """`settled` hears of every outcome: tenant, kind, seconds, and whether it failed."""
+        """`on_settle` is called for every outcome: tenant, kind, seconds, and whether it failed."""
         self._on_settle = on_settle
         self._since_s: dict[RequestId, float] = {}
         self._waiting: dict[RequestId, asyncio.Event] = {}

@@ -225,9 +225,8 @@ def copy_etc(folder: Path) -> None:
     folder.chmod(0o755)
     for name in ETC:
         source, private = Path("/etc", name), shutil.ignore_patterns("private")
-        with contextlib.suppress(
-            OSError, shutil.Error
-        ):  # it is missing, or part of it is not public
+        # It may be missing, or part of it is not public.
+        with contextlib.suppress(OSError, shutil.Error):
             if source.is_dir():
                 shutil.copytree(source, folder / name, symlinks=True, ignore=private)
             else:

@@ -61,10 +61,10 @@ class GvisorBackend(Backend):
                 (self._root / "files" / name[1:]).symlink_to(path.readlink())
             elif path.is_dir():
                 self._mounts.append(_bind(name, name))
-        memory_file = [Path("/etc", name) for name in ETC] + [
+        readable = [Path("/etc", name) for name in ETC] + [
             path for path in self._visible if not path.is_relative_to("/usr")
         ]
-        self._mounts += [_bind(str(path), str(path)) for path in memory_file if path.exists()]
+        self._mounts += [_bind(str(path), str(path)) for path in readable if path.exists()]
         mounts = [*self._mounts, *(_mount("tmpfs", at, "tmpfs") for at in (HOME, *SHARED_TMP))]
         for mount in mounts:
             self._create_mountpoint(mount)
@@ -99,9 +99,8 @@ class GvisorBackend(Backend):
             variables=LAUNCHER_VARIABLES,
             folder=LAUNCHER_FOLDER,
             cores=order.cores,
-            rlimits={
-                resource.RLIMIT_CORE: 0
-            },  # the other limits apply to the action, not to its kernel
+            # The other limits apply to the action, not to its kernel.
+            rlimits={resource.RLIMIT_CORE: 0},
         )
 
     def config(
