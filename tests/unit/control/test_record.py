@@ -59,3 +59,44 @@ def test_a_controller_that_decides_otherwise_is_found_at_its_first_other_command
 def test_an_event_of_another_controller_is_refused_by_its_line() -> None:
     with pytest.raises(ConfigError, match="record line 1: 'Added' is not an event"):
         replay(Adder(), recorded(EVENTS), {})
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AbortTurn:
+    turn: str
+    reason: str
+
+
+class Aborter:
+    def __init__(self, turn: str, reason: str) -> None:
+        self._answer = AbortTurn(turn, reason)
+
+    def handle(self, event: DrainRequested) -> Sequence[AbortTurn]:
+        return (self._answer,)
+
+    def check_integrity(self) -> None:
+        assert self._answer
+
+
+# As version 0.2 before its messages were renamed wrote it.
+OLD_LINE = (
+    b'{"event":{"type":"DrainAsked","body":{"now_s":1.0}},'
+    b'"commands":[{"type":"AbortOn","body":{"turn":"a","reason":"somebody wants it to leave"}}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason", "agrees"),
+    [("a", "an operator drains it", True), ("b", "an operator drains it", False), ("a", "", False)],
+)
+def test_a_record_with_former_names_and_other_words_agrees_where_the_decision_is_the_same(
+    turn: str, reason: str, agrees: bool
+) -> None:
+    controller = Aborter(turn, reason)
+    agreed, divergence = replay(controller, [OLD_LINE], {"DrainRequested": DrainRequested})
+    assert (agreed, divergence is None) == (int(agrees), agrees)
