@@ -52,11 +52,15 @@ def test_every_package_has_a_line_on_the_page_of_the_architecture() -> None:
     assert {name for name in packages if f"| `{name}/` |" not in page} == set()
 
 
-def test_the_paths_of_the_architecture_name_files_that_exist_and_count_them() -> None:
+def test_the_paths_of_the_architecture_name_files_and_messages_that_exist_and_count_them() -> None:
     page = (ROOT / "docs" / "concepts" / "architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)+\.py)", page)
     missing = {name for name in named if not ((SOURCE / name).exists() or (ROOT / name).exists())}
     assert not missing
+    diagrams = "\n".join(re.findall(r"```mermaid\n(.+?)```", page, re.S))
+    code, messages = source(), set(re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", diagrams))
+    assert messages >= {"TurnSubmitted", "RunOp", "LendNode"}
+    assert not {name for name in messages if not re.search(rf"^class {name}\b", code, re.M)}
     paths = re.findall(r"^### (.+?)$.*?^Files \((\d+)\): (.+?)\.$", page, re.M | re.S)
     assert len(paths) == 6
     for title, count, listed in paths:
