@@ -46,9 +46,8 @@ def removing_failed_start(root: Path) -> Iterator[StateDirectory]:
 def remove_new(root: Path, before: frozenset[str] | None) -> None:
     """Remove new entries of the folder, and a new folder itself. The caller holds the lock."""
     gained = (entries(root) or frozenset()) - (before or frozenset())
-    for name in sorted(
-        gained, key=lambda name: name == "lock"
-    ):  # remove the lock last: it keeps other services out
+    # The lock goes last: it keeps other services out.
+    for name in sorted(gained, key=lambda name: name == "lock"):
         path = root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -103,9 +102,8 @@ def _wait_until_serving(
             _remove(folder, before)
             raise RefusedError(f"the service did not start: {output_text}")
         server = folder.read_server()
-        if (
-            server is not None and server.get("pid") == process.pid
-        ):  # not the file of a killed service
+        # A killed service may have left its file.
+        if server is not None and server.get("pid") == process.pid:
             return server
         time.sleep(0.05)
     process.terminate()

@@ -85,9 +85,7 @@ class Job:
     def __init__(self, port: PermitPort, asked: JobAsked) -> None:
         self.name = asked.name
         self._port = port
-        self._turn = (
-            threading.Lock()
-        )  # taken and given back by whichever thread a generator runs on
+        self._turn = threading.Lock()  # a generator may acquire and release it on other threads
         self._held: HeldPhase | None = None
         self._iterations = dict.fromkeys(PHASES, 0)
         self._over = threading.Event()

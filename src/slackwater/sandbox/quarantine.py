@@ -22,9 +22,7 @@ MAX_TRIES = 4
 RETRY_AFTER_S = 30.0
 _REASON = ".reason"
 _MAX_REASON_BYTES = 16_384
-DELETE_WITHIN_S = (
-    60.0  # doubled with each try, so that a folder that is merely large is deleted in the end
-)
+DELETE_WITHIN_S = 60.0  # doubled with each try, so that a merely large folder is deleted in the end
 
 
 @dataclass(frozen=True, slots=True)

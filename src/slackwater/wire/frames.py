@@ -93,9 +93,7 @@ class FrameDecoder:
         """Take received bytes; return the frames that they complete."""
         if self._buffer:
             self._buffer += data
-            if (
-                not self._is_complete()
-            ):  # a large frame arrives in many pieces: copy it once, when complete
+            if not self._is_complete():  # a frame in many pieces is copied once, when complete
                 return []
             data = bytes(self._buffer)
         frames: list[Frame] = []

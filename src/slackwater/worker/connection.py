@@ -264,10 +264,7 @@ class Connection:
         while time.monotonic() < deadline_s and self.may_outlive():
             try:
                 peer, decoder, _ = self._dial()
-            except (
-                UnavailableError,
-                FrameError,
-            ) as error:  # refused as long as the agent is not back
+            except (UnavailableError, FrameError) as error:  # refused until the agent is back
                 logger.debug("dialling again: %s", error)
                 if self._closed.wait(_REDIAL_S):
                     return True

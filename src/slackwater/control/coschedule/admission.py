@@ -49,17 +49,13 @@ class Admission:
         self.held: dict[JobId, JobState] = {}
         self._queue: deque[JobId] = deque()  # held jobs that the running retry has not tried yet
         self._retry_due = False
-        self._rebalances: dict[
-            tuple[int, int], tuple[float, JobState]
-        ] = {}  # by size: when due, for which job
-        self._placements: dict[
-            JobId, Placement
-        ] = {}  # to apply after the rebalances of this instant
+        # By size: when a rebalance is due, and for which job.
+        self._rebalances: dict[tuple[int, int], tuple[float, JobState]] = {}
+        # To apply after the rebalances of this instant.
+        self._placements: dict[JobId, Placement] = {}
         self._decided_s: float | None = None  # when they, or changes of rent, were decided
-        self._observed: tuple[float, tuple[int, int] | None] = (
-            0.0,
-            None,
-        )  # when, and which size (None: all)
+        # When, and which size (None: all).
+        self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)
         self._rebalance_all_at_s: float | None = None
 
     def arrive(self, state: JobState, now_s: float) -> list[Command]:

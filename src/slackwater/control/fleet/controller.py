@@ -110,9 +110,7 @@ class FleetController:
 
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
         """Take one event; return what the runtime must do, in order."""
-        if (
-            type(event) is rollout_events.TokensArrived
-        ):  # the short way: most frames ask for nothing
+        if type(event) is rollout_events.TokensArrived:  # most frames need no other component
             commands = self.rollout.handle(event)
             if not commands:
                 return commands

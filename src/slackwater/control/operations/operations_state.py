@@ -22,9 +22,8 @@ class OperationsState:
     flights: dict[WorkerId, Flight | None] = field(default_factory=dict)  # of every trainer
     nodes: dict[WorkerId, NodeId | None] = field(default_factory=dict)
     gates: dict[JobId, tuple[NodeId, ...]] = field(default_factory=dict)
-    busy: dict[ModelId, ModelQueue] = field(
-        default_factory=dict
-    )  # those with operations, and some without
+    # Models with operations, and some without.
+    busy: dict[ModelId, ModelQueue] = field(default_factory=dict)
     model_counts: Counter[WorkerId] = field(default_factory=Counter)  # of each trainer
     tickets: int = 0
     now_s: float = 0.0

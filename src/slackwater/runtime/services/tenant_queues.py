@@ -49,9 +49,7 @@ class TenantQueues:
         rest_s = 0.0
         try:
             while self._queues:
-                tenant = min(
-                    self._queues, key=self.shares.delay_s
-                )  # who has waited longest of them
+                tenant = min(self._queues, key=self.shares.delay_s)
                 rest_s = self.shares.delay_s(tenant)
                 if rest_s > 0:
                     break

@@ -45,9 +45,7 @@ def allocate_shared(size: int) -> memoryview:
             descriptor = os.dup(file.fileno())
     try:
         os.truncate(descriptor, max(size, 1))
-        if hasattr(
-            os, "posix_fallocate"
-        ):  # a system without room says so here, not by a signal later
+        if hasattr(os, "posix_fallocate"):  # a full system fails here, not by a signal later
             os.posix_fallocate(descriptor, 0, max(size, 1))
         every_page = getattr(mmap, "MAP_POPULATE", 0)
         mapped = SharedMap(descriptor, max(size, 1), mmap.MAP_SHARED | every_page)

@@ -61,9 +61,8 @@ class SglangServer(EngineServer):
         server = await self._server_info()
         self.supports_adapters = bool(server["enable_lora"])
         self.supports_sleep = bool(server.get("enable_memory_saver"))
-        self.supports_sleep &= bool(
-            server.get("enable_weights_cpu_backup")
-        )  # otherwise it drops them
+        # Without the backup it drops its weights.
+        self.supports_sleep &= bool(server.get("enable_weights_cpu_backup"))
         self._incremental = bool(server.get("incremental_streaming_output"))
         models = msgspec.json.decode(await self._request("/v1/models"))
         self.max_context_tokens = int(models["data"][0]["max_model_len"])
