@@ -93,11 +93,14 @@ class DeviceAllocator:
         }
         return self._remembered | held
 
-    def has_room(self, node: NodeId, kind: str) -> bool:
-        """Whether a device of the kind is free on the node, or it has only one, which all share."""
+    def has_room(self, node: NodeId, kind: str, devices: int = 1) -> bool:
+        """Whether this many devices of the kind are free on the node, or it has only one, which all
+        share.
+        """
         held = self._devices.get(node, {})
         mine = [name for name, device in held.items() if device.kind == kind]
-        return len(mine) == 1 or any(name not in self._owners for name in mine)
+        free = sum(name not in self._owners for name in mine)
+        return free >= devices or len(mine) == devices == 1
 
     # ---- decisions ----
     def _allocate(self, request: DeploymentRequest) -> AllocationCommand:

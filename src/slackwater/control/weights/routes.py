@@ -47,7 +47,7 @@ class Routes:
     # ---- relays ----
     def add_node(self, node: NodeId, site: str, out: list[commands.WeightCommand]) -> None:
         """A node's relay is here, and empty."""
-        self.left(node, out)
+        self.remove_node(node, out)
         self._sites[node] = site
 
     def remove_node(self, node: NodeId, out: list[commands.WeightCommand]) -> None:
