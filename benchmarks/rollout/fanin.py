@@ -5,22 +5,19 @@ Ours goes the service's own way: hub, frame codec, rollout body, `RolloutManager
 manager owns every token and gives the turns out whole. Theirs is an aiohttp client with one
 server-sent-events stream per turn and one JSON object per token, which appends ids and log-probs to
 lists. Both senders are separate processes that send as fast as they are read; the receiver's CPU
-time is what counts.
+time is what counts. `--part scattered` (`scattered.py`): frames and events one at a time, turns
+that end at random.
 """
 
 import asyncio
-import contextlib
-import json
-import os
-import secrets
-import sys
 import time
-from collections.abc import AsyncIterator
 
 import aiohttp
 
 from benchmarks.options import BenchOptions
-from benchmarks.rollout.fanin_source import BASE_MODEL, LOGPROB, SECRET_VARIABLE, token_at
+from benchmarks.rollout.paced_engines import BASE_MODEL, LOGPROB, token_at
+from benchmarks.rollout.scattered import scattered_figures
+from benchmarks.rollout.senders import SOURCE, StreamedTurn, sender, stream_server
 from harness.rollout_floor import RolloutFloor
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -28,10 +25,16 @@ from slackwater.model.turn import TurnSpec
 
 TURNS = 256
 CONNECTIONS = 4
+PARTS = ("back_to_back", "scattered")
 _DEADLINE_S = 300.0
 
 
 def run(options: BenchOptions) -> dict[str, float]:
+    figures = _back_to_back(options) if options.wants("back_to_back") else {}
+    return figures | (scattered_figures(options) if options.wants("scattered") else {})
+
+
+def _back_to_back(options: BenchOptions) -> dict[str, float]:
     """Three rounds of each way, alternating; the median of each."""
     rounds = 1 if options.quick else 3
     ours: list[float] = []
@@ -56,29 +59,11 @@ def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
 
-@contextlib.asynccontextmanager
-async def _source(*arguments: str, secret: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "benchmarks.rollout.fanin_source",
-        *arguments,
-        env=os.environ | {SECRET_VARIABLE: secret},
-        stdout=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
 async def _frames(tokens: int) -> float:
     """Tokens per CPU second, from the first dispatch to the last turn complete."""
     async with asyncio.timeout(_DEADLINE_S), RolloutFloor() as floor:
-        counts = (str(TURNS), str(tokens), str(CONNECTIONS))
-        async with _source("frames", floor.connect, *counts, secret=floor.secret):
+        arguments = ("frames", floor.connect, TURNS, tokens, CONNECTIONS)
+        async with sender(SOURCE, *arguments, secret=floor.secret):
             await floor.until_joined(CONNECTIONS)
             floor.rollout.publish("v1", BASE_MODEL)
             began_s = time.process_time()
@@ -97,34 +82,16 @@ def _spec(number: int, tokens: int) -> TurnSpec:
 
 async def _sse(tokens: int) -> float:
     """Tokens per CPU second, from the first request to the end of the last stream."""
-    port = 20_000 + secrets.randbelow(12_000)
+    turns = [StreamedTurn() for _ in range(TURNS)]
     async with (
         asyncio.timeout(_DEADLINE_S),
-        _source("sse", str(port), str(TURNS), str(tokens)) as source,
+        stream_server("sse", TURNS, tokens) as url,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
-        assert source.stdout is not None
-        if not await source.stdout.readline():
-            return await _sse(tokens)  # the port was taken
-        url = f"http://127.0.0.1:{port}/v1/completions"
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
-            began_s = time.process_time()
-            streams = [_one_stream(session, url) for _ in range(TURNS)]
-            received = await asyncio.gather(*streams)
-            spent_s = time.process_time() - began_s
+        began_s = time.process_time()
+        await asyncio.gather(*(turn.read(session, url, {"stream": True}) for turn in turns))
+        spent_s = time.process_time() - began_s
     wanted = [token_at(position) for position in range(tokens)]
-    assert all(got == (wanted, [LOGPROB] * tokens) for got in received)
+    assert all(turn.tokens == wanted for turn in turns)
+    assert all(turn.logprobs == [LOGPROB] * tokens for turn in turns)
     return TURNS * tokens / spent_s
-
-
-async def _one_stream(session: aiohttp.ClientSession, url: str) -> tuple[list[int], list[float]]:
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    async with session.post(url, json={"stream": True}) as response:
-        async for line in response.content:
-            if not line.startswith(b"data: {"):
-                continue
-            choice = json.loads(line[6:])["choices"][0]
-            tokens += choice["token_ids"]
-            logprobs += choice["logprobs"]["token_logprobs"]
-    return tokens, logprobs

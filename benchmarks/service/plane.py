@@ -3,13 +3,15 @@
 CPU time of the fleet controller alone, median over events: a turn submitted, a turn ended and a
 heartbeat with ten live turns an engine; an operation submitted and done on four trainers, while the
 other models are idle. And the control plane's processor time for each request
-(`plane_requests.py`), against an older version with `--before SRC`.
+(`plane_requests.py`), against an older version with `--before SRC`. And, with `--part crowd`, a
+large live fleet (`crowd.py`).
 """
 
 from time import process_time
 
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.decision import FleetLoad
+from benchmarks.service.crowd import crowd_figures
 from benchmarks.service.plane_requests import request_figures
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.operations.commands import RunOp
@@ -20,13 +22,16 @@ from slackwater.model.operation import Operation, OpKind
 ENGINES = (20, 200)
 MODELS = (10, 3_000)
 TRAINERS = 4
-PARTS = ("decisions", "requests")
+PARTS = ("decisions", "requests", "crowd")
 
 
 def run(options: BenchOptions) -> dict[str, float]:
     """Medians in microseconds of CPU time, and their growth."""
     figures = _decision_figures(options) if options.wants("decisions") else {}
-    return figures | (request_figures(options) if options.wants("requests") else {})
+    figures |= request_figures(options) if options.wants("requests") else {}
+    if options.part == "crowd":  # by name only: it takes a quarter of an hour
+        figures |= crowd_figures(options)
+    return figures
 
 
 def _decision_figures(options: BenchOptions) -> dict[str, float]:
