@@ -51,17 +51,18 @@ class Ownership:
 
     def _append_singles(self, record: InstanceRecord, event: TokensArrived, out: Out) -> None:
         """The common frame: one token per turn, mostly of the same turns as the frame before."""
+        columns = event.attempts, event.tokens, event.logprobs
         steady = record.steady_frame
-        taken = None
-        if steady is not None:
-            taken = steady.take(event.attempts, event.tokens, event.logprobs)
-        if taken is not None:
-            self._state.counters.accepted_tokens += len(event.tokens)
-            out.extend(taken)
+        taken = None if steady is None else steady.take(*columns)
+        if taken is None:
+            turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
+            record.steady_frame = steady = SteadyFrame.build(event.attempts, turns)
+            taken = None if steady is None else steady.take(*columns)
+        if taken is None:
+            self._append_rows(event, out)
             return
-        self._append_rows(event, out)
-        turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
-        record.steady_frame = SteadyFrame.build(event.attempts, turns)
+        self._state.counters.accepted_tokens += len(event.tokens)
+        out.extend(taken)
 
     def _append_rows(self, event: TokensArrived, out: Out) -> None:
         attempts, instance, start, accepted = self._state.dispatcher.attempts, event.instance, 0, 0

@@ -9,6 +9,7 @@ from slackwater.control.rollout.commands import StreamTokens
 from slackwater.control.rollout.live_turn import LiveTurn
 
 MOST_FRAMES = 64
+_UNLIMITED = 1 << 62
 
 
 class SteadyFrame:
@@ -29,28 +30,34 @@ class SteadyFrame:
         "_turns",
     )
 
-    def __init__(self, attempts: Sequence[int], turns: Sequence[LiveTurn]) -> None:
+    def __init__(
+        self, attempts: Sequence[int], turns: Sequence[LiveTurn], frames_left: int
+    ) -> None:
         self._attempts = array("I", attempts)
-        self._turns = list(turns)
+        self._turns = turns
         self._tokens: list[array[int]] = []
         self._logprobs: list[array[float]] = []
-        self._frames_left = min(turn.limit - len(turn.tokens) for turn in turns)
+        self._frames_left = frames_left
         self._streaming_rows = [row for row, turn in enumerate(turns) if turn.spec.stream]
         self._streamed = [turns[row].spec.turn for row in self._streaming_rows]
 
     @staticmethod
     def build(attempts: Sequence[int], turns: Sequence[LiveTurn | None]) -> "SteadyFrame | None":
         """For turns that need nothing but their token appended, each once in a frame; else None."""
-        plain = [
-            turn
-            for turn in turns
-            if turn is not None
-            and turn.topk is None
-            and (not turn.spec.stream or turn.is_stream_current)
-        ]
-        if not plain or len(plain) < len(attempts) or len(set(attempts)) < len(attempts):
+        plain: list[LiveTurn] = []
+        frames_left = _UNLIMITED
+        for turn in turns:
+            if (
+                turn is None
+                or turn.topk is not None
+                or (turn.spec.stream and not turn.is_stream_current)
+            ):
+                return None
+            plain.append(turn)
+            frames_left = min(frames_left, turn.limit - len(turn.tokens))
+        if not plain or len(set(attempts)) < len(attempts):
             return None
-        return SteadyFrame(attempts, plain)
+        return SteadyFrame(attempts, plain, frames_left)
 
     def take(
         self, attempts: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]
@@ -68,6 +75,7 @@ class SteadyFrame:
         if not self._tokens:
             for turn in self._turns:
                 turn.flush = self.flush
+                turn.losses_without_progress = 0
         self._tokens.append(_ids(tokens))
         self._logprobs.append(_scores(logprobs))
         if len(self._tokens) == MOST_FRAMES:
@@ -82,16 +90,19 @@ class SteadyFrame:
     def flush(self) -> None:
         """Append the buffered tokens to every turn."""
         shape = len(self._tokens), len(self._turns)
-        tokens = np.frombuffer(b"".join(self._tokens), np.uintc).reshape(shape).T.copy()
-        logprobs = np.frombuffer(b"".join(self._logprobs), np.float32).reshape(shape).T.copy()
+        tokens = np.frombuffer(b"".join(self._tokens), np.uintc).reshape(shape).T.tobytes()
+        logprobs = np.frombuffer(b"".join(self._logprobs), np.float32).reshape(shape).T.tobytes()
         self._tokens.clear()
         self._logprobs.clear()
-        for turn, ids, scores in zip(self._turns, tokens, logprobs, strict=True):
+        start, size = 0, 4 * shape[0]
+        for turn in self._turns:
+            end = start + size
             turn.flush = None
-            turn.tokens.frombytes(ids.tobytes())
-            turn.logprobs.frombytes(scores.tobytes())
-            if turn.spec.stream:
-                turn.streamed_tokens += len(ids)
+            turn.tokens.frombytes(tokens[start:end])
+            turn.logprobs.frombytes(logprobs[start:end])
+            start = end
+        for row in self._streaming_rows:
+            self._turns[row].streamed_tokens += shape[0]
 
 
 def _ids(values: Sequence[int]) -> "array[int]":

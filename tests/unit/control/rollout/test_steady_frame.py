@@ -103,6 +103,20 @@ def test_a_frame_of_an_instance_that_is_gone_is_late() -> None:
     assert tokens_of(driver, "t0") == [1]
 
 
+def test_a_token_on_the_short_way_is_progress_after_a_loss() -> None:
+    driver = FleetDriver()
+    running(driver, 2)
+    driver.join("b")
+    moved = driver.happen(InstanceLost(0.0, InstanceId("a"), "killed"))
+    turns = list(driver.manager.state.turns.values())
+    assert [turn.losses_without_progress for turn in turns] == [1, 1]
+    attempts = [command.attempt for command in moved if isinstance(command, DispatchTurn)]
+    columns = ([1] * 2, [-0.5] * 2)
+    driver.manager.handle(TokensArrived(0.0, InstanceId("b"), attempts, *columns))
+    assert all(turn.flush is not None for turn in turns)  # the frame is still buffered
+    assert [turn.losses_without_progress for turn in turns] == [0, 0]
+
+
 def test_an_attempt_twice_in_a_frame_counts_twice_against_its_budget() -> None:
     driver = FleetDriver()
     (attempt,) = running(driver, 1, limit=3)
