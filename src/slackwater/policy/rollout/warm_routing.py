@@ -50,8 +50,9 @@ class KeepWarm:
                 if best is not None:
                     break  # our own are in front
                 owned = False
-            share = load.in_flight * load.slowness
-            if share < least and self.takes(need, load):
+            in_flight = load.in_flight
+            share = in_flight * load.slowness
+            if share < least and in_flight < load.max_running and self.takes(need, load):
                 best, least = load, share
         return WAIT if best is None else Destination(best.instance)
 
