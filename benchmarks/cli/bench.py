@@ -102,9 +102,14 @@ def bench(
     speed: Annotated[float, typer.Option(help="Replay: speed-up factor of the trace.")] = 1.0,
     duration: Annotated[
         float | None,
-        typer.Option(help="Replay, soak, ranks, lending: seconds; default 60, 3600, 3600, 1700."),
+        typer.Option(
+            help="Replay, soak, ranks, lending, crowd: seconds; default 60, 3600, 3600, 1700, 600."
+        ),
     ] = None,
-    runs: Annotated[int | None, typer.Option(min=1, help="Ranks: how many; default 50.")] = None,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Ranks, scattered fan-in: how many; default 50, 3."),
+    ] = None,
     from_s: Annotated[
         float, typer.Option("--from", help="Replay: start at this second of the trace.")
     ] = 0.0,

@@ -30,7 +30,7 @@ from benchmarks.options import BenchOptions
 from benchmarks.processor_use import FRONT, PLANE, ProcessorUse
 from benchmarks.rollout.paced_engines import SECRET_VARIABLE, length_of, token_at
 from benchmarks.service.crowd_node import MODEL
-from benchmarks.service.watched_service import read_times
+from benchmarks.service.times import read_times
 from benchmarks.soak.memory_curves import MemoryCurves
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.launch.node_keys import NodeKeys
@@ -196,7 +196,7 @@ class Crowd:
             window = CrowdWindow(self, self._service)
             while (at_s := window.look(await self._live_turns())) < duration_s:
                 options.progress(f"{self.done} turns", at_s / duration_s)
-                if at_s // _PARTIAL_S > (at_s - _LOOK_S) // _PARTIAL_S:
+                if at_s > _LOOK_S and at_s // _PARTIAL_S > (at_s - _LOOK_S) // _PARTIAL_S:
                     options.partial(f"crowd after {at_s:.0f} s", window.figures(duration_s))
                 await asyncio.sleep(min(_LOOK_S, duration_s / 4))
             found = window.figures(duration_s)

@@ -7,14 +7,13 @@ The arguments after FILE are those of `slackwater`. FILE is written once a secon
 
 import asyncio
 import json
-import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.service.times import Times
 from slackwater.cli import service_process
 from slackwater.cli.main import main
 from slackwater.control.controller import Controller
@@ -25,33 +24,6 @@ from slackwater.runtime.plane import ControlPlane
 DECISIONS = (events.TurnSubmitted, events.TurnEnded, events.InstanceLost)
 _LOOK_EVERY_S = 0.005
 _WRITE_EVERY_S = 1.0
-_LEAST_S = 1e-6
-_STEP = math.log(1.02)
-
-
-class Times:
-    """Counts times by size, 2 % apart, in little memory."""
-
-    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self.counts = Counter({int(place): count for place, count in (counts or {}).items()})
-
-    def add(self, seconds: float) -> None:
-        self.counts[int(math.log(max(seconds, _LEAST_S) / _LEAST_S) / _STEP)] += 1
-
-    def since(self, earlier: "Times") -> "Times":
-        """Those that came after."""
-        found = Times()
-        found.counts = self.counts - earlier.counts
-        return found
-
-    def percentile_s(self, share: float) -> float:
-        """The time that so many did not exceed; infinite if there is none."""
-        left = share * self.counts.total()
-        for place in sorted(self.counts):
-            left -= self.counts[place]
-            if left <= 0:
-                return _LEAST_S * math.exp((place + 1) * _STEP)
-        return math.inf
 
 
 class TimedController:
@@ -102,11 +74,6 @@ class WatchedPlane(ControlPlane):
         part.write_text(json.dumps({name: found.counts for name, found in times.items()}))
         part.replace(self.file)
         loop.call_later(_WRITE_EVERY_S, self._write, loop)
-
-
-def read_times(file: Path) -> dict[str, Times]:
-    """What a watched service has measured so far."""
-    return {name: Times(counts) for name, counts in json.loads(file.read_text()).items()}
 
 
 if __name__ == "__main__":
