@@ -52,14 +52,17 @@ class Ownership:
     def _append_singles(self, record: InstanceRecord, event: TokensArrived, out: Out) -> None:
         """The common frame: one token per turn, mostly of the same turns as the frame before."""
         columns = event.attempts, event.tokens, event.logprobs
-        steady = record.steady_frame
-        taken = None if steady is None else steady.take(*columns)
+        taken = None if record.steady_frame is None else record.steady_frame.take(*columns)
         if taken is None:
             turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
-            record.steady_frame = steady = SteadyFrame.build(event.attempts, turns)
-            taken = None if steady is None else steady.take(*columns)
+            # Streams pass their tokens on at once, so buffering the first frame gains nothing.
+            if not any(turn is None or turn.spec.stream for turn in turns):
+                record.steady_frame = SteadyFrame.build(event.attempts, turns)
+                taken = None if record.steady_frame is None else record.steady_frame.take(*columns)
         if taken is None:
             self._append_rows(event, out)
+            turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
+            record.steady_frame = SteadyFrame.build(event.attempts, turns)
             return
         self._state.counters.accepted_tokens += len(event.tokens)
         out.extend(taken)
