@@ -189,9 +189,10 @@ class _Front:
         if message.stream:  # without streaming the result itself is the answer
             self.send(wire.ChoicesAccepted(message.number))
         for index, number in enumerate(numbers):
+            if index:
+                yield
             if (turn := self.turns.get(number)) is not None:
                 self._submit(message, turn, index)
-                yield
 
     def _submit(self, message: wire.GenerateChoices, turn: "_Choice", index: int) -> None:
         turn.is_submitted = True
