@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -140,3 +142,37 @@ def test_what_was_acknowledged_survives_its_front_end(service: ServiceProcess) -
         assert b"error" not in found.content
     assert set(ended) <= {"whole", "cut"}
     wait_for("no turn", lambda: service.status()["gauges"]["rollout_live_turns"] == 0)
+
+
+def half_a_batch(service: ServiceProcess) -> socket.socket:
+    """A connection that sends half of a large body."""
+    head = (
+        "POST /api/v1/forward_backward HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+        f"x-api-key: {service.key}\r\ncontent-type: application/x-protobuf\r\n"
+        f"content-length: {1 << 20}\r\n\r\n"
+    )
+    address = urlsplit(service.url)
+    connection = socket.create_connection((address.hostname, address.port), timeout=60)
+    connection.sendall(head.encode() + bytes(1 << 19))
+    return connection
+
+
+@pytest.mark.timeout(600)
+def test_the_bodies_of_a_killed_front_end_are_removed(service: ServiceProcess) -> None:
+    folder = (service.state / "sockets").resolve()
+    writers: set[int] = set()
+    with contextlib.ExitStack() as uploads:
+
+        def begun() -> bool:
+            # Another one each time: a front end gives up what does not go on.
+            uploads.enter_context(half_a_batch(service))
+            writers.update(int(body.name.split("-")[1]) for body in folder.glob("body-*"))
+            return bool(writers)
+
+        wait_for("a body's file", begun)
+        killed = writers.pop()
+        assert killed in front_ends(service)
+        os.kill(killed, signal.SIGKILL)
+        wait_for("its removal", lambda: not any(folder.glob(f"body-{killed}-*")))
+    wait_for("another front end", lambda: len(set(front_ends(service)) - {killed}) == 2)
+    assert post(service, "/v1/completions", {"model": "tiny", "prompt": "a"}).status_code == 200

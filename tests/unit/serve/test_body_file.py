@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.front.pass_through import PassThrough
-from slackwater.serve.http.body_file import HEADER, BodyFile
+from slackwater.serve.http.body_file import HEADER, BodyFile, remove_body_files
 from slackwater.serve.http.large_bodies import BODY
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.http.server import PrivateServer
@@ -80,6 +81,21 @@ def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
         file.write([PIECE])
     file.close()
     assert file.path is None
+
+
+def test_the_bodies_of_a_dead_process_are_removed_and_no_others(tmp_path: Path) -> None:
+    body = BodyFile(tmp_path)
+    body.write([PIECE])
+    assert body.path is not None
+    of_another = tmp_path / body.path.name.replace(str(os.getpid()), f"{os.getpid()}0")
+    for other in (of_another, batch_of(body.path)):  # a helper's batch is its reader's
+        other.touch()
+    remove_body_files(tmp_path, os.getpid())
+    assert {other.name for other in tmp_path.iterdir()} == {
+        of_another.name,
+        batch_of(body.path).name,
+    }
+    body.close()
 
 
 def batch(tokens: int) -> bytes:

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.front.channel import FrontChannel
 from slackwater.serve.front.connection import CHANNEL, HTTP
+from slackwater.serve.http.body_file import remove_body_files
 from slackwater.serve.http.server import PrivateServer
 
 logger = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class FrontEnds:
                     process.kill()
                 await process.wait()
                 raise
+            await asyncio.to_thread(remove_body_files, self._folder, process.pid)
             if not self._is_closing:
                 logger.warning("a front end ended status=%d; it is started again", status)
                 was_healthy = loop.time() - began_s > _HEALTHY_S

@@ -1,6 +1,7 @@
 """Large bodies in files, so that processes pass on a name and not the bytes."""
 
 import contextlib
+import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,7 @@ class BodyFile:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / f"body-{secrets.token_hex(16)}"
+        self._path = folder / _name(os.getpid(), secrets.token_hex(16))
         self._file: BinaryIO | None = None
 
     @property
@@ -37,3 +38,13 @@ class BodyFile:
             self._file.close()
             with contextlib.suppress(FileNotFoundError):  # the service removed its folder
                 self._path.unlink()
+
+
+def remove_body_files(folder: Path, process: int) -> None:
+    """Remove the bodies that a process left when it was killed."""
+    for body in folder.glob(_name(process, "?" * 32)):
+        body.unlink(missing_ok=True)
+
+
+def _name(process: int, name: str) -> str:
+    return f"body-{process}-{name}"
