@@ -9,9 +9,10 @@ import psutil
 
 PLANE = "plane"
 FRONT = "front"
+ENGINE = "engine"
 # A part of the command line, and what a process with it is.
 _ROLES = (
-    ("slackwater.worker.engine_worker", "engine"),
+    ("slackwater.worker.engine_worker", ENGINE),
     ("slackwater.worker.trainer_worker", "trainer"),
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
@@ -20,7 +21,7 @@ _ROLES = (
     ("grpo_driver", "drivers"),
 )
 HOST = "host"  # took it away from a virtual machine
-_NOT_BESIDE = ("engine", "trainer", HOST)
+_NOT_BESIDE = (ENGINE, "trainer", HOST)
 _SCHEDULER = 2  # CPUCLOCK_SCHED
 
 

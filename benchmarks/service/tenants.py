@@ -12,9 +12,12 @@ them.
 `<attack>_p50_ms`, `_p99_ms` and the same of `alone`, over all rounds; `_p99_ratio` is one over the
 other, `worst_p99_ratio` the largest. What does not hang on the machine's load:
 `_loop_longest_cpu_ms`, the longest time that the event loop was held, in processor time;
-`_service_cpu_share`, the processor time that the service took per second; and `engine_*`, what an
-engine's shares do (`engine_shares.py`). `quiet_requests_failed` must be 0. `action_*` are the same
-of actions in sandboxes (`action_tenants.py`).
+`_plane_cpu_ms`, `_front_cpu_ms` and `_engine_cpu_ms`, the processor time that these processes took
+per quiet request; and `engine_*`, what an engine's shares do (`engine_shares.py`).
+`quiet_requests_failed` must be 0. `action_*` are the same of actions in sandboxes
+(`action_tenants.py`).
+
+The name of an attack as the part measures that attack alone.
 """
 
 import json
@@ -28,19 +31,20 @@ import httpx
 import numpy as np
 
 from benchmarks.options import BenchOptions
-from benchmarks.processor_use import PLANE, ProcessorUse
+from benchmarks.processor_use import ENGINE, FRONT, PLANE, ProcessorUse
 from benchmarks.service.action_tenants import action_figures
 from benchmarks.service.engine_shares import engine_shares
 from benchmarks.service.loud import ATTACKS, Attack
 from slackwater.model.errors import UnavailableError
 
-PARTS = ("actions", "engine", "requests")
+PARTS = ("actions", "engine", "requests", *ATTACKS)
 _QUIET_BODY = {
     **{"model": "tiny", "prompt": "What follows from this, in a few words?"},
     **{"max_tokens": 32, "ignore_eos": True, "temperature": 0},
 }
 _ALONE_BEFORE_EVERY = 4  # attacks
 _READY_S = 120.0
+_ROLES = (PLANE, FRONT, ENGINE)
 
 
 class TwoTenants:
@@ -88,9 +92,9 @@ class TwoTenants:
             lines = client.get("/metrics").text.splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
-    def cpu_s(self) -> float:
-        """Processor time of the service's process so far."""
-        return ProcessorUse(self._process.pid).seconds()[PLANE]
+    def cpu_s(self) -> dict[str, float]:
+        """Processor time of the service's processes so far, by role."""
+        return ProcessorUse(self._process.pid).seconds()
 
     def rest(self, limit_s: float = 60.0) -> None:
         """Until it and its workers do next to nothing: what a client that has left began may still
@@ -98,14 +102,11 @@ class TwoTenants:
         """
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:
-            before_s = self._all_cpu_s()
+            before_s = sum(self.cpu_s().values())
             time.sleep(0.25)
-            if self._all_cpu_s() - before_s < 0.05:
+            if sum(self.cpu_s().values()) - before_s < 0.05:
                 return
         raise UnavailableError(f"the service did not come to rest within {limit_s:g} s")
-
-    def _all_cpu_s(self) -> float:
-        return sum(ProcessorUse(self._process.pid).seconds().values())
 
     def client(self, tenant: str) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.key(tenant)}"}
@@ -141,15 +142,16 @@ def run(options: BenchOptions) -> dict[str, float]:
             figures.update(action_figures(options, rounds * requests))
         if options.wants("engine"):
             figures.update(engine_shares(model, rounds * requests))
-        if options.wants("requests"):
-            figures.update(_request_figures(options, model, rounds, requests))
+        attacks = [name for name in ATTACKS if options.part in (None, "requests", name)]
+        if attacks:
+            figures.update(_request_figures(options, model, rounds, requests, attacks))
     return figures
 
 
 def _request_figures(
-    options: BenchOptions, model: Path, rounds: int, requests: int
+    options: BenchOptions, model: Path, rounds: int, requests: int, attacks: list[str]
 ) -> dict[str, float]:
-    alone, seen = _Seen(), {name: _Seen() for name in ATTACKS}
+    alone, seen = _Seen(), {name: _Seen() for name in attacks}
     for number in range(rounds):
         # A service of its own for each round, since samples that were asked for by the Tinker API,
         # the last attack, go on for minutes.
@@ -157,8 +159,8 @@ def _request_figures(
         state.mkdir()
         with TwoTenants(state, model) as service, service.client("quiet") as quiet:
             latencies(quiet, 10)
-            for place, name in enumerate(ATTACKS):
-                done = (number + place / len(ATTACKS)) / rounds
+            for place, name in enumerate(attacks):
+                done = (number + place / len(attacks)) / rounds
                 options.progress(f"{name}, round {number + 1} of {rounds}", done)
                 service.rest()
                 if place % _ALONE_BEFORE_EVERY == 0:
@@ -171,7 +173,7 @@ def _request_figures(
         for share in ("p50", "p99"):
             ratio = figures[f"{name}_{share}_ms"] / figures[f"alone_{share}_ms"]
             figures[f"{name}_{share}_ratio"] = ratio
-    figures["worst_p99_ratio"] = max(figures[f"{name}_p99_ratio"] for name in ATTACKS)
+    figures["worst_p99_ratio"] = max(figures[f"{name}_p99_ratio"] for name in attacks)
     figures["quiet_requests_failed"] = float(sum(one.failed for one in (alone, *seen.values())))
     return figures
 
@@ -182,21 +184,24 @@ class _Seen:
     def __init__(self) -> None:
         self.failed = 0
         self._taken_s: list[float] = []
-        self._held_cpu_s = self._cpu_s = self._took_s = 0.0
+        self._held_cpu_s = 0.0
+        self._cpu_s = dict.fromkeys(_ROLES, 0.0)
 
     def measure(self, service: TwoTenants, quiet: httpx.Client, requests: int) -> None:
-        cpu_s, began_s = service.cpu_s(), time.monotonic()
+        before_s = service.cpu_s()
         taken_s, missed = latencies(quiet, requests)
+        after_s = service.cpu_s()
+        for role in _ROLES:
+            self._cpu_s[role] += after_s[role] - before_s[role]
         self._held_cpu_s = max(self._held_cpu_s, service.gauge("slackwater_loop_longest_cpu_s"))
-        self._took_s += time.monotonic() - began_s
-        self._cpu_s += service.cpu_s() - cpu_s
         self._taken_s += taken_s
         self.failed += missed
 
     def figures(self, name: str) -> dict[str, float]:
-        return {
-            f"{name}_p50_ms": float(np.percentile(self._taken_s, 50)) * 1e3,
-            f"{name}_p99_ms": float(np.percentile(self._taken_s, 99)) * 1e3,
-            f"{name}_loop_longest_cpu_ms": self._held_cpu_s * 1e3,
-            f"{name}_service_cpu_share": self._cpu_s / self._took_s,
+        ms = {
+            "p50": float(np.percentile(self._taken_s, 50)),
+            "p99": float(np.percentile(self._taken_s, 99)),
+            "loop_longest_cpu": self._held_cpu_s,
+            **{f"{role}_cpu": used_s / len(self._taken_s) for role, used_s in self._cpu_s.items()},
         }
+        return {f"{name}_{figure}_ms": seconds * 1e3 for figure, seconds in ms.items()}
