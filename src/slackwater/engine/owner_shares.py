@@ -11,7 +11,8 @@ its tokens, as on a GPU, no owner is throttled.
 A step with a prompt in it takes longer than its tokens say: rows are set up and leave the path of
 pure decoding. So prompts are also charged by time. An owner whose prompts took more than those of
 the others waits with the next one until it has let others decode for four times as long. Owners
-with equally many prompts do not throttle each other.
+with equally many prompts do not throttle each other, and an owner's only request does not wait: a
+prompt that was cut in two would wait between its parts.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ _GROWTH = 2  # most tokens of a step, relative to the last long one
 _SHORT_WEIGHT, _LONG_WEIGHT = 0.1, 0.05  # of the newest step in the moving average
 # A slow step may have been delayed by other work; a fast one is certainly what the device can do.
 _FAST_WEIGHT = 3.0  # a step that is faster than expected counts this many times as much
-_MOST_CHARGED = 8.0  # for a step with prompts, relative to a short decode step
+_MOST_OWED = 8.0  # for prompts, relative to a short decode step
 _OUTLIER = 2.0  # a slower step counts as at most this many times the expected time
 
 
@@ -127,6 +128,9 @@ class OwnerShares:
         if not self._running[owner]:
             del self._running[owner]
 
+    def num_running(self, owner: str) -> int:
+        return self._running[owner]
+
     def refresh_active_owners(self, now_s: float) -> bool:
         """Update which owners are active, at every step; whether there are several."""
         for owner in self._running:
@@ -177,22 +181,24 @@ class OwnerShares:
         """Charge a step to the owners of the prompt tokens in it (none: a pure decode step).
 
         All owners are allowed a quarter of the time that passes, and what the active owner with
-        the fewest prompts used. A step that compiled a kernel takes seconds once, so a charge is
-        limited.
+        the fewest prompts used. A step that compiled a kernel takes seconds once, so what an owner
+        owes is limited: to nothing but the next step until a short step's time is known.
         """
         charged, total = self._prompt_s, sum(tokens.values())
         if total:
-            seconds = min(seconds, _MOST_CHARGED * self.step_time.short_step_s)
             for owner, count in tokens.items():
                 charged[owner] = charged.get(owner, 0.0) + seconds * count / total
             allowed_s = min(charged.get(owner, 0.0) for owner in self._last_seen_s)
         else:
             allowed_s = seconds * _LONGER
-        self._prompt_s = {o: s - allowed_s for o, s in charged.items() if s > allowed_s}
+        most_s = _MOST_OWED * self.step_time.short_step_s
+        self._prompt_s = {
+            o: min(s - allowed_s, most_s) for o, s in charged.items() if s > allowed_s
+        }
 
     def must_delay_prompts(self, owner: str) -> bool:
         """Whether an owner's prompts have lately taken more time than those of another one."""
-        return owner in self._prompt_s and self.has_several_owners
+        return owner in self._prompt_s and self._running[owner] > 1
 
     def mark_served(self, slots: NDArray[np.int64]) -> None:
         self._step += 1

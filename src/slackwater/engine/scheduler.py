@@ -92,7 +92,12 @@ class Scheduler:
         return slot in self._running
 
     def add(self, sequence: Sequence) -> None:
+        """Queue a request. While others are throttled, a further request of an owner waits for the
+        turn's end: to choose rows again for each of them would lengthen the steps of all.
+        """
         self._waiting.append(sequence)
+        if not self._owners.num_running(sequence.request.owner):
+            self._turn_plan = None
 
     def sequences(self) -> list[Sequence]:
         return [*self._running.values(), *self._waiting]
@@ -128,24 +133,19 @@ class Scheduler:
 
         `prompt_tokens` bounds the prompt tokens among them. `now_s` determines the active owners.
         """
-        self._admit()
+        self._turn_steps -= 1
+        if self._turn_steps <= 0:
+            self._turn_plan = None
+        if self._turn_plan is None:
+            self._admit()
+        if not self._owners.refresh_active_owners(now_s):
+            self._turn_plan = None
         while self._running:
-            plan = self._current_turn_plan(now_s) or self._new_plan(prompt_tokens)
+            plan = self._turn_plan or self._new_plan(prompt_tokens)
             if plan is None or self._hold_blocks(plan.slots, plan.counts) is None:
                 return plan
             self._preempt_youngest()
         return None
-
-    def _current_turn_plan(self, now_s: float) -> StepPlan | None:
-        """The last step's rows again, while others are throttled and the turn is not over."""
-        self._turn_steps -= 1
-        if (
-            not self._owners.refresh_active_owners(now_s)
-            or self._order is None
-            or self._turn_steps <= 0
-        ):
-            self._turn_plan = None
-        return self._turn_plan
 
     def _new_plan(self, prompt_tokens: int | None) -> StepPlan | None:
         order, table = self._order_by_weights(), self.slots
@@ -420,4 +420,4 @@ class Scheduler:
         del self._running[slot]
         self._owners.remove_request(sequence.request.owner)
         sequence.slot = None
-        self._order = None
+        self._order = self._turn_plan = None

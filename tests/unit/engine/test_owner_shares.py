@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pytest import approx
 from tiny_engine import engine as tiny_engine
 
+from slackwater.engine.engine import Engine
 from slackwater.engine.owner_shares import ACTIVE_S, OwnerShares, StepTimeModel, even_shares
 from slackwater.engine.request import GenerationRequest
 from slackwater.engine.scheduler import TURN_STEPS
@@ -67,7 +68,7 @@ def test_an_owner_that_was_just_served_still_counts_and_later_no_more() -> None:
 
 
 def test_prompts_of_one_owner_leave_four_fifths_of_the_time_to_the_other() -> None:
-    shares = knowing_shares("quiet", "loud")
+    shares = knowing_shares("quiet", "loud", "loud")
     prompt_s, step_s, prompts_s = 3 * FIXED_S, FIXED_S + TOKEN_S, 0.0
     for _ in range(1000):
         if shares.must_delay_prompts("loud"):
@@ -81,7 +82,7 @@ def test_prompts_of_one_owner_leave_four_fifths_of_the_time_to_the_other() -> No
 
 
 def test_owners_with_equally_many_prompts_do_not_delay_each_other() -> None:
-    shares = knowing_shares("one", "two")
+    shares = knowing_shares("one", "two", "one", "two")
     for _ in range(100):
         shares.charge_prompts({"one": 100, "two": 100}, 3 * FIXED_S)
         assert not shares.must_delay_prompts("one")
@@ -89,7 +90,7 @@ def test_owners_with_equally_many_prompts_do_not_delay_each_other() -> None:
 
 
 def test_a_step_that_took_seconds_delays_no_prompt_for_long() -> None:
-    shares = knowing_shares("quiet", "loud")
+    shares = knowing_shares("quiet", "loud", "loud")
     shares.charge_prompts({"loud": 5}, 60.0)
     steps = 0
     while shares.must_delay_prompts("loud"):
@@ -98,18 +99,30 @@ def test_a_step_that_took_seconds_delays_no_prompt_for_long() -> None:
     assert 0 < steps < 50
 
 
-def test_a_prompt_of_a_loud_owner_waits_while_the_quiet_one_decodes() -> None:
+def test_the_only_request_of_an_owner_is_not_delayed_by_the_prompt_before() -> None:
+    shares = knowing_shares("quiet", "loud", "loud")
+    shares.charge_prompts({"loud": 5}, 3 * FIXED_S)
+    assert shares.must_delay_prompts("loud")
+    shares.remove_request("loud")
+    assert not shares.must_delay_prompts("loud")
+
+
+def test_prompts_of_a_loud_owner_wait_while_the_quiet_one_decodes() -> None:
     engine = tiny_engine(max_running=32)
+    engine._clock = count(step=FIXED_S).__next__
     engine.add(GenerationRequest(0, (1, 2), Sampling(60, ignore_eos=True), "base", owner="quiet"))
-    finished, added = list[int](), 1
+    finished, added, steps, steps_with_prompts = list[int](), 1, 0, 0
     while 0 not in finished:
         while added - len(finished) < 8:
-            request = GenerationRequest(added, (1, 2, 3, added), Sampling(1), "base", owner="loud")
-            engine.add(request)
+            prompt = (1, 2, 3, added % 60)
+            engine.add(GenerationRequest(added, prompt, Sampling(1), "base", owner="loud"))
             added += 1
-        finished += [done.request_id for done in engine.step().finished]
+        ended = [done.request_id for done in engine.step().finished]
         engine.check_integrity()
-    assert 1 <= len(finished) - 1 < 60, "some run, and not one a step"
+        finished += ended
+        steps += 1
+        steps_with_prompts += any(ended)
+    assert 1 <= steps_with_prompts <= steps / 4, "some run, and not at every step"
     while engine.busy:
         finished += [done.request_id for done in engine.step().finished]
     assert sorted(finished) == list(range(added)), "and all come to their end"
@@ -216,7 +229,14 @@ def test_answers_are_the_same_in_company_as_alone() -> None:
     assert tokens_of(*loud) == tokens_of()
 
 
-def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
+def request(name: int, owner: str) -> GenerationRequest:
+    """One that decodes for as long as a test takes."""
+    return GenerationRequest(name, (1, 2), Sampling(400, ignore_eos=True), "base", owner=owner)
+
+
+def engine_of_a_loud_and_a_quiet_owner() -> Engine:
+    """24 rows of the loud one, 0, 1, ..., and one of the quiet one, 99; it knows a step's cost."""
+
     class Known(StepTimeModel):
         def add(self, tokens: int, seconds: float) -> None:
             super().add(tokens, FIXED_S + TOKEN_S * tokens)
@@ -224,14 +244,51 @@ def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
     engine = tiny_engine(max_running=32)
     engine._scheduler._owners.step_time = Known()
     engine._clock = count(step=FIXED_S).__next__
-    forever = Sampling(max_tokens=400, ignore_eos=True)
     for name in range(24):
-        engine.add(GenerationRequest(name, (1, 2), forever, "base", owner="loud"))
-    engine.add(GenerationRequest(99, (1, 2), forever, "base", owner="quiet"))
-    steps = [tuple(engine.step().request_ids.tolist()) for _ in range(30 * TURN_STEPS)]
+        engine.add(request(name, "loud"))
+    engine.add(request(99, "quiet"))
+    return engine
+
+
+def rows_of_step(engine: Engine) -> tuple[int, ...]:
+    rows: list[int] = engine.step().request_ids.tolist()
+    return tuple(rows)
+
+
+def test_rows_have_several_steps_in_a_row_and_then_others_do() -> None:
+    engine = engine_of_a_loud_and_a_quiet_owner()
+    steps = [rows_of_step(engine) for _ in range(30 * TURN_STEPS)]
     cut = [rows for rows in steps if len(rows) < 25]
     assert len(cut) > len(steps) // 2
     assert all(99 in rows for rows in steps[1:])
     assert len(set(cut)) <= 1 + len(cut) // 4, "choosing anew at each step would lengthen each"
     assert {name for rows in cut for name in rows} == {*range(24), 99}, "and nobody starves"
+    engine.check_integrity()
+
+
+def first_rows_of_a_turn(engine: Engine) -> tuple[int, ...]:
+    """Step until other rows than before have a turn."""
+    before = now = rows_of_step(engine)
+    while now == before or len(now) >= 25:
+        before, now = now, rows_of_step(engine)
+    return now
+
+
+def test_a_further_request_of_an_owner_waits_for_the_turns_end_and_a_first_one_does_not() -> None:
+    engine = engine_of_a_loud_and_a_quiet_owner()
+    for _ in range(30 * TURN_STEPS):  # until all prompts are computed and a step's cost is known
+        engine.step()
+    turn = first_rows_of_a_turn(engine)
+    engine.add(request(24, "loud"))
+    for _ in range(TURN_STEPS - 1):
+        assert rows_of_step(engine) == turn
+        assert engine.gauges()["waiting"] == 1
+    engine.step()
+    assert engine.gauges()["waiting"] == 0
+    for _ in range(2 * TURN_STEPS):
+        engine.step()
+    first_rows_of_a_turn(engine)
+    engine.add(request(98, "third"))
+    engine.step()
+    assert engine.gauges()["waiting"] == 0
     engine.check_integrity()
