@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 CHANNEL, HTTP = "channel", "http"  # the control plane's sockets, in a folder of its user only
 
 _GATHER_S = 0.004
+GATHER_SHARED_S = 0.001  # several tenants: one tenant's records delay the others'
 _MAX_UNREAD_BYTES = 256 << 20  # a peer with this much unread is stuck
 
 
@@ -29,7 +30,7 @@ class ChannelConnection(asyncio.Protocol):
         on_lost: Callable[[], None],
         gather_s: float = _GATHER_S,
     ) -> None:
-        self._on_frame, self._on_lost, self._gather_s = on_frame, on_lost, gather_s
+        self._on_frame, self._on_lost, self.gather_s = on_frame, on_lost, gather_s
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._records: list[bytes] = []
@@ -68,7 +69,7 @@ class ChannelConnection(asyncio.Protocol):
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        in_s = self._flushed_s + self._gather_s - time.monotonic()
+        in_s = self._flushed_s + self.gather_s - time.monotonic()
         if in_s > 0:
             self._timer = loop.call_later(in_s, self.flush)
         else:

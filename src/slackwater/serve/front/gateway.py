@@ -28,7 +28,7 @@ from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
-from slackwater.serve.front.connection import ChannelConnection
+from slackwater.serve.front.connection import GATHER_SHARED_S, ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire
 
@@ -110,6 +110,8 @@ class Gateway:
         names = self.tenants.names()
         self.shares = TurnShares(setup.max_turns, ("",))
         self.loop_shares = LoopShares(len(names))
+        if self.loop_shares.is_shared:
+            self.connection.gather_s = GATHER_SHARED_S
         self.fair_work = FairWork(self.loop_shares)
         self.helpers = HelperProcesses("slackwater.serve.http.helper")
         self.ready.set_result(True)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE, AT_ONCE_ALONE = 8, 1024  # with several tenants; with one
+AT_ONCE, AT_ONCE_ALONE = 2, 1024  # with several tenants; with one
 _RETRY_S = 1.0  # pause if the process has no free file descriptor
 
 
