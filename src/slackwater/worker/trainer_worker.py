@@ -389,6 +389,7 @@ def _run_pass(trainer: Trainer, data: bytes) -> bytes:
 def main() -> None:
     parser = base_parser("A trainer worker; `slackwater up` starts it.")
     parser.add_argument("--dtype", default="float32", help="what nets compute in; masters are fp32")
+    parser.add_argument("--one-site", action="store_true", help="send no dense deltas")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     plan = RankPlan.from_environment(os.environ)
@@ -404,7 +405,11 @@ def main() -> None:
             return
         stocker = None
         if options.relay:
-            stocker = RelayPublisher(address_of(options.relay), node_secret().encode())
+            stocker = RelayPublisher(
+                address_of(options.relay),
+                node_secret().encode(),
+                dense_deltas=not options.one_site,
+            )
         resident = resident_models(options.worker, options.device)
         TrainerWorker(
             connection, files, options.device, options.dtype, stocker, options.node, resident

@@ -74,8 +74,16 @@ class WorkerPlans:
         self._settings = settings
         self._bases = bases
         self._judges = judges or BaseModels({}, or_none=True)
-        for pool in settings.whole_fleet.pools:
+        fleet = settings.whole_fleet
+        for pool in fleet.pools:
             check_layouts(pool, list(bases))
+        # Nodes that other launchers or providers bring may be at another site.
+        is_one_site = (
+            fleet.launcher == "local"
+            and not fleet.providers
+            and len({node.site for node in fleet.nodes}) == 1
+        )
+        self._site_options = ("--one-site",) if is_one_site else ()
 
     @property
     def kind(self) -> str:
@@ -115,7 +123,7 @@ class WorkerPlans:
             WorkerPlan(
                 name,
                 TRAINER,
-                (*common, "--dtype", self._settings.trainer_dtype),
+                (*common, "--dtype", self._settings.trainer_dtype, *self._site_options),
                 layout=pool.trainer_layout,
                 memory_mb=self._memory_mb(list(self._bases), pool.trainer_layout),
                 group=group(number),

@@ -1,6 +1,6 @@
 """Publishes a version's buckets, whole and as deltas since the previous one, then seals it."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +21,8 @@ from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import Address, RelayClient
 
 _BASES = 4  # models whose last version is kept as the base of the next delta
+_DENSE = 0.5  # a delta of more of the whole costs more processor time than a fast network
+_WHOLE_ONLY = 15  # so many versions go without a delta after a dense one
 
 
 class PublishTarget(Protocol):
@@ -83,18 +85,39 @@ def publish(
 
 
 class RelayPublisher:
-    """Publishes versions to a relay, for one thread; the weight director decides when they go."""
+    """Publishes versions to a relay, for one thread; the weight director decides when they go.
 
-    def __init__(self, relay: Address, secret: bytes, bucket_bytes: int = BUCKET_BYTES) -> None:
+    Without `dense_deltas`, as on a fast network, a model whose last delta was more than half of the
+    whole goes without deltas for some versions.
+    """
+
+    def __init__(
+        self,
+        relay: Address,
+        secret: bytes,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        dense_deltas: bool = True,
+    ) -> None:
         self._relay, self._secret, self._bucket_bytes = relay, secret, bucket_bytes
+        self._dense_deltas = dense_deltas
         self._last: OrderedDict[str, HostVersion] = OrderedDict()
+        self._whole_only: Counter[str] = Counter()  # versions of a model still to go without
 
     def stock(self, line: str, new: HostVersion) -> Manifest:
         """Publish the next version of the model `line`, whole and as a delta from its last one."""
         base = self._last.pop(line, None)
+        if self._whole_only[line]:
+            self._whole_only[line] -= 1
+            base = None
         with RelayClient(self._relay, self._secret) as client:
             manifest = publish(client, new, base, self._bucket_bytes)
+        if base is not None and not self._dense_deltas:
+            whole = manifest.sizes[""]
+            if sum(manifest.sizes.get(base.version, whole)) > _DENSE * sum(whole):
+                self._whole_only[line] = _WHOLE_ONLY
         self._last[line] = new
         while len(self._last) > _BASES:
-            self._last.popitem(last=False)
+            oldest, _ = self._last.popitem(last=False)
+            del self._whole_only[oldest]
         return manifest

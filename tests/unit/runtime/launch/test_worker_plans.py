@@ -12,7 +12,7 @@ import pytest
 from slackwater.model.device import CUDA, Device
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import NodeId
-from slackwater.runtime.launch.fleet_file import RayCluster
+from slackwater.runtime.launch.fleet_file import FleetFile, FleetNode, FleetPool, RayCluster
 from slackwater.runtime.launch.instance_list import PROGRAM_VARIABLES, InstanceRequest
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.launch.ray_agents import bundle
@@ -184,3 +184,16 @@ def test_a_layout_that_a_model_cannot_have_is_refused_before_anything_starts(
     assert plans_of(replace(settings, trainer_layout="tp=1,dp=4"), gpus(8))
     with pytest.raises(ConfigError, match=message):
         plans_of(replace(settings, **layouts), gpus(8))
+
+
+@pytest.mark.parametrize(("sites", "told"), [(("", ""), True), (("a", "b"), False)])
+def test_trainers_are_told_that_all_nodes_share_a_fast_network(
+    sites: tuple[str, str], told: bool, tmp_path: Path
+) -> None:
+    pool = FleetPool("train", engines=0, trainers=1)
+    nodes = tuple(FleetNode(f"n{n}", "train", site=site) for n, site in enumerate(sites))
+    fleet = FleetFile(pools=(pool,), nodes=nodes)
+    settings = ServiceSettings(state=tmp_path, models={"tiny": tmp_path}, fleet=fleet)
+    bases = BaseModels({"tiny": BaseModel("tiny", tmp_path, 300, 512, (), "qwen3")})
+    (trainer,) = WorkerPlans(settings, bases).plan_node(NodeId("n0"), pool, [])
+    assert ("--one-site" in trainer.arguments) is told

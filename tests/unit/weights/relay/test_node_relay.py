@@ -128,6 +128,24 @@ def test_a_version_goes_from_node_to_node_and_its_delta_changes_the_copy_that_a_
     assert rollout.relay.store.used_bytes == 0 and not rollout.relay.store.manifests()
 
 
+def test_dense_deltas_are_tried_seldom_on_a_fast_network_and_sparse_ones_always_made(
+    stack: ExitStack,
+) -> None:
+    node = Node(stack, "trainer")
+
+    def with_delta(
+        name: str, versions: list[dict[str, Tensor]], *, dense_deltas: bool
+    ) -> list[int]:
+        stocker = RelayPublisher(node.relay.address, SECRET, dense_deltas=dense_deltas)
+        made = [stocked(stocker, f"{name}{n}", content) for n, content in enumerate(versions)]
+        return [n for n, manifest in enumerate(made) if len(manifest.sizes) == 2]
+
+    dense, sparse = [tensors(n) for n in range(18)], [tensors(0, changed=n) for n in range(1, 5)]
+    assert with_delta("dense", dense, dense_deltas=False) == [1, 17]
+    assert with_delta("sparse", sparse, dense_deltas=False) == [1, 2, 3]
+    assert with_delta("anyway", dense[:4], dense_deltas=True) == [1, 2, 3]
+
+
 def test_a_worker_may_ask_before_the_payload_is_on_its_way(
     stack: ExitStack, tmp_path: Path
 ) -> None:
