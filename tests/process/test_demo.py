@@ -17,16 +17,14 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LARGE, SMALL = 'model = "compact"', 'model = "tiny"'
 JOBS = Path(__file__).parents[2] / "examples" / "two_jobs"
-SHORT = """
-[options.warm_up]
-steps = 2
-
-[options.grpo]
-groups = 2
+SHORT = """groups = 2
 max_groups = 2
 group_size = 8
 train_on = 2
 updates = 1
+
+[options.warm_up]
+steps = 2
 """
 
 
@@ -36,6 +34,7 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     for file in JOBS.glob("*.toml"):  # the example's own, of a smaller model and shorter steps
+        assert "[options.grpo]" in file.read_text().split("\n\n")[-1]  # the last table goes on
         assert LARGE in file.read_text()
         (jobs / file.name).write_text(file.read_text().replace(LARGE, SMALL) + SHORT)
     command = [sys.executable, "-m", "slackwater", "demo", str(jobs), "--json"]

@@ -44,8 +44,9 @@ def demo(
     ] = Path("runs/demo"),
     models: Annotated[Path | None, typer.Option("--models", help="Folder of models.")] = None,
     alone: Annotated[
-        int, typer.Option(min=2, help="Iterations that each job runs alone, as the baseline.")
-    ] = 6,
+        int | None,
+        typer.Option(min=2, help="Iterations that each job first runs alone. Default: all."),
+    ] = None,
     iterations: Annotated[
         int | None, typer.Option(min=3, help="Iterations of each job. Default: those of its file.")
     ] = None,

@@ -70,7 +70,8 @@ class DemoDisplay:
 
 
 _MEANINGS = (
-    "slowdown: median time of a shared iteration over that of one alone, by this command's clock; "
+    "slowdown: mean time of a shared iteration over that of one alone, without stalls, by this "
+    "command's clock; "
     "bound: the slowdown that the job's SLO allows; waits: for a node that another job holds; "
     "hand-over: the job's own code, messages and weight transfers; switch: a node changes from "
     "one job to another"

@@ -86,7 +86,9 @@ class WatchedJob:
 
 @dataclass(frozen=True, slots=True)
 class TypicalIteration:
-    """Medians over a job's iterations, which exclude stalls (compilation, checkpoints)."""
+    """Means over a job's iterations without stalls (compilation, checkpoints): those that took over
+    twice the median. A median alone would be a multiple of the time between two looks.
+    """
 
     seconds: float
     used: Mapping[str, float]
@@ -96,9 +98,11 @@ class TypicalIteration:
         """Over iterations that ended by `until_s`, or over all if none did."""
         found = job.intervals()
         found = [each for each in found if until_s is None or each.until_s <= until_s] or found
+        longest_s = 2 * statistics.median(each.seconds for each in found)
+        found = [each for each in found if each.seconds <= longest_s]
         return cls(
-            statistics.median(each.seconds for each in found),
-            {what: statistics.median(each.used[what] for each in found) for _, what in _USES},
+            statistics.fmean(each.seconds for each in found),
+            {what: statistics.fmean(each.used[what] for each in found) for _, what in _USES},
         )
 
 
@@ -167,12 +171,16 @@ class DemoRun:
         self._display = DemoDisplay(quiet=quiet)
         self._alone_rewards: dict[str, list[float]] = {}
 
-    def run(self, files: Sequence[dict[str, Any]], alone: int) -> dict[str, Any]:
-        """Run each job alone, then all together; returns all figures."""
+    def run(self, files: Sequence[dict[str, Any]], alone: int | None) -> dict[str, Any]:
+        """Run each job alone for so many iterations, or all, then all together; returns all
+        figures.
+        """
         self.wait_for_workers()
         self._model = files[0]["model"]
         with self._display:
-            solo = {file["name"]: self._run_alone(file, alone) for file in files}
+            solo = {
+                file["name"]: self._run_alone(file, alone or file["iterations"]) for file in files
+            }
             return self._run_together(files, solo)
 
     # ---- alone ----

@@ -107,7 +107,13 @@ def _within_slo(took_s: Sequence[float]) -> int:
 
 
 def slack_demo(
-    url: str, key: str, run: Path, files: Sequence[dict[str, Any]], alone: int, *, quiet: bool
+    url: str,
+    key: str,
+    run: Path,
+    files: Sequence[dict[str, Any]],
+    alone: int | None,
+    *,
+    quiet: bool,
 ) -> dict[str, Any]:
     """The demo's figures, those of the served model, and what each kind of slack gave."""
     demo, load = DemoRun(url, key, run, quiet=quiet), ServedLoad(url, key)

@@ -37,6 +37,13 @@ def test_a_stall_is_in_no_typical_iteration() -> None:
     assert typical.used == pytest.approx({"engine_s": 1.2, "trainer_s": 0.8})
 
 
+def test_iterations_shorter_than_some_looks_are_as_long_as_on_average() -> None:
+    ends_s = [0.0, *(20 + 0.2 * looks for looks in (0, 3, 6, 10, 13, 17, 42))]  # a stall at the end
+    typical = TypicalIteration.from_job(watched("one", ends_s, engine_s=0.3, trainer_s=0.2))
+    assert typical.seconds == pytest.approx(0.68)
+    assert typical.used == pytest.approx({"engine_s": 0.3, "trainer_s": 0.2})
+
+
 def test_a_job_of_which_one_iteration_was_seen_counts_from_its_start() -> None:
     job = watched("one", [10.0, 16.0], engine_s=1.0, trainer_s=1.0)
     assert TypicalIteration.from_job(job).seconds == pytest.approx(6.0)
