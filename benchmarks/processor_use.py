@@ -3,6 +3,7 @@ system accounts for it.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
@@ -25,22 +26,32 @@ _NOT_BESIDE = (ENGINE, "trainer", HOST)
 _SCHEDULER = 2  # CPUCLOCK_SCHED
 
 
+def role_of(process: psutil.Process) -> str:
+    line = " ".join(process.cmdline())
+    return next((role for part, role in _ROLES if part in line), "others")
+
+
 @dataclass(slots=True)
 class ProcessorUse:
-    """Follows a service by its process id; `also` are more processes, such as drivers."""
+    """Follows a service by its process id; `also` are more processes, such as drivers. `with_ended`
+    counts a process that has ended with the one that waited for it.
+    """
 
     service: int
+    role_of: Callable[[psutil.Process], str] = role_of
+    with_ended: bool = False
     _roots: dict[int, psutil.Process] = field(default_factory=dict)
 
     def seconds(self, also: tuple[int, ...] = ()) -> dict[str, float]:
-        """So far, by role; processes that have ended count no more. A virtual machine's host is a
-        role too.
-        """
+        """So far, by role. A virtual machine's host is a role too."""
         found: dict[str, float] = {HOST: getattr(psutil.cpu_times(), "steal", 0.0)}
         for process in self._processes((self.service, *also)):
             try:
                 used_s = _used_s(process)
-                role = PLANE if process.pid == self.service else role_of(process)
+                if self.with_ended:
+                    ended = process.cpu_times()
+                    used_s += ended.children_user + ended.children_system
+                role = PLANE if process.pid == self.service else self.role_of(process)
             except (psutil.NoSuchProcess, ProcessLookupError):
                 continue
             found[role] = found.get(role, 0.0) + used_s
@@ -66,11 +77,6 @@ def _used_s(process: psutil.Process) -> float:
         return time.clock_gettime(~process.pid << 3 | _SCHEDULER)  # as clock_getcpuclockid(3) does
     except OSError:  # EINVAL of a process that has ended
         raise ProcessLookupError(process.pid) from None
-
-
-def role_of(process: psutil.Process) -> str:
-    line = " ".join(process.cmdline())
-    return next((role for part, role in _ROLES if part in line), "others")
 
 
 def beside_phases(used: dict[str, float]) -> float:

@@ -183,15 +183,20 @@ class DemoFleet(FiveSlackFleet):
                 self.engines.slow_down(name, 1.0 / share)
 
     def pace(self) -> float:
-        """Engines, actions and trainers share the machine's cores evenly."""
+        """What runs shares the machine's cores by what it needs."""
         nodes = self.serving.nodes.values()
-        serving = sum(bool(n.service.busy or (n.rollout and n.rollout.requests)) for n in nodes)
+        serving = (n.service.busy or (n.rollout and n.rollout.requests) for n in nodes)
         places = self.engines.places.values()
         own = (one.engine for one in places if one.spec.kind is not InstanceKind.BORROWED)
-        engines = serving + sum(bool(engine.requests) for engine in own)
-        training = sum(one.ticket is not None for one in self.trainers.living.values())
-        busy = engines + self.cores.used + training + self._saves
-        return min(1.0, self.scenario.external.cores / max(busy, 1))
+        trainers = self.trainers.living.values()
+        running = {
+            "serving": sum(map(bool, serving)),
+            "engine": sum(bool(engine.requests) for engine in own),
+            "action": self.cores.used,
+            "trainer": sum(one.ticket is not None for one in trainers) + self._saves,
+        }
+        needed = sum(self.measures.processors[kind] * count for kind, count in running.items())
+        return min(1.0, self.scenario.external.cores / max(needed, 1.0))
 
     def save(self) -> None:
         """A checkpoint of what was trained is written."""

@@ -1,4 +1,6 @@
-"""What the demo's jobs took alone, from the record of its controllers' events."""
+"""What the demo's jobs took alone, from the record of its controllers' events and the processor
+time that each role used meanwhile.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.slacks.demo_processors import BusyTime, ProcessorTime
 from slackwater.control.record import read_entry
 
 _TRAINING = ("forward_backward", "optim_step")
@@ -14,13 +17,15 @@ _TRAINING = ("forward_backward", "optim_step")
 
 @dataclass(frozen=True, slots=True)
 class AloneMeasures:
-    """Seconds of a process that has a core to itself: of a token on an engine, its turn's prefill
-    counting as one (`step_s`); of a core for an action; of a pull by the kind of engine; of a loan
-    until its engine joins; from the last action to the first training operation (`handover_s`);
-    from the last update to the next turn (`sync_s`); of an iteration's updates, and of the
-    checkpoint that is saved while the next one rolls out; and from the first group's answers to the
-    first action (`reply_s`). An engine runs `turns` at once, actions have `cores`, and `tokens` are
-    those of each turn.
+    """Seconds: of a token on an engine, its turn's prefill counting as one (`step_s`); of a core
+    for an action; of a pull by the kind of engine; of a loan until its engine joins; from the last
+    action to the first training operation (`handover_s`); from the last update to the next turn
+    (`sync_s`); of an iteration's updates, and of the checkpoint that is saved while the next one
+    rolls out; and from the first group's answers to the first action (`reply_s`). An engine runs
+    `turns` at once, actions have `cores`, and `tokens` are those of each turn.
+
+    `processors` says how many processors each running engine, serving engine, trainer and action
+    keeps busy. Control plane, drivers and agents are divided among them by what they use.
     """
 
     step_s: float
@@ -35,18 +40,21 @@ class AloneMeasures:
     turns: int
     cores: int
     serving_nodes: int
+    processors: dict[str, float]
     tokens: tuple[int, ...]
 
 
-def measures_of(record: Path) -> AloneMeasures:
-    """Of the jobs whose names end in `-alone`; `record` as `slackwater up --record` has it."""
+def measures_of(record: Path, used: ProcessorTime) -> AloneMeasures:
+    """Of the jobs whose names end in `-alone`; `record` as `slackwater up --record` has it, with
+    the same clock as `used`.
+    """
     seen = _Alone()
     lines = [*_lines(record, "fleet"), *_lines(record, "actions")]
     for line in sorted(lines, key=lambda one: float(one["event"]["body"]["now_s"])):
         seen.take(line)
         if seen.over:
             break
-    return seen.measures()
+    return seen.measures(used)
 
 
 def _quick(took_s: list[float]) -> float:
@@ -57,27 +65,6 @@ def _quick(took_s: list[float]) -> float:
 def _lines(record: Path, controller: str) -> Iterator[dict[str, Any]]:
     with record.with_name(f"{record.name}.{controller}.jsonl").open("rb") as file:
         yield from map(read_entry, file)
-
-
-class _CoreClock:
-    """How much a process that runs has had of a core: engines, actions and the trainer share the
-    machine's cores evenly.
-    """
-
-    def __init__(self) -> None:
-        self.cores, self.value_s, self._at_s = 1, 0.0, 0.0
-        self._running: Counter[str] = Counter()
-
-    def advance(self, now_s: float) -> None:
-        busy = sum(count > 0 for count in self._running.values())
-        self.value_s += (now_s - self._at_s) * min(1.0, self.cores / max(busy, 1))
-        self._at_s = now_s
-
-    def begin(self, process: str) -> None:
-        self._running[process] += 1
-
-    def end(self, process: str) -> None:
-        self._running[process] -= 1
 
 
 class _Alone:
@@ -95,11 +82,12 @@ class _Alone:
         self._asked_for: Counter[str] = Counter()
         self._marks: dict[str, float] = {}
         self._tokens: list[int] = []
-        self._turns = self._cores = self._serving_nodes = 0
-        self._clock = _CoreClock()
-        self._processes: dict[str, str] = {}  # of turns, actions and tickets that run
+        self._turns = self._cores = 0
+        self._busy = BusyTime()
+        self._serving: set[str] = set()
+        self._processes: dict[str, tuple[str, str]] = {}  # of turns, actions, tickets that run
 
-    def measures(self) -> AloneMeasures:
+    def measures(self, used: ProcessorTime) -> AloneMeasures:
         took = self._took
         kinds = ("dedicated", "borrowed")
         return AloneMeasures(
@@ -112,15 +100,16 @@ class _Alone:
             fmean(took["train"]) if took["train"] else 0.0,
             fmean(took["save"]) if took["save"] else 0.0,
             median(took["reply"]),
-            *(self._turns, self._cores, self._serving_nodes),
+            *(self._turns, self._cores, len(self._serving)),
+            self._busy.processors(used),
             tuple(self._tokens),
         )
 
     def take(self, line: dict[str, Any]) -> None:
         """One event, and what was decided on it."""
         body = line["event"]["body"]
-        self._clock.advance(float(body["now_s"]))
-        now_s = self._clock.value_s
+        now_s = float(body["now_s"])
+        self._busy.advance(now_s)
         self._event(line["event"]["type"], body, now_s)
         for command in line["commands"]:
             self._command(command["type"], command["body"], now_s)
@@ -140,9 +129,9 @@ class _Alone:
                 name, version = body["instance"], body["version"]
                 self._end(f"pull {self._kinds.get(name)}", now_s, name, version)
             case "ServingNodeJoined":
-                self._serving_nodes += 1
+                self._serving.add(body["node"])
             case "WorkerJoined":
-                self._cores = self._clock.cores = sum(map(len, body["capacity"]["cores"]))
+                self._cores = sum(map(len, body["capacity"]["cores"]))
             case "ActionFinished":
                 self._rest(f"action {body['action']}")
                 self._end("action", now_s, body["action"])
@@ -162,6 +151,7 @@ class _Alone:
         marks, took = self._marks, self._took
         if not job.endswith("-alone") or "asked" not in marks:
             return
+        self._busy.start_iteration(job)
         if "acted" in marks:  # else it was the warm-up
             took["reply"].append(marks["acting"] - marks["answered"])
             took["handover"].append(marks["asked"] - marks["acted"])
@@ -189,22 +179,24 @@ class _Alone:
             self._marks.setdefault("asked", now_s)
 
     def _run(self, kind: str, body: dict[str, Any]) -> None:
-        """What begins to run, and in which process."""
+        """What begins to run, of which kind and in which process."""
         match kind:
             case "DispatchTurn":  # what is lent is a part of the serving engine's process
-                what, process = f"attempt {body['attempt']}", body["instance"].partition("~")[0]
+                what, name = f"attempt {body['attempt']}", body["instance"].partition("~")[0]
+                process = ("serving" if name in self._serving else "engine", name)
             case "StartAction":
-                what = process = f"action {body['spec']['action']}"
+                what = f"action {body['spec']['action']}"
+                process = ("action", what)
             case "RunOp":
-                what, process = f"ticket {body['ticket']}", "trainer"
+                what, process = f"ticket {body['ticket']}", ("trainer", "")
             case _:
                 return
         self._processes[what] = process
-        self._clock.begin(process)
+        self._busy.begin(*process)
 
     def _rest(self, what: str) -> None:
         if (process := self._processes.pop(what, None)) is not None:
-            self._clock.end(process)
+            self._busy.end(*process)
 
     def _command(self, kind: str, body: dict[str, Any], now_s: float) -> None:
         self._run(kind, body)

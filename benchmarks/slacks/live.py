@@ -1,7 +1,8 @@
 """The demo of five kinds of slack, live on this machine, beside a simulation of it.
 
 The simulation gets what the jobs took alone, from the record of the same run: engines' steps, pulls
-and loans, actions, updates and what lies between them. It also gets how many iterations had
+and loans, actions, updates and what lies between them, and the processor time that each role used
+meanwhile. It also gets how many iterations had
 anything to train on, and how long the spot engine took to start. It predicts when both jobs have
 ended together, what that costs, the served model's attainment, and where tokens are sampled.
 """
@@ -16,10 +17,12 @@ from typing import Any
 
 from benchmarks.options import BenchOptions
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
+from benchmarks.slacks.demo_processors import ProcessorLog
 from benchmarks.slacks.demo_record import measures_of
 from slackwater.model.errors import RefusedError
 
 JOBS = Path(__file__).parents[2] / "examples" / "five_slacks" / "jobs"
+_ALONE = "6"  # iterations: processor time is read twice a second
 _WITHIN_S = 1500.0
 _DEVICE_PER_H, _SPOT_PER_H = 2.0, 0.7  # as in the demo's service
 
@@ -28,15 +31,19 @@ def live_figures(options: BenchOptions) -> dict[str, float]:
     """Run the demo, then predict it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "slackwater", "demo", str(JOBS), "--slacks", "--json"]
-        command += ["--alone", "3", "--run", f"{folder}/run", "--models", f"{folder}/models"]
+        command += ["--alone", _ALONE, "--run", f"{folder}/run", "--models", f"{folder}/models"]
         options.progress("live", 0.0)
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_WITHIN_S, check=False
-        )
-        if done.returncode:
-            raise RefusedError(f"the demo failed: {done.stderr[-500:]}")
-        measures = measures_of(Path(folder) / "run" / "events")
-    result: dict[str, Any] = json.loads(done.stdout)
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as demo:
+            log = ProcessorLog(demo)
+            try:
+                printed, errors = demo.communicate(timeout=_WITHIN_S)
+            finally:
+                demo.kill()
+        if demo.returncode:
+            raise RefusedError(f"the demo failed: {errors[-500:]}")
+        measures = measures_of(Path(folder) / "run" / "events", log.used)
+    result: dict[str, Any] = json.loads(printed)
     served = result["served"]
     return {
         "kinds_seen": float(result["kinds_seen"]),

@@ -1,6 +1,9 @@
 """The demo of five kinds of slack in virtual time, and its figures beside the live ones."""
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
+from benchmarks.slacks.demo_processors import ProcessorLog
 from benchmarks.slacks.demo_record import AloneMeasures, measures_of
 from benchmarks.slacks.live import compared
 
@@ -18,6 +22,7 @@ MEASURES = AloneMeasures(
     *(0.01, 0.05, {"dedicated": 0.3, "borrowed": 0.1}, 0.1),
     *(0.02, 0.3, 0.2, 0.1, 0.1),
     *(1, 2, 2),
+    dict.fromkeys(("engine", "serving", "trainer", "action"), 1.0),
     (1, 2, 3, 4),
 )
 
@@ -59,6 +64,14 @@ def test_actions_take_longer_while_a_trainer_works() -> None:
     assert DemoFleet(printed(jobs=rows), idle).report().completed_s < trained_s - ITERATIONS * 0.2
 
 
+def test_what_needs_more_of_the_cores_makes_all_slower() -> None:
+    twice = replace(MEASURES, processors=dict.fromkeys(MEASURES.processors, 2.0))
+    less = replace(MEASURES, processors=dict.fromkeys(MEASURES.processors, 0.1))
+    took_s = [DemoFleet(printed(), one).report().completed_s for one in (less, MEASURES, twice)]
+    assert took_s[0] < took_s[1] < took_s[2]
+    assert took_s[2] == pytest.approx(2 * took_s[1], rel=0.2)  # both fill the cores
+
+
 def line(kind: str, now_s: float, commands: Mapping[str, Any], **body: Any) -> str:
     entry = {"event": {"type": kind, "body": {"now_s": now_s, **body}}}
     return json.dumps({**entry, "commands": [{"type": n, "body": b} for n, b in commands.items()]})
@@ -91,51 +104,74 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
     return fleet, actions
 
 
+def record(folder: Path) -> Path:
+    """Four iterations of a job alone, and the first turn of another."""
+    iterations = [iteration(start_s) for start_s in (0.0, 8.0, 16.0, 24.0)]
+    dedicated = {"instance": "own", "kind": "dedicated", "max_running": 3}
+    pulled = {"instance": "own", "version": "v"}
+    fleet = [
+        line("ServingNodeJoined", 0.0, {}, node="engine"),
+        line("InstanceJoined", 0.0, {"PullVersion": pulled}, spec=dedicated),
+        line("InstanceReady", 0.125, {}, **pulled),
+        *(each for lines, _ in iterations for each in lines),
+        line("TurnSubmitted", 31.0, {}, spec={"turn": "x", "job": "default/one"}),
+        line("ServingNodeJoined", 32.0, {}, node="late"),
+    ]
+    (folder / "events.fleet.jsonl").write_text("\n".join(fleet))
+    cores = line("WorkerJoined", 0.0, {}, capacity={"cores": [[0, 1], [2]]})
+    actions = [each for _, lines in iterations for each in lines]
+    (folder / "events.actions.jsonl").write_text("\n".join([cores, *actions]))
+    return folder / "events"
+
+
 def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_together(
     tmp_path: Path,
 ) -> None:
-    (first, act), (second, again) = iteration(0.0), iteration(8.0)
-    dedicated = {"instance": "own", "kind": "dedicated", "max_running": 3}
-    pulled = {"instance": "own", "version": "v"}
-    begins = [
-        line("InstanceJoined", 0.0, {"PullVersion": pulled}, spec=dedicated),
-        line("InstanceReady", 0.125, {}, **pulled),
-        line("ServingNodeJoined", 0.0, {}),
-    ]
-    together = line("TurnSubmitted", 15.0, {}, spec={"turn": "x", "job": "default/one"})
-    late = line("ServingNodeJoined", 16.0, {})
-    (tmp_path / "events.fleet.jsonl").write_text(
-        "\n".join([*begins, *first, *second, together, late])
-    )
-    cores = line("WorkerJoined", 0.0, {}, capacity={"cores": [[0, 1], [2]]})
-    (tmp_path / "events.actions.jsonl").write_text("\n".join([cores, *act, *again]))
-    assert measures_of(tmp_path / "events") == AloneMeasures(
+    assert measures_of(record(tmp_path), lambda from_s, to_s: {}) == AloneMeasures(
         *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.25}, 0.5),
         *(0.25, 2.5, 1.0, 0.125, 0.5),
         *(3, 3, 1),
-        (3, 3),
+        {"engine": 1.0, "serving": 0.0, "trainer": 0.0, "action": 0.0},
+        (3, 3, 3, 3),
     )
 
 
-def test_what_ran_beside_others_is_measured_as_if_it_had_a_core_to_itself(tmp_path: Path) -> None:
-    fleet, actions = iteration(0.0)
-    second, _ = iteration(8.0)
-    pull = {"PullVersion": {"instance": "own", "version": "v"}}
-    own = {"instance": "own", "kind": "dedicated", "max_running": 3}
-    begins = [
-        line("InstanceJoined", 0.0, pull, spec=own),
-        line("InstanceReady", 0.125, {}, instance="own", version="v"),
-    ]
-    (tmp_path / "events.fleet.jsonl").write_text("\n".join([*begins, *fleet, *second]))
-    beside = {"StartAction": {"spec": {"action": "beside"}}}
-    actions += [
-        line("WorkerJoined", 0.0, {}, capacity={"cores": [[0]]}),
-        line("ActionSubmitted", 2.25, beside),  # both have half of the core, for four seconds
-        line("ActionFinished", 6.25, {}, action="beside"),
-    ]
-    (tmp_path / "events.actions.jsonl").write_text("\n".join(actions))
-    found = measures_of(tmp_path / "events")
-    assert found.action_s == pytest.approx(1.71875)  # 3.0 by the clock
+def test_what_is_used_beside_what_runs_is_divided_by_what_that_uses(tmp_path: Path) -> None:
+    windows = []
+
+    def used(from_s: float, to_s: float) -> dict[str, float]:
+        windows.append((from_s, to_s))
+        return {"serving": 0.5, "action": 1.0, "beside": 1.5, "host": 9.0}
+
+    found = measures_of(record(tmp_path), used).processors
+    assert windows == [(16.0, 24.0)]  # iterations that began after the first and ended
+    # a turn of a second and an action of two: half of both with what is beside them
+    assert found == {"engine": 1.0, "serving": 1.0, "trainer": 0.0, "action": 1.0}
+
+
+BURN = "import time\nwhile time.process_time() < 0.4: pass"
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {BURN!r}])
+print("ended", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_processor_time_of_processes_that_have_ended_counts() -> None:
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        began_s = time.monotonic()
+        log = ProcessorLog(parent)
+        assert parent.stdout.readline() == "ended\n"
+        log.look()
+        found = log.used(began_s, time.monotonic())
+        parent.stdin.close()
+    del found["host"]
+    assert 0.3 < sum(found.values()) < 5.0
 
 
 def test_every_measure_counts_for_the_least_and_the_most() -> None:
