@@ -139,12 +139,21 @@ def decode_result(payload: bytes) -> ActionResult:
 
 
 def add_action(
-    connection: Connection, tenant: TenantId, request: ActionRequest, now_s: float
+    connection: Connection,
+    tenant: TenantId,
+    request: ActionRequest,
+    now_s: float,
+    started: bool = False,
 ) -> Row[Any] | None:
     """None if it was added, or the existing row of the same request. A different request under
     the same name is refused, as is a name that belongs to a different tenant."""
     name, payload = request.spec.action, encode(request)
-    row = {"action": name, "tenant": tenant, "payload": payload, "status": WAITING}
+    row = {
+        "action": name,
+        "tenant": tenant,
+        "payload": payload,
+        "status": STARTED if started else WAITING,
+    }
     if _execute(connection, _ADD, [row | {"created_s": now_s}]):
         return None
     known = connection.execute(sa.select(actions).where(actions.c.action == name)).one()
