@@ -1,11 +1,15 @@
 """A record of events, replayed through a fresh controller, gives the same commands."""
 
+import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import pytest
 
-from slackwater.control.record import record_line, replay
+from slackwater import control
+from slackwater.control.message import Message
+from slackwater.control.record import _FORMER_NAMES, record_line, replay
 from slackwater.model.errors import ConfigError
 
 
@@ -100,3 +104,15 @@ def test_a_record_with_former_names_and_other_words_agrees_where_the_decision_is
     controller = Aborter(turn, reason)
     agreed, divergence = replay(controller, [OLD_LINE], {"DrainRequested": DrainRequested})
     assert (agreed, divergence is None) == (int(agrees), agrees)
+
+
+def test_former_names_mean_messages_that_exist_and_are_the_names_of_no_others() -> None:
+    for module in pkgutil.walk_packages(control.__path__, "slackwater.control."):
+        import_module(module.name)
+    kinds, names = [Message], set()
+    while kinds:
+        kind = kinds.pop()
+        names.add(kind.__name__)
+        kinds += kind.__subclasses__()
+    assert set(_FORMER_NAMES.values()) <= names
+    assert not _FORMER_NAMES.keys() & names
