@@ -63,10 +63,7 @@ def test_rollout_policies_are_chosen_by_name_with_their_parameters(tmp_path: Pat
     assert settings.stall_s == 30.0
 
 
-def test_former_names_work_for_one_release(tmp_path: Path) -> None:
-    text = resolved(tmp_path, "--set", "rollout.barren_losses=3")
-    settings = decode(ServiceSettings, tomllib.loads(text)).rollout_settings
-    assert settings.max_losses_without_progress == 3
+def test_former_names_of_policies_work_for_one_release() -> None:
     assert mode_of(ServingSettings("chat", SLO, mode="ours").mode) is MODES["foresight"]
     assert CATALOGUE["ours"] is CATALOGUE["interleaving"]
     assert ordering_for("ours") == ordering_for("interleaving")
@@ -75,6 +72,14 @@ def test_former_names_work_for_one_release(tmp_path: Path) -> None:
 def test_an_unknown_serving_mode_is_refused_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="mode: 'warm' must be one of"):
         ServingSettings("chat", SLO, mode="warm")
+
+
+def test_a_key_with_its_former_name_is_read_and_its_present_name_wins(tmp_path: Path) -> None:
+    text = FILE.replace("stall_s = 30.0", "barren_losses = 3")
+    for options, losses in ([], 3), (["--set", "rollout.max_losses_without_progress=5"], 5):
+        table = tomllib.loads(resolved(tmp_path, *options, text=text))
+        settings = decode(ServiceSettings, table).rollout_settings
+        assert settings.max_losses_without_progress == losses
 
 
 @pytest.mark.parametrize("decision", POLICIES)
