@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
@@ -118,9 +119,9 @@ class PacedEngine(WireEngine):
         super().__init__(name, address, key, slots, base_model)
         self._longest = longest
         self._versions: list[str] = []
-        self._requests = np.empty(0, np.uint32)
-        self._positions = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
+        self._requests: NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._positions: NDArray[np.int64] = np.empty(0, np.int64)
+        self._lengths: NDArray[np.int64] = np.empty(0, np.int64)
         self._steps = self._produced = 0
 
     def take_messages(self) -> None:
@@ -164,7 +165,7 @@ class PacedEngine(WireEngine):
         request, total = int(self._requests[row]), int(self._lengths[row])
         return TurnFinished(request, "stop", total, self._versions[row])
 
-    def _keep(self, rows: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+    def _keep(self, rows: NDArray[np.bool_]) -> None:
         self._versions = [name for name, kept in zip(self._versions, rows, strict=True) if kept]
         self._requests = self._requests[rows]
         self._positions = self._positions[rows]

@@ -177,7 +177,7 @@ class Crowd:
         self._text = bytes(token_at(place) for place in range(size.longest)).decode()
         self._seeds = itertools.count(1)
         self._is_over = False
-        self.done = self.lost = self.tokens = 0
+        self.done = self.lost = 0
         self.last_error = ""
 
     async def run(self, options: BenchOptions, duration_s: float) -> dict[str, float]:
@@ -190,9 +190,10 @@ class Crowd:
                 asyncio.create_task(self._client(session, number * _BETWEEN_CLIENTS_S))
                 for number in range(self._size.turns)
             ]
-            while await self._live_turns() < _FULL * self._size.turns:
-                options.progress(f"{self.done} turns", 0.0)
-                await asyncio.sleep(1.0)
+            async with asyncio.timeout(_READY_S):
+                while await self._live_turns() < _FULL * self._size.turns:
+                    options.progress(f"{self.done} turns", 0.0)
+                    await asyncio.sleep(1.0)
             window = CrowdWindow(self, self._service)
             while (at_s := window.look(await self._live_turns())) < duration_s:
                 options.progress(f"{self.done} turns", at_s / duration_s)
@@ -241,7 +242,6 @@ class Crowd:
             if answer.status != 200:
                 return f"{answer.status}: {said[:200]!r}"
         length = length_of(seed, self._size.longest)
-        self.tokens += length
         text = json.loads(said)["choices"][0]["text"]
         return "" if text == self._text[:length] else f"turn {seed}: {len(text)} of {length} tokens"
 
