@@ -48,6 +48,8 @@ class JobState:
     recent_rollout: RecentLength = field(default_factory=RecentLength)
     recent_train: RecentLength = field(default_factory=RecentLength)
     drift_profile: JobProfile | None = None  # replaces the declared profile after drift
+    # A cache, since every event asks: lengths with this profile in this placement.
+    _phases_s: tuple[JobProfile, Placement, float, float] | None = None
 
     @property
     def profile(self) -> JobProfile:
@@ -155,13 +157,16 @@ class JobState:
 
     def phase_s(self, phase: Phase, fleet: FleetView) -> float:
         """The worst-case length of a phase on the nodes where the job is placed."""
-        assert self.placement is not None
-        train_nodes = len(self.placement.train_nodes)
-        if phase is Phase.TRAIN:
-            return fleet.train_s(self.profile, train_nodes)
-        if self.is_local:
-            return fleet.local_rollout_s(self.profile, train_nodes)
-        return self.profile.rollout_s
+        profile, placement, known = self.profile, self.placement, self._phases_s
+        assert placement is not None
+        if known is None or known[0] is not profile or known[1] is not placement:
+            train_nodes = len(placement.train_nodes)
+            rollout_s = profile.rollout_s
+            if self.is_local:
+                rollout_s = fleet.local_rollout_s(profile, train_nodes)
+            train_s = fleet.train_s(profile, train_nodes)
+            known = self._phases_s = (profile, placement, rollout_s, train_s)
+        return known[3] if phase is Phase.TRAIN else known[2]
 
     @property
     def is_local(self) -> bool:

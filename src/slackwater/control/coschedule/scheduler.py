@@ -46,6 +46,7 @@ from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import PlacementPolicy
 
 _OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
+_DECIDING = (JobArrived, TimerFired)
 
 
 class CoScheduler:
@@ -84,7 +85,7 @@ class CoScheduler:
         """Take one event; return what the runtime must do about it, in order."""
         reserved = tuple(self._permits.reserved)
         commands: list[Command] = []
-        decides = isinstance(event, JobArrived | TimerFired)
+        decides = isinstance(event, _DECIDING)
         if self._admission.has_pending_placements(event.now_s if decides else None):
             commands.extend(self._admission.apply_pending(event.now_s))
         commands.extend(self._handlers[type(event)](event))
