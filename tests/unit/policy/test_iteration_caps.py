@@ -77,9 +77,11 @@ def test_a_job_of_which_nothing_was_seen_is_taken_to_be_like_the_others() -> Non
     known, new = job("known", 100, 100, 1.5), job("new", 100, 100, 1.5)
     policy = Interleaving(fleet())
     policy.place(known, 0.0)
+    # At their worst its phases take as long as declared, which is with a switch of 0.42 s each.
     for rollout_s, train_s, cap_s in (
         (None, None, np.inf),
-        (80.0, 80.0, 375.0),
+        (99.58, 99.58, 300.0),
+        (80.58, 80.58, 300 / 0.81**0.5),
         (50.0, 50.0, np.inf),
     ):
         policy.observe([JobProgress(known.job, 290, 1e6, rollout_s, train_s)])

@@ -76,6 +76,7 @@ class Member:
     reason: str
     moved_s: float = -math.inf  # when it was last placed or moved
     may_move: bool = True
+    fixed_s: float = 0.0  # of each iteration, however long its phases are: its switches and sync
     share: float | None = None  # of its worst case that its iterations lately took
     cap_s: float = math.inf  # for `cap_share`
     cap_share: float = -1.0
@@ -183,9 +184,13 @@ class GroupBook:
         if not pins:
             self.table.train_gb[row] += profile.rollout_state_gb
         member.row, member.pins, member.index = row, pins, len(group.jobs)
+        member.fixed_s = self._fixed_s(profile)
         self.members[member.spec.job] = member
         group.jobs.append(member.spec.job)
         self.table.append(row, self._work(member), pins)
+
+    def _fixed_s(self, profile: JobProfile) -> float:
+        return profile.sync_s + 2 * self.fleet.switch_s(profile)
 
     def _work(self, member: Member) -> Floats:
         profile = member.spec.profile
@@ -257,9 +262,8 @@ class GroupBook:
         shares = []
         for member, told in placed:
             if told.rollout_s is not None and told.train_s is not None:
-                profile = member.spec.profile
-                lately_s = told.rollout_s + told.train_s + profile.sync_s
-                member.share = min(lately_s / profile.solo_s, 1.0)
+                lately_s = told.rollout_s + told.train_s + member.fixed_s
+                member.share = min(lately_s / member.spec.profile.solo_s, 1.0)
                 shares.append(member.share)
         return fmean(shares) if shares else self._usual_share
 
@@ -280,6 +284,7 @@ class GroupBook:
         for slot in bits(member.pins):
             self.table.node_gb[row, slot] += rollout_gb
         member.spec, member.cap_share = replace(member.spec, profile=profile), -1.0
+        member.fixed_s = self._fixed_s(profile)
         rounds = self.table.work[row, ROUNDS, member.index]
         self.table.work[row, :, member.index] = self._work(member)
         self.table.work[row, ROUNDS, member.index] = rounds

@@ -16,18 +16,22 @@ from slackwater.policy.compiled import compiled
 
 # Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
 NEAR_WORST = 0.7
+# Part, as an exponent, of what is won by shorter lengths that plans may give to others: phases of
+# other jobs, and its own next ones, may be longer than its mean lately.
+SPENT = 0.5
 _TOLERANCE = 1e-9
 
 
 def planned_cap_s(spec: JobSpec, share: float) -> float:
     """The longest iteration, at worst-case lengths, that a plan may give a job whose iterations
-    lately took this share of them: its bound, or where that is of the whole job, so much that an
-    iteration like the last ones is within it. Infinite where those are far from their worst.
+    lately took this share of them: its bound, or where that is of the whole job, so much more that
+    an iteration somewhat longer than the last ones is within it. Infinite where those are far from
+    their worst.
     """
     bound_s = spec.slo * spec.profile.solo_s
     if spec.slo_scope == "iteration":
         return bound_s
-    return bound_s / share if share >= NEAR_WORST else math.inf
+    return bound_s / share**SPENT if share >= NEAR_WORST else math.inf
 
 
 @compiled
