@@ -81,7 +81,7 @@ def test_a_job_of_which_nothing_was_seen_is_taken_to_be_like_the_others() -> Non
     for rollout_s, train_s, cap_s in (
         (None, None, np.inf),
         (99.58, 99.58, 300.0),
-        (80.58, 80.58, 300 / 0.81**0.5),
+        (80.58, 80.58, 300 / 0.81 ** (1 / 3)),
         (50.0, 50.0, np.inf),
     ):
         policy.observe([JobProgress(known.job, 290, 1e6, rollout_s, train_s)])

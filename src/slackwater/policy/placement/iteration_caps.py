@@ -16,9 +16,9 @@ from slackwater.policy.compiled import compiled
 
 # Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
 NEAR_WORST = 0.7
-# Part, as an exponent, of what is won by shorter lengths that plans may give to others: phases of
-# other jobs, and its own next ones, may be longer than its mean lately.
-SPENT = 0.5
+# The part, as an exponent, of what shorter iterations leave that a plan may use. The rest is for
+# iterations that are longer than lately: at the whole, half of them would exceed their bound.
+SPENT = 1 / 3
 _TOLERANCE = 1e-9
 
 
@@ -31,7 +31,7 @@ def planned_cap_s(spec: JobSpec, share: float) -> float:
     bound_s = spec.slo * spec.profile.solo_s
     if spec.slo_scope == "iteration":
         return bound_s
-    return bound_s / share**SPENT if share >= NEAR_WORST else math.inf
+    return bound_s / math.pow(share, SPENT) if share >= NEAR_WORST else math.inf
 
 
 @compiled
