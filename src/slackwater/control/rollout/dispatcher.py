@@ -57,6 +57,11 @@ class Dispatcher:
             self.queue.remove(turn)
             self._send(turn, record, now_s, out)
 
+    def order_starts(self) -> None:
+        """Put queued turns of new trajectories in the order in which they are to start."""
+        if self._settings.routing.started_first:
+            self.queue.reorder_new(self.homes.start_order)
+
     def _next_for(self, record: InstanceRecord) -> LiveTurn | None:
         """The next queued turn for an instance: of the owner with the fewest turns there; of its
         turns one with its prefix there, then one of a started trajectory, then a new one; each the
@@ -179,7 +184,7 @@ class Dispatcher:
             record.progress_s = now_s
         load.in_flight += 1
         load.kv_load_tokens += turn.sent_context
-        self.homes.record_dispatch(turn)
+        self.homes.record_dispatch(turn, now_s)
         out.append(
             DispatchTurn(
                 record.spec.instance,

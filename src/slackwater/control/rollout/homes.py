@@ -6,11 +6,13 @@ pause counts as ended.
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from slackwater.control.rollout.instances import CacheHome, InstanceRecord, Instances
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
+from slackwater.policy.rollout.start_order import StartOrder, prompt_key
 from slackwater.policy.rollout.working_set import ContextGrowth, nothing_expected
 
 _JOBS = 256
@@ -31,6 +33,7 @@ class CacheHomes:
         self._homes: OrderedDict[TrajectoryId, CacheHome] = OrderedDict()
         self._growth: OrderedDict[JobId, ContextGrowth] = OrderedDict()
         self._due: list[tuple[float, TrajectoryId]] = []
+        self._starts = StartOrder()
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -69,13 +72,25 @@ class CacheHomes:
         home = self._homes.get(turn.spec.trajectory)
         return home is not None and home.is_resident
 
+    def start_order(self, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
+        """First turns of trajectories, in the order in which they are to start."""
+        waiting = [
+            (self._homes[turn.spec.trajectory].prompt, turn.waiting_since_s or 0.0)
+            for turn in turns
+            if turn.spec.trajectory in self._homes
+        ]
+        if len(waiting) < len(turns):  # some were forgotten: there are too many
+            return list(turns)
+        return [turns[index] for index in self._starts.order(waiting)]
+
     def record_open(self, turn: LiveTurn, now_s: float) -> None:
         trajectory = turn.spec.trajectory
         home = self._homes.get(trajectory)
         if home is None:
             growth = self._growth_of(turn.spec.job)
-            prompt_tokens = len(turn.spec.prompt)
-            home = CacheHome(turn.sequence, growth, prompt_tokens, prompt_tokens)
+            tokens = len(turn.spec.prompt)
+            prompt = prompt_key(turn.spec.job, turn.spec.prompt)
+            home = CacheHome(turn.sequence, prompt, growth, tokens, tokens)
             self._homes[trajectory] = home
             if len(self._homes) > self._most:
                 self._homes.popitem(last=False)[1].leave()
@@ -98,12 +113,15 @@ class CacheHomes:
                 home.stage = 0
                 heapq.heappush(self._due, (now_s, trajectory))
 
-    def record_dispatch(self, turn: LiveTurn) -> None:
+    def record_dispatch(self, turn: LiveTurn, now_s: float) -> None:
         """The turn was dispatched to its present instance."""
         home = self._homes.get(turn.spec.trajectory)
         if home is None or turn.instance is None:
             return
         home.leave()
+        if home.record is None:
+            home.began_s = now_s
+            self._starts.record(home.prompt, 0.0)
         home.record = self._instances.records[turn.instance]
         home.context_tokens = turn.context_tokens
         if home.growth.returns:
@@ -119,6 +137,7 @@ class CacheHomes:
         home.open_turns -= 1
         home.seen_s = now_s
         if turn.instance is not None:
+            self._starts.record(home.prompt, now_s - home.began_s)
             home.growth.grew(home.before_tokens, turn.context_tokens)
             home.context_tokens = home.before_tokens = turn.context_tokens
             if home.growth.returns:

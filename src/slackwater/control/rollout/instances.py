@@ -12,6 +12,7 @@ from slackwater.model.ids import InstanceId, JobId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
 from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
+from slackwater.policy.rollout.start_order import PromptKey
 from slackwater.policy.rollout.step_time import Slowness
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens
 
@@ -114,11 +115,13 @@ class CacheHome:
     """
 
     number: int
+    prompt: PromptKey
     growth: ContextGrowth
     context_tokens: int
     before_tokens: int
     open_turns: int = 0
     record: InstanceRecord | None = None
+    began_s: float = 0.0
     seen_s: float = 0.0
     ended: bool = False
     stage: int = 0

@@ -129,6 +129,7 @@ class RolloutManager:
         if event.name == WATCH:
             self._watching = False
             self._expire(event.now_s, out)
+            self.state.dispatcher.order_starts()
             for record in self.state.dispatcher.homes.expire(event.now_s):
                 self.state.dispatcher.fill(record, event.now_s, out)
             self._membership.watch(event.now_s, out)

@@ -1,7 +1,7 @@
 """Queued turns: first come, first served within each need of each owner."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TenantId, TurnId
@@ -71,6 +71,13 @@ class TurnQueue:
         """The first turn of every need and owner, and whether its trajectory has started."""
         for key, queue in self._by_need.items():
             yield key[3], next(iter(queue.values()))
+
+    def reorder_new(self, order: Callable[[list[LiveTurn]], list[LiveTurn]]) -> None:
+        """Order the turns of trajectories that have not started, per need and owner."""
+        for key, queue in self._by_need.items():
+            if not key[3] and len(queue) > 1:
+                for turn in order(list(queue.values())):
+                    queue.move_to_end(turn.spec.turn)
 
     def turns_bound_to(self, instance: InstanceId) -> list[LiveTurn]:
         """The turns that wait for this instance only, oldest first."""

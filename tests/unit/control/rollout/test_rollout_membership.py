@@ -307,3 +307,26 @@ def test_what_a_step_takes_is_learned_while_turns_end_and_prompts_come() -> None
     model = driver.manager.state.step_time.model
     assert model is not None
     assert model.step_s(20, 2000) == pytest.approx(0.012, rel=0.05)
+
+
+def test_a_trajectory_of_a_prompt_that_lasts_much_longer_starts_first() -> None:
+    driver = FleetDriver()
+    driver.join("a", max_running=2)
+    driver.submit("short.1", prompt=(1,))
+    driver.submit("long.1", prompt=(2,))
+    for name in ("short.2", "short.3", "long.2"):
+        driver.submit(name, prompt=(2,) if name == "long.2" else (1,))
+    for attempt in (1, 2):
+        driver.tokens("a", attempt, [5])
+    driver.now_s = 1.0
+    assert dispatches(driver.end("a", 1, 1))[0].turn == "short.2", "nothing is known yet"
+    driver.submit("short.4", prompt=(1,))
+    driver.now_s = 6.0
+    assert dispatches(driver.end("a", 2, 1))[0].turn == "short.3"
+    driver.submit("short.5", prompt=(1,))
+    driver.submit("long.3", prompt=(2,))
+    driver.watch(1.0)
+    driver.tokens("a", 3, [5])
+    assert dispatches(driver.end("a", 3, 1))[0].turn == "long.2"
+    driver.tokens("a", 4, [5])
+    assert dispatches(driver.end("a", 4, 1))[0].turn == "long.3"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
+from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.policy.rollout.balancing import EngineKnowledge, EvenSteps, FillIdle
 from slackwater.policy.rollout.instance_load import InstanceLoad
@@ -23,6 +23,7 @@ from slackwater.policy.rollout.routing import (
     ShortestQueue,
     TurnNeed,
 )
+from slackwater.policy.rollout.start_order import StartOrder, prompt_key
 from slackwater.policy.rollout.step_time import Slowness, StepTime, StepTimeFit
 from slackwater.policy.rollout.warm_routing import KeepWarm
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
@@ -301,3 +302,14 @@ def test_slowness_is_learned_and_small_differences_count_as_none() -> None:
         slow.observe(0.06 * noise, 0.02)
     assert plain.factor == 1.0
     assert slow.factor == pytest.approx(3.0, rel=0.15)
+
+
+def test_trajectories_that_last_much_longer_than_most_start_first() -> None:
+    order, job = StartOrder(), JobId("job")
+    short, usual, long, unknown = (prompt_key(job, (token,)) for token in range(4))
+    for prompt, lasted_s in ((short, 60.0), (usual, 100.0), (long, 260.0), (long, 90.0)):
+        order.record(prompt, lasted_s)
+    waiting = [(prompt, 0.0) for prompt in (short, usual, usual, unknown, unknown, long)]
+    assert order.order(waiting) == [3, 5, 0, 1, 2, 4]
+    assert order.order([*waiting, (short, -261.0)])[0] == 6, "it has waited long enough"
+    assert prompt_key(JobId("other"), (0,)) != short

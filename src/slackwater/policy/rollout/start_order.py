@@ -1,0 +1,58 @@
+"""In which order new trajectories start. A step ends with its longest trajectory, so those that
+will last much longer than others start first.
+
+Nothing says how long a trajectory will last, but trajectories of one prompt last alike: a group's
+samples, or the same prompt in a later epoch.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from statistics import median_low
+
+from slackwater.model.ids import JobId
+
+PromptKey = tuple[JobId, int]
+
+_KEY_TOKENS = 1024  # a prompt's end tells it from others; hashing a long one takes a millisecond
+_MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only crowd the caches
+
+
+def prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
+    """What trajectories of one job with the same first prompt share."""
+    return job, hash((len(prompt), *prompt[-_KEY_TOKENS:]))
+
+
+class StartOrder:
+    """How long trajectories of each prompt have lasted at most, as far as is known."""
+
+    def __init__(self, keep: int = 65_536) -> None:
+        self._lasted_s: OrderedDict[PromptKey, float] = OrderedDict()
+        self._keep = keep
+
+    def record(self, prompt: PromptKey, lasted_s: float) -> None:
+        """A trajectory of the prompt has lasted so long, and may go on."""
+        self._lasted_s[prompt] = max(lasted_s, self._lasted_s.pop(prompt, 0.0))
+        if len(self._lasted_s) > self._keep:
+            self._lasted_s.popitem(last=False)
+
+    def order(self, waiting: Sequence[tuple[PromptKey, float]]) -> list[int]:
+        """Indices of waiting trajectories, given by prompt and since when they wait.
+
+        Those that will last much longer than most are ahead by as much as they will last, and one
+        of each unknown prompt by as much as any, so that something is learned of it. Hence none
+        waits for ever.
+        """
+        known_s = [self._lasted_s[prompt] for prompt, _ in waiting if prompt in self._lasted_s]
+        long_s = _MUCH_LONGER * median_low(known_s) if known_s else 0.0
+        longest_s = max(known_s, default=0.0)
+        unknown: set[PromptKey] = set()
+        ranks: list[tuple[float, int]] = []
+        for index, (prompt, since_s) in enumerate(waiting):
+            ahead_s = self._lasted_s.get(prompt)
+            if ahead_s is None and prompt not in unknown:
+                unknown.add(prompt)
+                ahead_s = longest_s
+            elif ahead_s is None or ahead_s <= long_s:
+                ahead_s = 0.0
+            ranks.append((since_s - ahead_s, index))
+        return [index for _, index in sorted(ranks)]
