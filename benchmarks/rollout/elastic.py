@@ -1,10 +1,13 @@
 """Agents on 8 dedicated engines with capacity beside them, head to head (ROSE 6.1, Appendix E): a
 fixed pool, serverless-like leases, RLBoost's rules on spot, ROSE's rules on lent serving devices,
-and ours on each.
+and ours on each. The part `split` asks what a step gains if devices that the tail leaves idle train
+meanwhile.
 """
 
+from collections.abc import Mapping
+
 from benchmarks.options import BenchOptions
-from benchmarks.rollout.routing import FLEETS, agent_sessions
+from benchmarks.rollout.routing import FLEETS, MAX_CONTEXT_TOKENS, TRACE, agent_sessions
 from benchmarks.rollout.simulated.agent_run import run_agents
 from benchmarks.rollout.simulated.extra_capacity import (
     CombinedCapacity,
@@ -13,12 +16,15 @@ from benchmarks.rollout.simulated.extra_capacity import (
     LentServing,
 )
 from benchmarks.rollout.simulated.rules import AGENT_RULES
-from benchmarks.rollout.simulated.sessions import spread
+from benchmarks.rollout.simulated.sessions import read_sessions, spread
+from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 
 LENT = 16
+PARTS = ("capacity", "split")
+TRACES = {"": TRACE, "_b": "agents/swebench_deepseekv32_turns_dev.csv.gz"}
 
 
 def _spot(options: BenchOptions) -> tuple[SpotEvent, ...]:
@@ -38,6 +44,33 @@ def _spot(options: BenchOptions) -> tuple[SpotEvent, ...]:
 
 
 def run(options: BenchOptions) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    if options.wants("capacity"):
+        figures |= _capacity(options)
+    if options.wants("split"):
+        figures |= _split(options)
+    return figures
+
+
+def _split(options: BenchOptions) -> dict[str, float]:
+    """`step_figures` for each model and public trace; for drawn sessions without `--data`."""
+    figures: dict[str, float] = {}
+    traces: Mapping[str, str | None] = {"": None} if options.data is None else TRACES
+    for suffix, trace in traces.items():
+        if trace is None:
+            sessions = agent_sessions(options)
+        else:
+            path = options.data_file(trace)
+            sessions = read_sessions(path, max_context_tokens=MAX_CONTEXT_TOKENS)
+        for model, (fleet, trajectories) in FLEETS.items():
+            count = trajectories // 4 if options.quick else trajectories
+            result = run_agents(fleet, AGENT_RULES["ours"], spread(sessions, count, options.seed))
+            found = step_figures(fleet, result)
+            figures |= {f"split_{name}_{model}{suffix}": value for name, value in found.items()}
+    return figures
+
+
+def _capacity(options: BenchOptions) -> dict[str, float]:
     """Seconds of one rollout stage under each, and speed-ups over the fixed pool."""
     fleet, trajectories = FLEETS["8b"]
     count = trajectories // 4 if options.quick else 2 * trajectories

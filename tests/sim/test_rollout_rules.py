@@ -5,12 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
+from benchmarks.rollout.simulated.agent_run import (
+    AgentFleet,
+    AgentResult,
+    EndedTrajectory,
+    run_agents,
+)
 from benchmarks.rollout.simulated.response_lengths import log_normal
 from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
 from benchmarks.rollout.simulated.sessions import drawn_sessions
 from benchmarks.rollout.simulated.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
 from benchmarks.rollout.simulated.trainer import TrainingStepPlan
+from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.rollout.seeding import AdaptiveWindow
@@ -97,3 +103,15 @@ def test_warm_caches_beat_affinity_when_contexts_do_not_all_fit() -> None:
         for rule in ("pinned", "turn_wise", "affinity", "ours")
     }
     assert seconds["ours"] < min(seconds[rule] for rule in ("pinned", "turn_wise", "affinity"))
+
+
+@pytest.mark.parametrize(("early", "late", "gained"), [(412_000, 10, True), (10, 412_000, False)])
+def test_idle_devices_train_only_what_has_ended(early: int, late: int, gained: bool) -> None:
+    ended = (EndedTrajectory(100.0, early), EndedTrajectory(300.0, late))
+    result = AgentResult(300.0, 2, 0, 0, 0, ended)
+    figures = step_figures(AgentFleet(EngineCost(QWEN3_8B, H800, 1), 8), result)
+    train_s = 412_010 / (8 * 989e12 * 0.4 / (2e9 * 8.2 * 6))
+    assert figures["step_s"] == pytest.approx(300.0 + 16 * 8.2e9 / 8 / 55.3e9 + train_s + 4.0)
+    most = (300.0 + train_s + 4.0) / 304.0 if gained else 1.0
+    assert figures["at_most"] == pytest.approx(most, rel=1e-4)
+    assert figures["switched"] == pytest.approx(most, rel=0.01)

@@ -40,6 +40,14 @@ class AgentFleet:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedTrajectory:
+    """When a trajectory ended, and its tokens."""
+
+    at_s: float
+    context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class AgentResult:
     """`seconds` until the last trajectory ended; prefilled over prompt tokens says how warm caches
     were.
@@ -50,6 +58,7 @@ class AgentResult:
     prompt_tokens: int
     prefilled_tokens: int
     output_tokens: int
+    ended: tuple[EndedTrajectory, ...]
 
     @property
     def prefilled_share(self) -> float:
@@ -72,10 +81,15 @@ class Trajectories:
         self._body = body
         self._prefix = prefix
         self._sessions = sessions
-        self.left = len(sessions)
+        self.ended: list[EndedTrajectory] = []
         self.tokens_of: dict[TurnId, int] = {}
         self.turns = 0
         body.on_command = self._take
+
+    @property
+    def left(self) -> int:
+        """Trajectories that have not ended."""
+        return len(self._sessions) - len(self.ended)
 
     def start(self) -> None:
         for _ in range(min(self._most_live, len(self._sessions))):
@@ -111,7 +125,8 @@ class Trajectories:
         number, index = (int(part) for part in turn.removeprefix(self._prefix).split("."))
         session = self._sessions[number]
         if index + 1 == len(session):
-            self.left -= 1
+            tokens = session[index].prompt_tokens + session[index].output_tokens
+            self.ended.append(EndedTrajectory(self._body.now_s, tokens))
             if self._waiting:
                 self._submit(self._waiting.pop(), 0)
             return
@@ -154,4 +169,5 @@ def run_agents(
         sum(turn.prompt_tokens for session in sessions for turn in session),
         sum(engine.prefilled for engine in engines),
         sum(turn.output_tokens for session in sessions for turn in session),
+        tuple(trajectories.ended),
     )
