@@ -6,6 +6,10 @@ trajectories, which somebody must choose: the best of `CAPS`, found by trying th
 trajectories (`affinity_cap_MODEL`); its client also knows when a trajectory has ended. Ours is
 given no number, and learns from the turns alone how many trajectories may be live
 (`ours_over_best_cap_min` and `_mean`, over the models).
+
+Trajectories of one prompt are copies of one session, of which ours learns more than it would of a
+group's samples. Hence two more parts: in `scattered` copies differ, and in `unrelated` no two
+trajectories share a prompt.
 """
 
 from collections.abc import Sequence
@@ -13,7 +17,13 @@ from collections.abc import Sequence
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.simulated.agent_run import AgentFleet, AgentResult, run_agents
 from benchmarks.rollout.simulated.rules import AGENT_RULES
-from benchmarks.rollout.simulated.sessions import drawn_sessions, read_sessions, spread
+from benchmarks.rollout.simulated.sessions import (
+    drawn_sessions,
+    read_sessions,
+    scattered,
+    spread,
+    unrelated,
+)
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 
@@ -25,6 +35,7 @@ FLEETS = {
 }
 ROUTINGS = ("pinned", "round_robin", "turn_wise", "affinity", "ours")
 CAPS = (32, 48, 64, 80, 96, 112, 128, 160, 192)
+PARTS = ("copies", "scattered", "unrelated")
 TRACE = "agents/swerebench_glm47flash_turns_dev.csv.gz"
 
 
@@ -34,27 +45,40 @@ def agent_sessions(options: BenchOptions) -> tuple[Session, ...]:
     return read_sessions(options.data_file(TRACE), max_context_tokens=MAX_CONTEXT_TOKENS)
 
 
+def trajectories_of(sessions: Sequence[Session], part: str, seed: int) -> list[Session]:
+    """What a part runs."""
+    if part == "copies":
+        return list(sessions)
+    changed = scattered(sessions, seed)
+    return changed if part == "scattered" else unrelated(changed)
+
+
 def run(options: BenchOptions) -> dict[str, float]:
     """Speed-ups of the rollout stage over pinned trajectories, and the share of prompts prefilled
-    anew.
+    anew. All rules run for `copies`; for other parts, ours and affinity with caps.
     """
     sessions = agent_sessions(options)
     figures: dict[str, float] = {}
-    for index, (model, (fleet, trajectories)) in enumerate(FLEETS.items()):
-        count = trajectories // 8 if options.quick else trajectories
-        drawn = spread(sessions, count, options.seed)
-        results: dict[str, AgentResult] = {}
-        for number, name in enumerate(ROUTINGS):
-            share = (index + number / len(ROUTINGS)) / len(FLEETS)
-            options.progress(f"{model} {name}", share)
-            results[name] = run_agents(fleet, AGENT_RULES[name], drawn)
-        figures |= _figures(model, results)
-        figures |= _capped(model, fleet, drawn, results["ours"], options.quick)
-    over = [figures[f"ours_over_affinity_capped_{model}"] for model in FLEETS]
-    return figures | {
-        "ours_over_best_cap_min": min(over),
-        "ours_over_best_cap_mean": sum(over) / len(over),
-    }
+    for part in filter(options.wants, PARTS):
+        suffix = "" if part == "copies" else f"_{part}"
+        found: dict[str, float] = {}
+        for index, (model, (fleet, trajectories)) in enumerate(FLEETS.items()):
+            options.progress(f"{part} {model}", index / len(FLEETS))
+            count = trajectories // 8 if options.quick else trajectories
+            drawn = spread(sessions, count, options.seed)
+            drawn = trajectories_of(drawn, part, options.seed)
+            names = ROUTINGS if part == "copies" else ("ours",)
+            results = {name: run_agents(fleet, AGENT_RULES[name], drawn) for name in names}
+            if part == "copies":
+                found |= _figures(model, results)
+            found |= _capped(model, fleet, drawn, results["ours"], options.quick)
+        over = [found[f"ours_over_affinity_capped_{model}"] for model in FLEETS]
+        found |= {
+            "ours_over_best_cap_min": min(over),
+            "ours_over_best_cap_mean": sum(over) / len(over),
+        }
+        figures |= {f"{name}{suffix}": value for name, value in found.items()}
+    return figures
 
 
 def _capped(

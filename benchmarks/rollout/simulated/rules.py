@@ -47,7 +47,6 @@ SPOT_RULES: dict[str, RolloutSettings] = {
 
 _AGENTS = RolloutSettings(
     borrowed_stall_s=1e6,
-    watch_every_s=2 * WATCH_S,
     turn_timeout_s=1e7,
     stall_s=1e6,
     lease_s=30.0,

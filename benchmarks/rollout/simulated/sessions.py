@@ -2,8 +2,9 @@
 ones.
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -68,3 +69,31 @@ def spread(sessions: Sequence[Session], count: int, seed: int) -> list[Session]:
     """`count` trajectories, each a session drawn at random."""
     rng = np.random.default_rng(seed)
     return [sessions[int(i)] for i in rng.integers(len(sessions), size=count)]
+
+
+def scattered(sessions: Sequence[Session], seed: int, sigma: float = 0.5) -> list[Session]:
+    """The same trajectories, but copies of a session differ: each ends early at random, and its
+    pauses are longer or shorter by a random factor.
+    """
+    rng = np.random.default_rng(seed)
+    drawn: list[Session] = []
+    for session in sessions:
+        kept, pauses = np.exp(rng.normal(0.0, sigma, 2))
+        turns = session[: max(round(len(session) * min(float(kept), 1.0)), 1)]
+        drawn.append(tuple(replace(turn, pause_s=turn.pause_s * float(pauses)) for turn in turns))
+    return drawn
+
+
+def unrelated(sessions: Sequence[Session]) -> list[Session]:
+    """The same trajectories, some a little longer, so that no two have the same first prompt."""
+    prompts: set[int] = set()
+    drawn: list[Session] = []
+    for session in sessions:
+        first = session[0].prompt_tokens
+        free = next(tokens for tokens in itertools.count(first) if tokens not in prompts)
+        prompts.add(free)
+        more = free - first
+        drawn.append(
+            tuple(replace(turn, prompt_tokens=turn.prompt_tokens + more) for turn in session)
+        )
+    return drawn
