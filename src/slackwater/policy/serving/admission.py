@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.serving.slack import DeviceState, tpot_slack_s, ttft_slack_s
+from slackwater.policy.serving.slack import LATELY_S, DeviceState, tpot_slack_s, ttft_slack_s
 
 _FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
 
@@ -104,6 +104,9 @@ class Foresight:
       slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
       service's memory is left: to one step after each of the service's, and to none below
       `tight_memory`.
+    - A service that has less of the time decodes more slowly, so that more requests decode at a
+      time (Little's law), and each step with prompts carries them too. Rollouts have so little of
+      the time that they make a full step at most `most_growth` longer.
     - The chunk is as large as fits.
     """
 
@@ -112,6 +115,7 @@ class Foresight:
     most_share: float = 0.06
     tight_memory: float = 0.1
     ample_memory: float = 0.5
+    most_growth: float = 0.03
     most_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -127,7 +131,12 @@ class Foresight:
         if serving.queued:
             return None
         limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
+        most_chunk_s = self.most_share * slo.ttft_s
         if serving.decoding:
+            unused_s = self._unused_s(state)
+            if unused_s <= 0:
+                return None
+            most_chunk_s = min(most_chunk_s, unused_s)
             own_s = state.serving_factor * state.serving_cost.mixed_s(
                 serving.decoding, serving.context, 0, 0.0
             )
@@ -144,7 +153,7 @@ class Foresight:
         if not rollout.prompt_tokens:
             return RolloutGrant(0, least_s)
         # A hair less, so that rounding does not carry the step over its limit.
-        chunk_s = 0.999999 * min(limit_s, self.most_share * slo.ttft_s) / state.rollout_factor
+        chunk_s = 0.999999 * min(limit_s, most_chunk_s) / state.rollout_factor
         most = min(self.most_tokens, rollout.prompt_tokens)
         tokens = state.rollout_cost.chunk_within(
             chunk_s, rollout.decoding, rollout.context, rollout.prompt_context, most
@@ -152,3 +161,10 @@ class Foresight:
         if tokens < min(most, _FINEST_CHUNK):
             return RolloutGrant(0, least_s) if rollout.decoding else None
         return RolloutGrant(tokens, rollout_step_s(state, tokens))
+
+    def _unused_s(self, state: DeviceState) -> float:
+        """What the rollout may still have of the last seconds before prompts take too long."""
+        serving, cost = state.serving, state.serving_cost
+        full_s = cost.prompt.at(state.step_tokens)
+        batch_s = full_s * serving.decoding / state.step_tokens + cost.pair_s * serving.context
+        return LATELY_S * self.most_growth * full_s / batch_s - state.rollout_lately_s

@@ -6,6 +6,7 @@ learned of the device (costs, arrivals) and of its memory (the budget); it touch
 
 from dataclasses import replace
 from enum import StrEnum
+from math import exp
 from sys import maxsize
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.overload import Overload
 from slackwater.policy.serving.prompt_queue import PromptQueue
 from slackwater.policy.serving.slack import (
+    LATELY_S,
     DeviceState,
     RolloutState,
     ServingState,
@@ -82,6 +84,7 @@ class Arbiter:
     def next_step(self, now_s: float, serving: ServingState, rollout: RolloutState) -> NextStep:
         """Decide. The caller runs it, and says how long it took."""
         state = self._state
+        state.rollout_lately_s *= exp((state.now_s - now_s) / LATELY_S)
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
         self.look(now_s)
         grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
@@ -143,9 +146,11 @@ class Arbiter:
 
     def rolled_out(self, work: StepWork, took_s: float) -> None:
         """A step of the rollout took so long."""
-        ratio = self._rollout_ratio
-        ratio.observe(self._state.rollout_cost.step_s(work), took_s)
-        self._state.rollout_factor = ratio.upper
+        ratio, state = self._rollout_ratio, self._state
+        ratio.observe(state.rollout_cost.step_s(work), took_s)
+        state.rollout_factor = ratio.upper
+        if state.serving.decoding:
+            state.rollout_lately_s += took_s
 
     # ---- memory ----
     @property

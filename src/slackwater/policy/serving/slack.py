@@ -10,6 +10,7 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.step_cost import StepCost
 
 NO_LIMIT_S = float("inf")
+LATELY_S = 5.0  # about as long as a request of a service decodes
 
 
 class QueuedPrompt(NamedTuple):
@@ -61,7 +62,8 @@ class DeviceState:
 
     `coming_s` is the longest that a request lately waited for its first token; `served_last` tells
     who had the last step. `memory_left` is the share of the service's memory that it may still fill
-    before the rollout's budget is cut.
+    before the rollout's budget is cut. `rollout_lately_s` is how much of the last `LATELY_S` the
+    rollout had while the service decoded, older time counting less.
     """
 
     now_s: float
@@ -76,6 +78,7 @@ class DeviceState:
     coming_s: float = 0.0
     served_last: bool = True
     memory_left: float = 1.0
+    rollout_lately_s: float = 0.0
 
 
 def ttft_slack_s(state: DeviceState) -> float:

@@ -99,6 +99,32 @@ def test_the_pace_falls_only_once_less_than_half_of_the_memory_is_left() -> None
     assert room_s(0.0) == 0.0
 
 
+def rollout_share(decoding: int) -> float:
+    """The share of half a minute that rollouts have beside so many requests that decode."""
+    arbiter = Arbiter(mode_of("ours"), SLO, COST, COST, capacity=1000)
+    now_s = token_s = rolled_s = 0.0
+    while now_s < 30.0:
+        serving = ServingState([], decoding, 1000 * decoding, token_s, now_s + 10.0)
+        step = arbiter.next_step(now_s, serving, ROLLOUT)
+        if isinstance(step, RolloutGrant):
+            work = step_work(ROLLOUT.decoding, ROLLOUT.context, step.prompt_tokens)
+            now_s, rolled_s = now_s + step.step_s, rolled_s + step.step_s
+            arbiter.rolled_out(work, step.step_s)
+        else:
+            now_s += COST.mixed_s(decoding, serving.context, 0, 0.0)
+            token_s = now_s
+    return rolled_s / now_s
+
+
+def test_rollouts_have_less_of_the_time_the_more_requests_the_service_decodes() -> None:
+    """By Little's law their share of the time is their share of the decoding requests."""
+    assert rollout_share(4) > 0.5, "a few requests more are nothing to a step with prompts"
+    for decoding in (100, 200):
+        batch_s = COST.prompt.at(512) * decoding / 512 + COST.pair_s * 1000 * decoding
+        most = Foresight().most_growth * COST.prompt.at(512) / batch_s
+        assert 0.8 * most < rollout_share(decoding) < 1.2 * most
+
+
 def test_memory_bounds_that_do_not_rise_are_refused() -> None:
     with pytest.raises(ConfigError, match="ample_memory"):
         Foresight(tight_memory=0.6, ample_memory=0.5)
