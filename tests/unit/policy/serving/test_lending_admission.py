@@ -101,7 +101,7 @@ def test_the_pace_falls_only_once_less_than_half_of_the_memory_is_left() -> None
 
 def rollout_share(decoding: int) -> float:
     """The share of half a minute that rollouts have beside so many requests that decode."""
-    arbiter = Arbiter(mode_of("ours"), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
     now_s = token_s = rolled_s = 0.0
     while now_s < 30.0:
         serving = ServingState([], decoding, 1000 * decoding, token_s, now_s + 10.0)
