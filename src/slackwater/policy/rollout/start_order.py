@@ -43,8 +43,9 @@ class StartOrder:
         waits for ever.
         """
         known_s = [self._lasted_s[prompt] for prompt, _ in waiting if prompt in self._lasted_s]
-        long_s = _MUCH_LONGER * median_low(known_s) if known_s else 0.0
-        longest_s = max(known_s, default=0.0)
+        if not known_s:
+            return list(range(len(waiting)))
+        long_s, longest_s = _MUCH_LONGER * median_low(known_s), max(known_s)
         unknown: set[PromptKey] = set()
         ranks: list[tuple[float, int]] = []
         for index, (prompt, since_s) in enumerate(waiting):
