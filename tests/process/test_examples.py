@@ -29,7 +29,11 @@ def test_a_client_example_runs(service: ServiceProcess, name: str, last: str) ->
 
 def test_the_example_of_a_policy_runs() -> None:
     said = output(EXAMPLES / "own_placement_policy.py")
-    assert [line.split()[0] for line in said.splitlines()] == ["never_share", "group", "ours"]
+    assert [line.split()[0] for line in said.splitlines()] == [
+        "never_share",
+        "group",
+        "interleaving",
+    ]
 
 
 def output(*words: object) -> str:
