@@ -140,5 +140,6 @@ def test_a_jobs_state_is_on_the_device_before_its_first_pass(managed: ServicePro
         jobs[0].train()
         return counted("found", brought["found"])["waited"] == brought["waited"]
 
-    # On a busy machine an early load may be for the other job, whose last operation was late.
+    # Once an operation waited where none should; the cause is not known. A load that counts as
+    # early may be of the other job. So one round of four has to succeed, not each.
     assert any(found_all() for _ in range(4))

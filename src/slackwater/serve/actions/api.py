@@ -114,7 +114,7 @@ def action_routes(plane: ControlPlane) -> APIRouter:
     async def output(action: str, tenant: Caller) -> Response:
         """Output of a `stream` action as JSON lines; the last line holds its outcome."""
         name = resolve_action_id(tenant, action)
-        await actions.result(tenant, name, 0.0)  # 404 if the action is another tenant's
+        await actions.result(tenant, name, 0.0)  # 404 if it belongs to another tenant
 
         async def lines() -> AsyncIterator[bytes]:
             async for stream, data in actions.output(tenant, name):

@@ -142,7 +142,7 @@ def future_routes(plane: ControlPlane) -> APIRouter:
     async def cancel(body: bodies.CancelFutureBody, tenant: Caller) -> Response:
         """Cancel a sample; ended samples and training operations are not affected."""
         request = RequestId(body.request_id)
-        await plane.outcomes.find(tenant, request, 0.0)  # 404 if it is another tenant's
+        await plane.outcomes.find(tenant, request, 0.0)  # 404 if it belongs to another tenant
         plane.sampling.cancel(tenant, request)
         return Response(status_code=204)
 
