@@ -2,7 +2,8 @@
 
 It serves `CONNECT` and plain HTTP. It resolves names itself and connects to the address that it
 checked: whatever DNS says, an allowed name never leads to loopback or link-local addresses (such as
-a cloud's metadata service). An operator who wants such an address lists it literally.
+a cloud's metadata service). An operator who wants such an address lists it literally. A forwarded
+request names the allowed host, whatever its own `Host` says: servers of several sites go by it.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import ipaddress
 import select
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ _HEAD_WITHIN_S = 30.0
 _CONNECT_WITHIN_S = 15.0
 _MAX_IDLE_S = 300.0
 _PIECE_BYTES = 1 << 16
-_HOP_BY_HOP = (b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive")
+_REPLACED = (b"host", b"proxy-connection", b"proxy-authorization", b"connection", b"keep-alive")
 
 
 class _Request(NamedTuple):
@@ -110,13 +111,19 @@ def _parse(head: bytes) -> _Request:
     endpoint = Endpoint.parse("target", parts.netloc if has_port else f"{parts.netloc}:80")
     path = parts.path or "/"
     path += f"?{parts.query}" if parts.query else ""
-    forwarded = [
-        each for each in headers if each.partition(b":")[0].strip().lower() not in _HOP_BY_HOP
-    ]
-    request_line = f"{method} {path} HTTP/1.1".encode("latin-1")
-    return _Request(
-        endpoint, b"\r\n".join([request_line, *forwarded, b"Connection: close", b"", b""])
-    )
+    own = [f"{method} {path} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close"]
+    lines = [each.encode("latin-1") for each in own]
+    return _Request(endpoint, b"\r\n".join([*lines, *_passed_on(headers), b"", b""]))
+
+
+def _passed_on(headers: Iterable[bytes]) -> Iterator[bytes]:
+    """The headers that the server gets; a line that servers read differently is refused."""
+    for header in headers:
+        name, colon, _ = header.partition(b":")
+        if not colon or name != name.strip() or b"\n" in header or b"\r" in header:
+            raise ConfigError.of("header", header[:40], "must be NAME: VALUE on one line")
+        if name.lower() not in _REPLACED:
+            yield header
 
 
 def _connect(endpoint: Endpoint) -> socket.socket:

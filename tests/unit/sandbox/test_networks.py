@@ -77,6 +77,26 @@ def a_server() -> Iterator[int]:
         thread.join(20)
 
 
+@contextlib.contextmanager
+def an_echo() -> Iterator[int]:
+    """Sends the head of one request back; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            client, _ = server.accept()
+            with client:
+                client.settimeout(20)
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    head += client.recv(4096)
+                client.sendall(head)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(20)
+
+
 def tried(backend: BackendName, port: int, closed: int, *, pinned: bool = False) -> str:
     with a_stage(backend, pinned, allowed=[f"127.0.0.1:{port}"]) as stage:
         stage.supervisor.open("e")
@@ -156,6 +176,43 @@ def test_environments_do_not_share_a_network() -> None:
         assert "ConnectionRefusedError" in ran.stderr
         stage.supervisor.stop(first, "seen")
         stage.until_over(first)
+
+
+def ask_through_proxy(allowed: str, request: bytes) -> bytes:
+    """The proxy's answer to a request that may only go to `allowed`."""
+    proxy = egress_proxy.EgressProxy([Endpoint.parse("allowed", allowed)])
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=proxy.serve, args=(listener,), daemon=True).start()
+        with socket.create_connection(listener.getsockname(), 20) as client:
+            client.sendall(request)
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        listener.shutdown(socket.SHUT_RDWR)
+    return answer
+
+
+def test_a_forwarded_request_names_the_allowed_host() -> None:
+    with an_echo() as port:
+        host = f"127.0.0.1:{port}"
+        headers = b"hOsT: elsewhere.example\r\nX-Kept: 1\r\nConnection: keep-alive"
+        head = f"GET http://{host}/path?query HTTP/1.1\r\n".encode() + headers
+        seen = ask_through_proxy(host, head + b"\r\n\r\n")
+    assert seen.decode().lower().split("\r\n") == [
+        "get /path?query http/1.1",
+        f"host: {host}",
+        "connection: close",
+        "x-kept: 1",
+        "",
+        "",
+    ]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"X: 1\nHost: elsewhere", b"X: 1\r\n Host: b", b"Host : elsewhere", b"Host", b"\rX: 1"],
+)
+def test_a_header_that_servers_read_differently_is_refused(header: bytes) -> None:
+    request = b"GET http://127.0.0.1:1/ HTTP/1.1\r\n" + header + b"\r\n\r\n"
+    assert ask_through_proxy("127.0.0.1:1", request).startswith(b"HTTP/1.1 400 Bad Request")
 
 
 def test_a_killed_proxy_comes_back() -> None:
