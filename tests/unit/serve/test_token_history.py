@@ -206,17 +206,27 @@ def test_another_owner_other_tools_and_another_answer_are_other_conversations() 
 
 def test_the_oldest_conversations_are_forgotten_first() -> None:
     history = TokenHistory(most_tokens=250)
-    history.remember("a", [1] * 4)
-    history.remember("b", [2] * 4)
-    history.remember("b", [2] * 4)
-    assert history.find_longest(["a"]) == (1, [1] * 4)  # and is fresh again
-    history.remember("c", [3] * 4)
-    assert history.find_longest(["b"]) is None
-    assert history.find_longest(["a", "x", "c", "y"]) == (3, [3] * 4)
+    history.remember("me", "a", [1] * 4)
+    history.remember("me", "b", [2] * 4)
+    history.remember("me", "b", [2] * 4)
+    assert history.find_longest("me", ["a"]) == (1, [1] * 4)  # and is fresh again
+    history.remember("me", "c", [3] * 4)
+    assert history.find_longest("me", ["b"]) is None
+    assert history.find_longest("me", ["a", "x", "c", "y"]) == (3, [3] * 4)
 
 
 def test_answers_without_tokens_are_not_remembered_without_end() -> None:
     history = TokenHistory(most_tokens=1000)
     for number in range(100):
-        history.remember(str(number), [])
-    assert sum(history.find_longest([str(number)]) is not None for number in range(100)) == 10
+        history.remember("me", str(number), [])
+    assert sum(history.find_longest("me", [str(number)]) is not None for number in range(100)) == 10
+
+
+def test_one_owner_does_not_push_out_anothers_conversations() -> None:
+    history = TokenHistory(most_tokens=1000)
+    history.remember("quiet", "a", [1])
+    for number in range(100):
+        history.remember("loud", str(number), [2])
+    assert history.find_longest("quiet", ["a"]) == (1, [1])
+    assert history.find_longest("loud", ["98"]) is not None
+    assert history.find_longest("loud", ["a"]) is None

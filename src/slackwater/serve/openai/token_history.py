@@ -8,7 +8,7 @@ import hashlib
 import json
 import threading
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,31 +18,43 @@ _OVERHEAD_TOKENS = 100  # memory of an entry beside its tokens, in tokens
 
 
 class TokenHistory:
-    """Tokens up to the end of each answer, by conversation key; evicts the oldest."""
+    """Tokens up to the end of each answer, by owner and conversation key.
+
+    When they take too much, the owner with most of them loses the oldest: nobody's conversations
+    push out another's.
+    """
 
     def __init__(self, most_tokens: int = _MAX_TOKENS) -> None:
         self._most = most_tokens
-        self._entries: OrderedDict[str, array[int]] = OrderedDict()
-        self._count = 0
+        self._owners: dict[str, OrderedDict[str, array[int]]] = {}
+        self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()  # answers are written in several threads
 
-    def remember(self, key: str, tokens: Sequence[int]) -> None:
+    def remember(self, owner: str, key: str, tokens: Sequence[int]) -> None:
         """Store the tokens of a conversation up to the end of an answer."""
         with self._lock:
-            if (known := self._entries.pop(key, None)) is not None:
-                self._count -= _OVERHEAD_TOKENS + len(known)
-            self._count += _OVERHEAD_TOKENS + len(tokens)
-            self._entries[key] = array("I", tokens)
-            while self._count > self._most:
-                self._count -= _OVERHEAD_TOKENS + len(self._entries.popitem(last=False)[1])
+            entries = self._owners.setdefault(owner, OrderedDict())
+            if (known := entries.pop(key, None)) is not None:
+                self._counts[owner] -= _OVERHEAD_TOKENS + len(known)
+            self._counts[owner] += _OVERHEAD_TOKENS + len(tokens)
+            entries[key] = array("I", tokens)
+            while self._counts.total() > self._most:
+                self._evict(max(self._counts, key=self._counts.__getitem__))
 
-    def find_longest(self, keys: Sequence[str]) -> tuple[int, list[int]] | None:
+    def _evict(self, owner: str) -> None:
+        _, tokens = self._owners[owner].popitem(last=False)
+        self._counts[owner] -= _OVERHEAD_TOKENS + len(tokens)
+        if not self._owners[owner]:
+            del self._owners[owner], self._counts[owner]
+
+    def find_longest(self, owner: str, keys: Sequence[str]) -> tuple[int, list[int]] | None:
         """The longest stored prefix: its number of messages and their tokens."""
         with self._lock:
+            entries = self._owners.get(owner, OrderedDict())
             for place in range(len(keys) - 1, -1, -1):
-                if keys[place] in self._entries:
-                    self._entries.move_to_end(keys[place])
-                    return place + 1, self._entries[keys[place]].tolist()
+                if keys[place] in entries:
+                    entries.move_to_end(keys[place])
+                    return place + 1, entries[keys[place]].tolist()
         return None
 
 
@@ -58,12 +70,13 @@ class ConversationRecord:
     def find_known_prefix(self) -> tuple[int, list[int]] | None:
         """The longest prefix that this service answered: message count and tokens."""
         keys = conversation_keys(self.owner, self.messages, self.options)
-        return self.history.find_longest(keys[:-1])  # something must follow the last answer
+        before_last = keys[:-1]  # something must follow the last answer
+        return self.history.find_longest(self.owner, before_last)
 
     def remember_answer(self, message: Mapping[str, Any], tokens: Sequence[int]) -> None:
         """Store the tokens of the conversation with this answer appended."""
         keys = conversation_keys(self.owner, [*self.messages, message], self.options)
-        self.history.remember(keys[-1], tokens)
+        self.history.remember(self.owner, keys[-1], tokens)
 
 
 def conversation_keys(
