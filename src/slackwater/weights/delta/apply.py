@@ -34,7 +34,7 @@ def apply_frame(part: Elements, frame: DeltaFrame, known_checksum: int | None = 
     """`apply` for an unpacked frame."""
     before = checksum(part.view(np.uint8)) if known_checksum is None else known_checksum
     if before != frame.base_checksum:
-        raise delta_error("its base is another version than this part's")
+        raise delta_error("it starts from another version than the one held here")
     places, starts = block_places(frame)
     values = frame_values(frame)
     part_bytes = part.view(np.uint8)
