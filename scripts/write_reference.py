@@ -76,6 +76,8 @@ _MEANINGS: dict[str, str] = {
     "default: 0.5 with several tenants, else 1.",
     "limits.core_share": "Share of a node's cores that one tenant may hold at once; "
     "default: 0.9 with several tenants, else 1.",
+    "limits.checkpoint_share": "Share of the disk with the service's state that checkpoints of one "
+    "tenant may take; default: 0.5 with several tenants, else 1.",
     "limits.weight": "The tenant's part of the cores where several wait.",
     "limits.tenants": "`[limits.tenants.NAME]`: the same keys, for one tenant.",
     "fleet.pools": "Pools of nodes.",

@@ -1,4 +1,4 @@
-"""Limits on each tenant's use of the sandboxes."""
+"""Limits on each tenant's use of the sandboxes and of the disk for checkpoints."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +13,8 @@ from slackwater.model.ids import TenantId, check_tenant
 _MIB = 1 << 20
 _SHARED_MEMORY = 0.5  # of the nodes' memory, for each of several tenants
 _SHARED_CORES = 0.9  # of a node's cores: the rest runs other tenants' short actions at once
+_SHARED_DISK = 0.5  # of the disk with the service's state
+_SHARES = ("memory_share", "core_share", "checkpoint_share")
 _MAY_BE_0 = ("environments", "snapshots", "snapshot_mib")
 _MOST = 1 << 40
 
@@ -21,8 +23,7 @@ _MOST = 1 << 40
 class TenantLimits:
     """Limits on one action or environment, then on all of a tenant's, then its `weight`.
 
-    Defaults of `waiting_actions`, `memory_share`, `core_share` and `network` depend on how many
-    tenants there are.
+    Defaults of `waiting_actions`, `network` and the shares depend on how many tenants there are.
     """
 
     memory_mib: int = 16_384
@@ -39,13 +40,14 @@ class TenantLimits:
     snapshot_mib: int = 65_536
     memory_share: float | None = None
     core_share: float | None = None
+    checkpoint_share: float | None = None
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         for each in fields(TenantLimits):
             value = getattr(self, each.name)
             least = 0 if each.name in _MAY_BE_0 else 1
-            if each.name in ("memory_share", "core_share"):
+            if each.name in _SHARES:
                 if value is not None and not 0 < value <= 1:
                     raise ConfigError.of(each.name, value, "must be above 0 and at most 1")
             elif each.name in ("weight", "limit_s"):
@@ -58,6 +60,11 @@ class TenantLimits:
         """How much of the nodes' memory the tenant may hold."""
         share = self.memory_share
         return total_mib if share is None or share >= 1 else int(total_mib * share)
+
+    def checkpoint_bytes(self, disk_bytes: int) -> int | None:
+        """How much of that disk the tenant's checkpoints may take, `None` for all of it."""
+        share = self.checkpoint_share
+        return None if share is None or share >= 1 else int(disk_bytes * share)
 
     def cores_of(self, total: int) -> int:
         """How many of a node's cores the tenant may hold, at least one."""
@@ -110,6 +117,7 @@ class OperatorLimits(TenantLimits):
             "waiting_actions": max(max_waiting // max(len(tenants), 1), 1),
             "memory_share": _SHARED_MEMORY if several else 1.0,
             "core_share": _SHARED_CORES if several else 1.0,
+            "checkpoint_share": _SHARED_DISK if several else 1.0,
         }
         missing = {key: value for key, value in defaults.items() if getattr(found, key) is None}
         return replace(found, **missing)

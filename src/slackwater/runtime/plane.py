@@ -60,6 +60,7 @@ from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
 from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
+from slackwater.runtime.store.checkpoints import CheckpointRoom
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -95,6 +96,8 @@ class ControlPlane:
             or_none=settings.only_actions,
         )
         self.tenants = Tenants.open(state, settings.tenants)
+        most, names = settings.max_waiting_actions, self.tenants.names()
+        self._limits = settings.limits.table(names, settings.tenants[0], most)
         self.failed = asyncio.Event()
         self.store = Store(settings.database_url or state.database_url, self.failed.set)
         self.traces = WorkloadTraces(state.root / "traces")
@@ -215,6 +218,7 @@ class ControlPlane:
             stock=lambda: self.controller.weights.routes.lead_elsewhere,
             finisher=RequestFinisher(self.state, self.shelf),
             finished=lambda *done: self._publications.record_operation(*done),
+            room=CheckpointRoom(self.store, self.state.root, self._limits),
             max_payload_bytes=self.settings.max_waiting_bytes // tenants,
         )
 
@@ -298,8 +302,7 @@ class ControlPlane:
         """The action broker, which the fleet controller knows nothing of, and its workers."""
         settings, names = self.settings, self.tenants.names()
         most = settings.max_waiting_actions
-        limits = settings.limits.table(names, settings.tenants[0], most)
-        broker = ActionBroker(BrokerSettings(max_waiting=most, tenants=limits))
+        broker = ActionBroker(BrokerSettings(max_waiting=most, tenants=self._limits))
         is_shared = len(names) > 1
         ahead = WriteAhead(self.store, self.background)
         table = ActionTable(self.store, ahead, self.background, names)

@@ -36,7 +36,7 @@ from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModels
-from slackwater.runtime.store.checkpoints import remove_folder
+from slackwater.runtime.store.checkpoints import CheckpointRoom, remove_folder
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.op_payloads import (
@@ -87,6 +87,7 @@ class TrainerExecutor:
         stock: Callable[[], bool],
         finisher: Finisher,
         finished: Callable[[TrainedModel, Operation, bytes], None],
+        room: CheckpointRoom,
         max_payload_bytes: int,
     ) -> None:
         """`stock` says whether relays need versions; `max_payload_bytes` limits the waiting
@@ -96,7 +97,7 @@ class TrainerExecutor:
         self._store, self._board, self._hub = store, board, hub
         self._state, self._bases, self._background = state, bases, background
         self._moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
-        self._finisher, self._finished = finisher, finished
+        self._finisher, self._finished, self._room = finisher, finished, room
         self._results: dict[int, bytes] = {}  # by ticket, while the controller handles it
         self._models: dict[ModelId, TrainedModel] = {}
         self._payloads: dict[RequestId, bytes] = {}
@@ -331,14 +332,24 @@ class TrainerExecutor:
         if payload is None:
             payload = await self._store.call(lambda c: log.payload_of(c, op.request))
         try:
+            await self._check_room(op, payload)
             message = self._message(command.ticket, op, payload, command.at_most)
-        except SlackwaterError as error:  # the model was closed, or its base is no longer served
+        except SlackwaterError as error:  # no room, model closed, or its base no longer served
             failed = (command.worker, command.ticket, str(error), FaultOwner.USER, False)
             self._feed(events.TicketFailed(loop_time(), *failed))
             return
         # The trainer may be gone by now, and have been replaced under its name.
         if self._ordered.get(command.worker) == command.ticket:
             self._hub.send(command.worker, message)
+
+    async def _check_room(self, op: Operation, payload: bytes) -> None:
+        """Refuse a save that its tenant has no room for: only now are earlier saves on disk."""
+        save = decode_save(payload) if op.kind is OpKind.SAVE else None
+        if op.kind is OpKind.PUBLISH:
+            save = decode_publish(payload).save
+        model = self._models.get(op.model)
+        if save is not None and model is not None:
+            await self._room.check(model.tenant, save.path)
 
     def _source(self, model: ModelId) -> str:
         """The base of a model whose state is restored; empty if the model was closed meanwhile."""

@@ -1,5 +1,6 @@
 """Named checkpoints: rows in the store, files in the state directory or the weight store."""
 
+import asyncio
 import json
 import re
 import shutil
@@ -10,9 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import ModelId, TenantId
 from slackwater.model.session import LoraShape
+from slackwater.model.tenant_limits import TenantTable
+from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.operation_log import lora_columns, lora_of
 from slackwater.runtime.store.schema import checkpoints
 
@@ -110,6 +113,34 @@ def list_checkpoints(
         _checkpoint_of(row)
         for row in connection.execute(query.order_by(columns.created_s.desc(), columns.path))
     ]
+
+
+class CheckpointRoom:
+    """How much disk each tenant's checkpoints may take; checked when a save begins."""
+
+    def __init__(self, store: Store, folder: Path, limits: TenantTable) -> None:
+        self._store, self._folder, self._limits = store, folder, limits
+
+    async def check(self, tenant: TenantId, path: str) -> None:
+        """Refuse to save at `path` if the tenant's other checkpoints take all its share."""
+        usage = await asyncio.to_thread(shutil.disk_usage, self._folder)
+        most = self._limits.limits_of(tenant).checkpoint_bytes(usage.total)
+        if most is None:
+            return
+        held = await self._store.call(lambda c: _held_bytes(c, tenant, path))
+        if held >= most:
+            raise RefusedError(
+                f"path: tenant {tenant} keeps {held} bytes of checkpoints and may keep {most} "
+                "([limits] checkpoint_share); delete some"
+            )
+
+
+def _held_bytes(connection: Connection, tenant: TenantId, but: str) -> int:
+    columns = checkpoints.c
+    held = sa.select(sa.func.sum(columns.size_bytes)).where(
+        columns.tenant == tenant, columns.path != but
+    )
+    return int(connection.execute(held).scalar() or 0)
 
 
 def drop_checkpoint(connection: Connection, path: str) -> None:
