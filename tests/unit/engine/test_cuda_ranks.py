@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import empty_net, load_net, net_shapes, net_tensors
@@ -94,13 +95,16 @@ class SharedLayers(TensorParallel):
         super().__init__(rank, LAYOUT.tp, None)
         self._ranks = ranks
 
-    def add_up(self, x: Tensor) -> None:
+    @override
+    def all_reduce(self, x: Tensor) -> None:
         x.copy_(torch.stack(self._ranks.exchange(self.rank, x)).sum(dim=0))
 
+    @override
     def sum(self, x: Tensor) -> Tensor:
-        self.add_up(x)
+        self.all_reduce(x)
         return x
 
+    @override
     def gather_columns(self, x: Tensor, width: int) -> Tensor | None:
         whole = torch.cat(self._ranks.exchange(self.rank, x), dim=1)
         return whole if self.rank == 0 else None
