@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import EnvironmentReply, check_at_least
+from slackwater.rl.environments.episode import Question, check_at_least
+from slackwater.rl.text import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +25,24 @@ class Arithmetic:
         check_at_least("environment.prompts", self.prompts, 1)
         check_at_least("environment.max_operand", self.max_operand, 1)
 
-    def episode(self, prompt: int) -> "_Sum":
+    def episode(self, prompt: int) -> Question:
+        question, expected = self._task(prompt)
+        return Question(question, lambda text: self._score(text.strip(), expected))
+
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+        return (self._task(prompt),)
+
+    def _task(self, prompt: int) -> tuple[str, str]:
+        """A question and its answer."""
         first, second = np.random.default_rng([self.seed, prompt]).integers(
             0, self.max_operand + 1, 2
         )
-        question = f"{self.instruction}{first}+{second}="
-        return _Sum(question, str(first + second), self.partial)
+        return f"{self.instruction}{first}+{second}=", str(first + second)
 
-    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
-        task = self.episode(prompt)
-        return ((task.first_observation, task.expected),)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    first_observation: str
-    expected: str
-    partial: bool
-
-    def answer(self, text: str) -> EnvironmentReply:
-        answer = text.strip()
-        if answer == self.expected:
-            return EnvironmentReply("", 1.0, True)
-        reward = 0.5 * digit_share(answer, self.expected) if self.partial else 0.0
-        return EnvironmentReply("", reward, True)
+    def _score(self, answer: str, expected: str) -> float:
+        if answer == expected:
+            return 1.0
+        return 0.5 * digit_share(answer, expected) if self.partial else 0.0
 
 
 def digit_share(answer: str, expected: str) -> float:
@@ -67,9 +62,9 @@ class _DigitTask(ABC):
         check_at_least("environment.digits", self.digits, 1)
 
     @abstractmethod
-    def episode(self, prompt: int) -> "_Copy | _Count": ...
+    def episode(self, prompt: int) -> Question: ...
 
-    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
+    def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
         """Random digits of the right number: the format without the solution."""
         digits = random_digits([self.seed, prompt, 1], self.digits)
         return ((self.episode(prompt).first_observation, digits),)
@@ -81,20 +76,9 @@ class CopyDigits(_DigitTask):
 
     kind: Literal["copy-digits"] = "copy-digits"
 
-    def episode(self, prompt: int) -> "_Copy":
-        return _Copy(random_digits([self.seed, prompt], self.digits))
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    expected: str
-
-    @property
-    def first_observation(self) -> str:
-        return f"{self.expected}="
-
-    def answer(self, text: str) -> EnvironmentReply:
-        return EnvironmentReply("", digit_share(text, self.expected), True)
+    def episode(self, prompt: int) -> Question:
+        expected = random_digits([self.seed, prompt], self.digits)
+        return Question(f"{expected}=", lambda text: digit_share(text, expected))
 
 
 def random_digits(seed: list[int], number: int) -> str:
@@ -109,26 +93,13 @@ class CountingTask(_DigitTask):
     digits: int = 32
     step: int = 1
 
-    def episode(self, prompt: int) -> "_Count":
+    def episode(self, prompt: int) -> Question:
         first = np.random.default_rng([self.seed, prompt]).integers(0, 10)
-        return _Count(int(first), self.digits, self.step)
+        return Question(f"{first}=", lambda text: self._score(f"{first}{text}", text))
 
-
-@dataclass(frozen=True, slots=True)
-class _Count:
-    first: int
-    digits: int
-    step: int
-
-    @property
-    def first_observation(self) -> str:
-        return f"{self.first}="
-
-    def answer(self, text: str) -> EnvironmentReply:
+    def _score(self, before: str, text: str) -> float:
+        """The share of digits that follow the one before."""
         after = {str(digit): str((digit + self.step) % 10) for digit in range(10)}
-        before = f"{self.first}{text}"
-        right = sum(
-            after.get(digit) == next_digit
-            for digit, next_digit in zip(before, text[: self.digits], strict=False)
-        )
-        return EnvironmentReply("", right / max(len(text), self.digits), True)
+        steps = zip(before, text[: self.digits], strict=False)
+        right = sum(after.get(digit) == next_digit for digit, next_digit in steps)
+        return right / max(len(text), self.digits)

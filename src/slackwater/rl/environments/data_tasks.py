@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.rl.environments.episode import EnvironmentReply
+from slackwater.rl.environments.episode import Question
 from slackwater.rl.text import Observation
 
 Row = Mapping[str, Any]
@@ -182,12 +182,12 @@ class DataTasks:
     def prompts(self) -> int:
         return len(self.rows)
 
-    def episode(self, prompt: int) -> "_Question":
+    def episode(self, prompt: int) -> Question:
         row = self._row(prompt)
         if self.verifier == "exact":
             cell(row, self.answer, self.data)
         verifier = load_verifier(self.verifier, self.answer)
-        return _Question(self.observation(row), row, verifier)
+        return Question(self.observation(row), lambda text: verifier(text, row))
 
     def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
         """A row's prompt with its answer."""
@@ -227,13 +227,3 @@ def _messages(value: object, column: str) -> list[dict[str, str]]:
             return messages
     fix = "must be text or a list of messages with role and content"
     raise ConfigError.of(f"column {column}", str(value)[:50], fix)
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    first_observation: Observation
-    row: Row
-    verifier: Verifier
-
-    def answer(self, text: str) -> EnvironmentReply:
-        return EnvironmentReply("", self.verifier(text, self.row), True)

@@ -45,6 +45,17 @@ class EpisodeEnvironment(Protocol):
         """Observations with well-formed answers, not necessarily good ones, to teach the format."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An episode of one turn, whose reward is the score of the answer."""
+
+    first_observation: Observation
+    score: Callable[[str], float]
+
+    def answer(self, text: str) -> EnvironmentReply:
+        return EnvironmentReply("", self.score(text), True)
+
+
 class PromptEpisode(Protocol):
     """An episode with immediate replies in plain text."""
 
