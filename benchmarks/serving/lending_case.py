@@ -15,7 +15,6 @@ from benchmarks.serving.simulated.lending_cluster import LendingCluster, Lending
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode, mode_of
-from slackwater.policy.serving.prefix_lease import PrefixLease
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import draw_games
@@ -118,4 +117,4 @@ def most_density(case: LendingCase) -> float:
 
 def _mode(case: LendingCase) -> LendingMode:
     mode = mode_of("prefix" if case.mode == AUTOSCALE else case.mode)
-    return mode if case.lease_s is None else replace(mode, lease=PrefixLease(case.lease_s))
+    return mode if case.lease_s is None else replace(mode, lease_s=case.lease_s)

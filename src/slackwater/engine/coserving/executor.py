@@ -246,7 +246,7 @@ class CoservingExecutor:
             return self._serve(now_s)  # no work for the device: the step only reports
         shared = _NO_ROLLOUT
         if rollout is not None and now_s >= self._rests_until_s:
-            rollout.evict_prefixes(now_s, self.arbiter.mode.lease.expired_before(now_s))
+            rollout.evict_prefixes(now_s, now_s - self.arbiter.mode.lease_s)
             shared = self._rollout_state(rollout)
         turn = self.arbiter.next_step(now_s, state, shared)
         if self.arbiter.stopped is not self._stopped:

@@ -1,7 +1,5 @@
-"""Whether a rollout may have the device for one step now, and how large a step (ROSE 4.1).
-
-One workload at a time. A step of a rollout is all its decoding requests and some tokens of its
-prompts.
+"""Whether a rollout may have the device for one step now, and how large a step (ROSE 4.1): all its
+decoding requests and some tokens of its prompts.
 """
 
 from dataclasses import dataclass
@@ -41,7 +39,6 @@ class NoLending:
     """The service keeps its device to itself."""
 
     def grant(self, state: DeviceState) -> RolloutGrant | None:
-        del state
         return None
 
 
@@ -65,9 +62,8 @@ class AlternateSteps:
 
 @dataclass(frozen=True, slots=True)
 class SlackGate:
-    """A fixed chunk, or a decode step, if it fits the smaller of the slacks that are looked at.
-
-    While the service has work its steps and the rollout's alternate.
+    """A fixed chunk, or a decode step, within the smaller of the chosen slacks; alternates with the
+    service's steps.
     """
 
     ttft: bool = True

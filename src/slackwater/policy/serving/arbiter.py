@@ -21,7 +21,7 @@ from slackwater.policy.serving.slack import (
     DeviceState,
     RolloutState,
     ServingState,
-    queue_is_late,
+    is_queue_late,
 )
 from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
 
@@ -56,7 +56,7 @@ class Arbiter:
         self._whole, self._lending = capacity, False
         self.loan_weights = loan_weights
         self._serving_ratio, self._rollout_ratio = Correction(), Correction()
-        self._queue = PromptQueue(mode.stretch)
+        self._queue = PromptQueue()
         self._state = DeviceState(
             now_s=0.0,
             slo=slo,
@@ -88,7 +88,7 @@ class Arbiter:
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
         self.look(now_s)
         grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
-        if grant is not None and not (serving.queued and self.mode.stops and queue_is_late(state)):
+        if grant is not None and not (serving.queued and self.mode.stops and is_queue_late(state)):
             state.served_last = False
             return grant
         if serving.busy:
@@ -110,15 +110,11 @@ class Arbiter:
 
     # ---- the promise ----
     def look(self, now_s: float) -> None:
-        """Set `stopped`: the service breaks its promise or would beside rollouts, so that nothing
-        is lent, neither time nor memory.
-        """
+        """Set `stopped`, so that nothing is lent, if the promise is broken or would be."""
         self.stopped = not self.keeps_promise(now_s)
 
     def keeps_promise(self, now_s: float) -> bool:
-        """For the lender, from any thread: False takes the device back. Modes that never stop are
-        always sure.
-        """
+        """For the lender, from any thread: False takes the device back, in modes that stop."""
         broken = self._overload.broken(now_s) or self._forecast.broken(now_s)
         return not (self.mode.stops and broken)
 
@@ -139,9 +135,7 @@ class Arbiter:
         self._state.serving_factor = ratio.upper
 
     def needed_s(self, work: StepWork, took_s: float) -> float:
-        """How much of a service's step it needs: a decode step can be run as rarely as TPOT
-        allows.
-        """
+        """The time a service's step needs: decode steps can be as rare as TPOT allows."""
         return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
 
     def rolled_out(self, work: StepWork, took_s: float) -> None:
@@ -161,7 +155,7 @@ class Arbiter:
     @loan_weights.setter
     def loan_weights(self, size: int) -> None:
         self._loan_weights = size
-        self.budget = KvBudget(max(self._whole - size, 0), self.mode.budget)
+        self.budget = KvBudget(max(self._whole - size, 0))
         self._watch_budget()
 
     def may_lend(self, serving_use: int) -> bool:
@@ -193,17 +187,13 @@ class Arbiter:
 
     @property
     def serving_limit(self) -> int:
-        """What the service may use at most: everything but a loan's weights, unless memory is
-        partitioned.
-        """
+        """The service's memory limit: all but a loan's weights, unless memory is partitioned."""
         if self.mode.memory == "static":
             return self.budget.capacity - self.lent
         return self.budget.capacity if self._lending else self._whole
 
     def step_began(self, serving_use: int) -> None:
-        """An RL step begins: the budget is set anew from what the service used since the
-        last one.
-        """
+        """Begin an RL step: set the budget from what the service used since the last one."""
         if self.mode.memory == "preemptive":
             self.budget = self.budget.for_step(max(self._serving_peak, serving_use))
             self._watch_budget()

@@ -1,6 +1,4 @@
-"""Which serving nodes lend, and to which job (ROSE 4, system workflow: those with the lowest recent
-KV use).
-"""
+"""Which serving nodes lend, and to which job: those with the lowest recent KV use (ROSE 4)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +9,7 @@ from slackwater.model.ids import JobId, NodeId, ServiceName
 
 @dataclass(frozen=True, slots=True)
 class LendableNode:
-    """A node that lends to nobody: the largest share of its KV memory and of its time used
-    lately.
-    """
+    """A node without a loan, and the shares of its KV memory and time used lately."""
 
     node: NodeId
     service: ServiceName
@@ -64,9 +60,8 @@ class LenderRule:
         wanted: Mapping[JobId, int],
         room: Mapping[ServiceName, int],
     ) -> list[tuple[NodeId, JobId]]:
-        """Deal nodes out, the emptiest first, one by one to the job that still wants the most.
-
-        `wanted` is what each job still wants, `room` how many more each service may lend.
+        """Deal nodes out, the emptiest first, to the job that still wants most; `room` is how many
+        more each service may lend.
         """
         left, limits = dict(wanted), dict(room)
         chosen: list[tuple[NodeId, JobId]] = []

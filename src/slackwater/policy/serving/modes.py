@@ -1,8 +1,6 @@
-"""Ways to lend a serving device, by name: the ladder of ROSE 6.2, a multiplexing peer, and
-`foresight`, the default.
-"""
+"""Ways to lend a serving device, by name: `foresight` (the default), ROSE 6.2's and a peer's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from slackwater.model.errors import ConfigError
@@ -13,8 +11,6 @@ from slackwater.policy.serving.admission import (
     NoLending,
     SlackGate,
 )
-from slackwater.policy.serving.kv_budget import KvBudgetRule
-from slackwater.policy.serving.prefix_lease import PrefixLease
 
 MemoryRule = Literal["none", "static", "preemptive"]
 
@@ -23,35 +19,33 @@ MemoryRule = Literal["none", "static", "preemptive"]
 class LendingMode:
     """Whose memory, which prefixes stay, who computes. One that `stops` lends nothing while the
     service breaks its promise (`overload.py`), one that `foresees` neither while the service would
-    break it if each prompt took `stretch` times as long (`prompt_queue.py`).
+    break it if each prompt took longer (`prompt_queue.py`). Prefixes of a rollout's finished turns
+    stay for `lease_s`, and longer until the memory is needed; 0 keeps none (ROSE 4.1, appendix C).
     """
 
     name: str
     memory: MemoryRule
     admission: AdmissionRule
-    lease: PrefixLease = field(default_factory=PrefixLease)
-    budget: KvBudgetRule = field(default_factory=KvBudgetRule)
+    lease_s: float = 10.0
     stops: bool = False
     foresees: bool = False
-    stretch: float = 1.3
 
     @property
     def lends(self) -> bool:
         return self.memory != "none"
 
 
-_NO_PREFIXES = PrefixLease(0.0)
 MODES: dict[str, LendingMode] = {
     mode.name: mode
     for mode in (
-        LendingMode("none", "none", NoLending(), _NO_PREFIXES),
-        LendingMode("static", "static", AlternateSteps(), _NO_PREFIXES),
-        LendingMode("preempt", "preemptive", AlternateSteps(), _NO_PREFIXES),
+        LendingMode("none", "none", NoLending(), lease_s=0.0),
+        LendingMode("static", "static", AlternateSteps(), lease_s=0.0),
+        LendingMode("preempt", "preemptive", AlternateSteps(), lease_s=0.0),
         LendingMode("prefix", "preemptive", AlternateSteps()),
         LendingMode("ttft", "preemptive", SlackGate(tpot=False)),
         LendingMode("tpot", "preemptive", SlackGate(ttft=False)),
         LendingMode("dual", "preemptive", SlackGate(), stops=True),
-        LendingMode("multiplex", "preemptive", AlternateSteps(chunk_tokens=8192), _NO_PREFIXES),
+        LendingMode("multiplex", "preemptive", AlternateSteps(chunk_tokens=8192), lease_s=0.0),
         LendingMode("foresight", "preemptive", Foresight(), stops=True, foresees=True),
     )
 }

@@ -5,33 +5,20 @@ next step says: work that a rollout puts off comes back in the next burst.
 """
 
 from collections import deque
-from dataclasses import dataclass
 
-from slackwater.model.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True)
-class OverloadRule:
-    """Broken: more than the promised share of the requests of the last `window_s` missed, and at
-    least `least_misses`, since one request alone says nothing about a share of many.
-    """
-
-    window_s: float = 30.0
-    least_misses: int = 2
-
-    def __post_init__(self) -> None:
-        if not self.window_s > 0:
-            raise ConfigError.of("overload: window_s", self.window_s, "must be above 0")
-        if self.least_misses < 1:
-            raise ConfigError.of("overload: least_misses", self.least_misses, "must be at least 1")
+WINDOW_S = 30.0
+LEAST_MISSES = 2  # one request alone says nothing about a share of many
 
 
 class Overload:
-    """Counts first tokens and late ones. Looking costs one comparison, and any thread may look."""
+    """Counts first tokens and late ones. The promise is broken if more than the promised share of
+    the last requests missed, and at least `LEAST_MISSES`. Looking costs one comparison, and any
+    thread may look.
+    """
 
-    def __init__(self, share: float, rule: OverloadRule | None = None) -> None:
+    def __init__(self, share: float, window_s: float = WINDOW_S) -> None:
         self._missable = 1.0 - share
-        self._rule = rule or OverloadRule()
+        self._window_s = window_s
         self._requests: deque[float] = deque()
         self._misses: deque[float] = deque()
         self.until_s = float("-inf")
@@ -53,12 +40,12 @@ class Overload:
         self._judge(now_s)
 
     def _judge(self, now_s: float) -> None:
-        rule, misses, requests = self._rule, self._misses, self._requests
+        misses, requests = self._misses, self._requests
         for seen in (misses, requests):
-            while seen and seen[0] <= now_s - rule.window_s:
+            while seen and seen[0] <= now_s - self._window_s:
                 seen.popleft()
         over = len(misses) > self._missable * len(requests)
-        if over and len(misses) >= rule.least_misses:
-            self.until_s = misses[-rule.least_misses] + rule.window_s
+        if over and len(misses) >= LEAST_MISSES:
+            self.until_s = misses[-LEAST_MISSES] + self._window_s
         else:
             self.until_s = float("-inf")

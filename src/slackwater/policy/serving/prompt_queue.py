@@ -2,6 +2,7 @@
 
 from math import exp
 
+STRETCH = 1.3  # of a prompt beside rollouts
 _REMEMBERED_S = 30.0
 
 
@@ -11,15 +12,13 @@ class PromptQueue:
     in each of its steps, and a prompt that comes may find a rollout's step under way.
     """
 
-    def __init__(self, stretch: float) -> None:
+    def __init__(self, stretch: float = STRETCH) -> None:
         self._stretch = stretch
         self._ends_s = self._came_s = float("-inf")
         self.longest_s = 0.0
 
     def arrived(self, now_s: float, work_s: float) -> float:
-        """A request came that takes so long to prefill alone: how long it waits. `longest_s` is
-        the longest wait, older ones counting less.
-        """
+        """How long a new request waits that takes `work_s` alone; `longest_s` fades over time."""
         self._ends_s = max(self._ends_s, now_s) + self._stretch * work_s
         faded_s = self.longest_s * exp((self._came_s - now_s) / _REMEMBERED_S)
         self._came_s, wait_s = now_s, self._ends_s - now_s

@@ -1,6 +1,4 @@
-"""How much later the service's next work could start without a broken promise (ROSE 4.1, eq. 1 and
-2).
-"""
+"""The slack of a service: how late its next work may start (ROSE 4.1, eq. 1 and 2)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,10 +80,8 @@ class DeviceState:
 
 
 def ttft_slack_s(state: DeviceState) -> float:
-    """The least over queued prompts, each taken as if it were alone (ROSE eq. 1).
-
-    A prompt's last, shorter step is put on the straight line between a step of one row and a full
-    one.
+    """The least over queued prompts, each as if alone (ROSE eq. 1); a shorter last step is
+    interpolated between one row and a full step.
     """
     queued = state.serving.queued
     if not queued:
@@ -103,11 +99,8 @@ def ttft_slack_s(state: DeviceState) -> float:
     return slack_s + state.slo.ttft_s - state.now_s
 
 
-def queue_is_late(state: DeviceState) -> bool:
-    """Whether a queued prompt misses its promise even if the service has the device from now on.
-
-    Prompts go in their order here, each after all before it. One that is late already counts too.
-    """
+def is_queue_late(state: DeviceState) -> bool:
+    """Whether a queued prompt, served in order from now on, misses its promise or has missed it."""
     cost, factor = state.serving_cost, state.serving_factor
     token_s = factor * cost.prompt.at(state.step_tokens) / state.step_tokens
     pair_s = factor * cost.prompt_pair_s

@@ -1,6 +1,4 @@
-"""What a step of a model costs on a device: measured at the start, corrected while it runs (ROSE
-4.1).
-"""
+"""What a model's step costs on a device: measured first, corrected while it runs (ROSE 4.1)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -66,9 +64,7 @@ class StepCostCurve:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A step with tokens of prompts costs by `prompt`, one that only decodes by `decode`; and both
-    by pairs.
-    """
+    """A step costs by `prompt` with prompt tokens, else by `decode`, and always by pairs."""
 
     prompt: StepCostCurve
     decode: StepCostCurve
@@ -152,9 +148,7 @@ class StepCost:
 def fit_step_cost(
     prompts: Sequence[tuple[StepWork, float]], decodes: Sequence[tuple[StepWork, float]]
 ) -> StepCost:
-    """From measured steps. Of each kind, the least pairs by rows give the curve, the most what
-    pairs add.
-    """
+    """From measured steps: those with the fewest pairs give the curve, others the pair costs."""
     prompt, prompt_pair_s = _fit(prompts, "prompt_pairs")
     decode, pair_s = _fit(decodes, "pairs")
     return StepCost(prompt, decode, pair_s, prompt_pair_s)
@@ -185,9 +179,7 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[StepCost
 
 
 class Correction:
-    """How far what happens is from what was predicted: a mean ratio and its spread, newest weighing
-    most.
-    """
+    """The ratio of measured to predicted time: a moving mean and its spread."""
 
     def __init__(self, weight: float = 0.05) -> None:
         self._weight = weight
@@ -203,9 +195,7 @@ class Correction:
         self.mean += self._weight * (ratio - self.mean)
 
     def relax(self) -> None:
-        """Nothing ran because of what was seen: believe it a little less, or nothing would ever be
-        seen again.
-        """
+        """Nothing ran because of this estimate: weaken it, or nothing is ever measured again."""
         self.mean += 0.02 * (1.0 - self.mean)
         self.spread *= 0.98
 

@@ -1,6 +1,4 @@
-"""A serving cluster beside a rollout job: requests are routed, nodes lend and are taken back by the
-lender.
-"""
+"""A serving cluster that lends nodes to a rollout job: it routes requests and takes nodes back."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,9 +26,7 @@ _FULL = "the service needs the memory"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """`nodes` devices, what they promise, and how they lend; a borrower comes with version `holds`
-    of its weights, if any.
-    """
+    """`nodes` devices, their SLO and mode; a borrower comes with version `holds` of its weights."""
 
     device: SharedDevice
     slo: ServingSlo
@@ -42,9 +38,7 @@ class ClusterPlan:
 
 
 class ServingCluster:
-    """Lives on the same event queue as the rollout's engines. `tell` takes the events of its
-    lender, whose commands it executes.
-    """
+    """On the rollout's event queue. `tell` takes the lender's events; its commands come back."""
 
     def __init__(
         self,
@@ -102,7 +96,6 @@ class ServingCluster:
 
     # ---- requests ----
     def _record_answer(self, request: ServedRequest) -> None:
-        del request
         self._answered += 1
 
     def _schedule_arrival(self, place: int, base_s: float, period_s: float) -> None:
@@ -174,9 +167,9 @@ class ServingCluster:
         if self._borrower_of(name) != job or name in self._borrowed:
             return  # taken back while its weights were on the way
         node, now_s = self.nodes[name], self.body.now_s
-        lease_s = self.plan.mode.lease.seconds
         cost = self.plan.device.rollout
-        rollout = RolloutShare(cost, self.plan.turns_per_node, now_s, 0, lease_s)
+        turns = self.plan.turns_per_node
+        rollout = RolloutShare(cost, turns, now_s, 0, self.plan.mode.lease_s)
         node.lend(rollout, now_s)
         if rollout.kv_tokens <= 0:
             node.take_back()
@@ -185,7 +178,6 @@ class ServingCluster:
         rollout.on_work = lambda: node.wake(self.body.now_s)
         self.loans += 1
         instance = self._borrowed[name] = InstanceId(f"{name}#{self.loans}")
-        turns = self.plan.turns_per_node
         self.body.join(
             instance,
             InstanceKind.BORROWED,

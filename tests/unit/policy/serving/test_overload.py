@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import RolloutGrant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import MODES, mode_of
-from slackwater.policy.serving.overload import Overload, OverloadRule
+from slackwater.policy.serving.overload import Overload
+from slackwater.policy.serving.prompt_queue import STRETCH
 from slackwater.policy.serving.slack import QueuedPrompt, RolloutState, ServingState
 from slackwater.policy.serving.step_cost import StepCost
 
@@ -32,7 +32,7 @@ answers = st.lists(st.tuples(st.floats(0.0, 4.0), st.booleans(), st.booleans()),
 def test_a_promise_is_broken_while_more_than_its_share_of_the_last_window_missed(
     story: list[tuple[float, bool, bool]], later_s: float
 ) -> None:
-    overload, now_s = Overload(0.9, OverloadRule(10.0)), 0.0
+    overload, now_s = Overload(0.9, window_s=10.0), 0.0
     came: list[float] = []
     missed: list[float] = []
     for gap_s, kept, kept_after in story:
@@ -72,7 +72,7 @@ def test_nothing_is_lent_while_stretched_prompts_would_break_the_promise(
     waits: list[tuple[float, float]] = []
     for gap_s, tokens in story:
         now_s += gap_s
-        ends_s = max(ends_s, now_s) + ours.mode.stretch * COST.prompt_s(tokens, 0, 512)
+        ends_s = max(ends_s, now_s) + STRETCH * COST.prompt_s(tokens, 0, 512)
         waits.append((now_s, ends_s - now_s))
         for arbiter in (ours, dual):
             arbiter.arrived(now_s, tokens)
@@ -137,10 +137,3 @@ def test_the_ways_it_is_compared_with_go_on(mode: str) -> None:
     arbiter.next_step(1.0, ServingState(), ROLLOUT)
     assert arbiter.keeps_promise(1.0)
     assert arbiter.lent == lent
-
-
-def test_a_window_or_a_number_of_misses_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="window_s"):
-        OverloadRule(window_s=0.0)
-    with pytest.raises(ConfigError, match="least_misses"):
-        OverloadRule(least_misses=0)
