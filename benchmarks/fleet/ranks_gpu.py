@@ -129,7 +129,7 @@ def generate(model: Path, ranks: Ranks | None, where: dict[str, str]) -> Any:
         prompt = tuple(draw_tokens(shape, number, _PROMPT_TOKENS).tolist())
         params = Sampling(max_tokens=_NEW_TOKENS, temperature=0.0, ignore_eos=True)
         version = "base" if number % 2 else "adapter"
-        engine.add(GenerationRequest(number, prompt, params, version, prompt_logprobs=True))
+        engine.add(GenerationRequest(number, prompt, params, version, scores_prompt=True))
     steps_s = []
     while engine.busy:
         began_s = time.perf_counter()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,18 +30,10 @@ class EngineConfig:
     steps_ahead: bool = True
 
     def __post_init__(self) -> None:
-        for field in (
-            "kv_bytes",
-            "page_bytes",
-            "max_running",
-            "max_step_tokens",
-            "max_full_versions",
-        ):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(field, getattr(self, field), "must be above 0")
+        positive = ("kv_bytes", "page_bytes", "max_running", "max_step_tokens", "max_full_versions")
+        check_above_zero("", self, *positive)
+        check_not_negative("", self, "max_adapters")
         if self.page_bytes % 4096:
             raise ConfigError.of("page_bytes", self.page_bytes, "must be a multiple of 4096")
         if self.max_context is not None and self.max_context < 2:
             raise ConfigError.of("max_context", self.max_context, "must be at least 2")
-        if self.max_adapters < 0:
-            raise ConfigError.of("max_adapters", self.max_adapters, "must not be negative")

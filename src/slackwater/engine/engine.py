@@ -164,9 +164,7 @@ class Engine:
 
     # ---- sharing a device with another engine ----
     def warm_decode(self, rows: ListLike[int], contexts: ListLike[int]) -> None:
-        """Prepare decode steps of these batch sizes and context lengths, so that none compiles or
-        captures later.
-        """
+        """Prepare decode steps of these sizes and contexts: none compiles or captures later."""
         net = self.versions.get(self.config.base_version).net
         self._runner.warm_decode(net, rows, contexts)
 
@@ -256,9 +254,8 @@ class Engine:
             raise ConfigError.of("stop_strings", strings, "need a tokenizer; give token ids")
         check_named_tokens(request, self._vocab_size)
         for name in ("topk_logprobs", "topk_prompt_logprobs"):
-            if getattr(request, name) > self._vocab_size:
-                fix = f"must be at most {self._vocab_size}"
-                raise ConfigError.of(name, getattr(request, name), fix)
+            if (count := getattr(request.params, name)) > self._vocab_size:
+                raise ConfigError.of(name, count, f"must be at most {self._vocab_size}")
 
     def _guide(self, request: GenerationRequest, ends: frozenset[int]) -> Guide | None:
         grammar = request.params.grammar

@@ -122,6 +122,5 @@ class StepwiseDecode:
         columns: SamplingColumns,
         ahead: NDArray[np.float32] | None = None,
     ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        del ahead
         logits = self.logits(net, batch, tables)
         return logits, *self.sample(logits, columns)

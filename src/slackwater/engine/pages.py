@@ -164,7 +164,7 @@ class PageArena:
         self.size_bytes = pages * pool.page_bytes
         self.address = pool.reserve(self.size_bytes)
         self.limit: int | None = None
-        self.on_exhausted: Callable[[int], None] = _ignore_exhaustion
+        self.on_exhausted: Callable[[int], None] = lambda pages: None
         self._page_of: list[int | None] = [None] * pages
         self._users = [0] * pages
         self._mapped_pages = 0
@@ -284,10 +284,6 @@ def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
             found.append((start, place))
             start = place
     return found
-
-
-def _ignore_exhaustion(pages: int) -> None:
-    del pages
 
 
 def host_view(arena: PageArena) -> NDArray[np.float32]:

@@ -58,8 +58,9 @@ class GenerationRequest:
     """One generation.
 
     `generated` are tokens that another engine sampled already: they count towards `max_tokens`, are
-    not returned again, and the next token is the one that would have followed there. If several
-    owners have requests, each gets its share of every step.
+    not returned again, and the next token is the one that would have followed there. With
+    `scores_prompt` the prompt's tokens are scored too. If several owners have requests, each gets
+    its share of every step.
     """
 
     request_id: int
@@ -67,9 +68,7 @@ class GenerationRequest:
     params: Sampling
     version: str
     generated: tuple[int, ...] = ()
-    prompt_logprobs: bool = False
-    topk_prompt_logprobs: int = 0
-    topk_logprobs: int = 0
+    scores_prompt: bool = False
     owner: str = ""
 
     def __post_init__(self) -> None:
@@ -77,13 +76,6 @@ class GenerationRequest:
             raise ConfigError.of("request_id", self.request_id, "must fit 32 bits")
         if not self.prompt:
             raise ConfigError.of("prompt", self.prompt, "must hold at least one token")
-        for name in ("topk_prompt_logprobs", "topk_logprobs"):
-            if getattr(self, name) < 0:
-                raise ConfigError.of(name, getattr(self, name), "must not be negative")
-
-    @property
-    def scores_prompt(self) -> bool:
-        return self.prompt_logprobs or self.topk_prompt_logprobs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +118,6 @@ class RequestFailure:
     error: str
 
 
-def _empty_ids() -> NDArray[np.uint32]:
-    return np.empty(0, np.uint32)
-
-
-def _empty_logprobs() -> NDArray[np.float32]:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """One step of all requests, by column: row i is one new token of `request_ids[i]`.
@@ -143,9 +127,9 @@ class StepOutput:
     `top[request_id]` has one row.
     """
 
-    request_ids: NDArray[np.uint32] = field(default_factory=_empty_ids)
-    tokens: NDArray[np.uint32] = field(default_factory=_empty_ids)
-    logprobs: NDArray[np.float32] = field(default_factory=_empty_logprobs)
+    request_ids: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    tokens: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     finished: tuple[FinishedGeneration, ...] = ()
     failed: tuple[RequestFailure, ...] = ()
     prompt_scores: tuple[PromptScoreRows, ...] = ()

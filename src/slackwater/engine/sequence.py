@@ -43,7 +43,7 @@ class PromptScoring:
         target_ids = tuple(np.asarray(row, np.int64) for row in params.target_prompt_tokens)
         return cls(
             np.full(size, np.nan, np.float32),
-            _empty(size, request.topk_prompt_logprobs),
+            _empty(size, params.topk_prompt_logprobs),
             target_ids,
             tuple(np.zeros(len(row), np.float32) for row in target_ids),
             _empty(size - 1, params.prompt_alternatives),

@@ -83,7 +83,7 @@ class SlotTable:
         self.scored[slot] = scored
         self.watched[slot] = bool(params.stop_strings) or params.grammar is not None
         self.shaped[slot] = params.shaped
-        self.top_tokens[slot] = request.topk_logprobs
+        self.top_tokens[slot] = params.topk_logprobs
         return slot
 
     def release(self, slot: int) -> None:

@@ -26,13 +26,6 @@ class Version:
     users: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class WeightSlot:
-    """Memory for full weights that no request can see yet."""
-
-    net: CausalLM
-
-
 class VersionStore:
     """Versions by name. Adapters apply to the weights that the engine started with.
 
@@ -87,30 +80,30 @@ class VersionStore:
         self._executor.write(held.net, tensors)
         held.generation = self._generations
 
-    def begin(self) -> WeightSlot:
-        """Memory for full weights, reserved until `finish` or `abandon`."""
-        slot = WeightSlot(self._take_net())
+    def begin(self) -> CausalLM:
+        """Memory for full weights that no request sees, reserved until `finish` or `abandon`."""
+        net = self._take_net()
         self._begun += 1
-        return slot
+        return net
 
-    def fill(self, room: WeightSlot, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights where no request sees them."""
+    def fill(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
+        """Write full weights into reserved memory."""
         self._check_shapes(tensors)
-        self._executor.write(room.net, tensors)
+        self._executor.write(net, tensors)
 
-    def finish(self, version: str, room: WeightSlot) -> None:
+    def finish(self, version: str, net: CausalLM) -> None:
         """Make filled weights visible under a new name."""
         if version in self._versions:
-            self.abandon(room)
+            self.abandon(net)
             raise ConfigError.of("version", version, "is held already; give it another name")
         self._begun -= 1
         self._generations += 1
-        self._versions[version] = Version(room.net, None, self._generations)
+        self._versions[version] = Version(net, None, self._generations)
 
-    def abandon(self, room: WeightSlot) -> None:
+    def abandon(self, net: CausalLM) -> None:
         """Give back reserved memory that will not become a version."""
         self._begun -= 1
-        self._spare.append(room.net)
+        self._spare.append(net)
 
     def drop(self, version: str) -> None:
         """Remove a version that no request uses; its memory is kept for the next one."""

@@ -217,16 +217,13 @@ class EngineWorker:
 
 
 def _request(message: messages.Generate) -> GenerationRequest:
-    sampling = message.sampling
     return GenerationRequest(
         request_id=message.request,
         prompt=tuple(np.frombuffer(message.prompt, "<u4").tolist()),
-        params=sampling,
+        params=message.sampling,
         version=message.version,
         generated=tuple(np.frombuffer(message.generated, "<u4").tolist()),
-        prompt_logprobs=message.score_prompt,
-        topk_prompt_logprobs=sampling.topk_prompt_logprobs if message.score_prompt else 0,
-        topk_logprobs=sampling.topk_logprobs,
+        scores_prompt=message.score_prompt,
         owner=message.owner,
     )
 

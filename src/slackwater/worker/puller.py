@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.engine.engine import Engine
-from slackwater.engine.versions import WeightSlot
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.payload import Payload
+from slackwater.nets.causal_lm import CausalLM
 from slackwater.wire import messages
 from slackwater.worker.weight_lane import HostVersionCopy, WeightLane, lora_of
 
@@ -21,14 +21,14 @@ _NICENESS = 19  # little of a core that a step needs, all of an idle one
 @dataclass(slots=True)
 class _Pull:
     """A version being pulled. `host_copy` is set once it is in host memory. Whole weights then get
-    a `slot` in the engine, which no request sees yet.
+    a reserved `net` in the engine, which no request sees yet.
     """
 
     version: str
     route: tuple[Payload, ...]
     keep: bool
     host_copy: HostVersionCopy | None = None
-    slot: WeightSlot | None = None
+    net: CausalLM | None = None
     error: Exception | None = None
 
 
@@ -93,17 +93,17 @@ class VersionPuller:
         """Give a version in host memory a slot, or activate it; raises the thread's error."""
         versions = self._engine.versions
         if pull.error is not None:
-            if pull.slot is not None:
-                versions.abandon(pull.slot)
+            if pull.net is not None:
+                versions.abandon(pull.net)
             raise pull.error
         host_copy = pull.host_copy
         assert host_copy is not None
-        if pull.slot is not None:
-            versions.finish(pull.version, pull.slot)
+        if pull.net is not None:
+            versions.finish(pull.version, pull.net)
         elif (lora := lora_of(host_copy.meta)) is not None:
             versions.put(pull.version, host_copy.tensors, lora=lora)
         else:
-            pull.slot = versions.begin()
+            pull.net = versions.begin()
             self._work_queue.put(pull)
             return None
         pull.host_copy = None  # free it: the thread refers to the pull until its next one
@@ -126,8 +126,8 @@ class VersionPuller:
                 if pull.host_copy is None:
                     pull.host_copy = self._lane.take(pull.version, pull.route, keep=pull.keep)
                 else:
-                    assert pull.slot is not None
-                    self._engine.versions.fill(pull.slot, pull.host_copy.tensors)
+                    assert pull.net is not None
+                    self._engine.versions.fill(pull.net, pull.host_copy.tensors)
             except Exception as error:  # noqa: BLE001  (the thread's edge: the loop decides what it means)
                 pull.error = error
             self._done.put(pull)

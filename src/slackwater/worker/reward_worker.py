@@ -154,7 +154,7 @@ class RewardServices:
                 tuple(tokens),
                 Sampling(max_tokens=0),
                 self._config.base_version,
-                prompt_logprobs=True,
+                scores_prompt=True,
             )
         )
         while engine.busy:

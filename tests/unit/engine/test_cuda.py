@@ -70,7 +70,7 @@ def requests(count: int, **params: Any) -> list[GenerationRequest]:
             prompt(i, lengths[i % len(lengths)]),
             Sampling(seed=i, **settings),
             "base",
-            prompt_logprobs=i % 3 == 0,
+            scores_prompt=i % 3 == 0,
         )
         for i in range(count)
     ]
@@ -99,7 +99,7 @@ def test_logprobs_are_those_of_a_plain_forward(net: CausalLM, temperature: float
         if temperature == 0:
             slack = rows.max(-1).values - rows.gather(1, picked[:, None])[:, 0]
             assert slack.max() < 0.25, "a greedy token is the likeliest but for rounding"
-        if request.prompt_logprobs and first > 1:
+        if request.scores_prompt and first > 1:
             scores = found.scores[request.request_id].logprobs[1:]
             told = torch.tensor(ids[1:first], device="cuda")
             wanted_scores = reference[: first - 1].gather(1, told[:, None])[:, 0].cpu().numpy()
@@ -115,7 +115,7 @@ def test_invariant_mode_gives_the_same_bits_alone_in_a_crowd_and_continued(net: 
     from slackwater.engine.engine import Engine
 
     engine = Engine(net, EngineConfig(**SETTINGS, batch_invariant=True))
-    wanted = [replace(request, prompt_logprobs=False) for request in requests(22)]
+    wanted = [replace(request, scores_prompt=False) for request in requests(22)]
     crowd = run(engine, *wanted)
     for request in wanted[:11]:
         number = request.request_id

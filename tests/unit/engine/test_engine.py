@@ -54,7 +54,7 @@ def test_logprobs_are_at_the_temperature_that_was_sampled_with() -> None:
 def test_prompt_scores_are_those_of_a_plain_forward(chunk: int) -> None:
     source = engine(max_step_tokens=chunk)
     run(source, request(5, prompt(2, 50)))  # its prefix is in the cache; scores come all the same
-    asked = request(1, prompt(2, 50), prompt_logprobs=True, topk_prompt_logprobs=3, max_tokens=2)
+    asked = request(1, prompt(2, 50), scores_prompt=True, topk_prompt_logprobs=3, max_tokens=2)
     mates = [request(i, prompt(i, 20)) for i in range(2, 5)]
     found = run(source, mates[0], asked, *mates[1:])
     reference = plain_logprobs(net(), list(prompt(2, 50)))
@@ -71,7 +71,7 @@ def test_prompt_scores_are_those_of_a_plain_forward(chunk: int) -> None:
 
 
 def test_a_request_for_no_tokens_scores_its_prompt_and_ends() -> None:
-    found = run(engine(), request(1, prompt(2, 30), prompt_logprobs=True, max_tokens=0))
+    found = run(engine(), request(1, prompt(2, 30), scores_prompt=True, max_tokens=0))
     assert found.tokens == {}
     assert len(found.scores[1].logprobs) == 30
     assert found.finished[1].reason == "length"

@@ -65,9 +65,7 @@ def request(
     *,
     generated: tuple[int, ...] = (),
     version: str = "base",
-    prompt_logprobs: bool = False,
-    topk_prompt_logprobs: int = 0,
-    topk_logprobs: int = 0,
+    scores_prompt: bool = False,
     **params: object,
 ) -> GenerationRequest:
     return GenerationRequest(
@@ -76,9 +74,7 @@ def request(
         Sampling(**({"max_tokens": 12} | params)),  # type: ignore[arg-type]
         version,
         generated,
-        prompt_logprobs,
-        topk_prompt_logprobs,
-        topk_logprobs,
+        scores_prompt,
     )
 
 

@@ -112,7 +112,7 @@ class Trained:
 
 def _scores(engine: Engine, version: str) -> NDArray[np.float32]:
     params = Sampling(max_tokens=0)
-    engine.add(GenerationRequest(1, TOKENS, params, version, prompt_logprobs=True))
+    engine.add(GenerationRequest(1, TOKENS, params, version, scores_prompt=True))
     while engine.busy:
         for scores in engine.step().prompt_scores:
             return scores.logprobs[1:]

@@ -40,10 +40,7 @@ def llvm_intrinsic(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]
 
     def decorate(emit: Callable[..., Any]) -> Any:
         def declare(typing: Any, *given: Any) -> Any:
-            del typing, given
-
             def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-                del signature
                 value = emit(builder, *values)
                 return context.get_dummy_value() if value is None else value
 
