@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.actions.simulated.eviction import evict
 from slackwater.policy.actions.curve import DurationCurve
-from slackwater.policy.actions.priced import at_least, completions, rows_of
+from slackwater.policy.actions.priced import list_completions, list_least, stack_rows
 from slackwater.policy.actions.scheduling import SchedulingView
 
 
@@ -53,14 +53,14 @@ class ElasticScheduling:
         start: int,
         free: int,
     ) -> list[int]:
-        ends, end_units = completions(view, others)
+        ends, end_units = list_completions(view, others)
         rest = view.rest[: self.horizon]
-        rest_s, rest_units = at_least(rest)
+        rest_s, rest_units = list_least(rest)
         first = rest[0].choices[: self.depth] if rest and rest[0].known else ()
         first_units = np.array(first, dtype=np.int64)
         first_s = rest[0].seconds[first_units] if first else np.empty(0)
         chosen = evict(
-            rows_of(curves),
+            stack_rows(curves),
             np.array([curve.least for curve in curves], dtype=np.int64),
             view.topology.plain and all(curve.convex for curve in curves),
             view.topology.after,

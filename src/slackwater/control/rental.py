@@ -1,6 +1,4 @@
-"""Rents nodes: as many as jobs can use or the co-scheduler places jobs on, within each provider's
-budget.
-"""
+"""Rents nodes that jobs can use or the co-scheduler places jobs on, within providers' budgets."""
 
 import math
 from collections.abc import Mapping
@@ -72,9 +70,7 @@ RentalCommand: TypeAlias = RentNodes | ReturnNodes | SetTimer
 
 
 class RentalController:
-    """Nodes that are rented are kept while any job wants remote instances: a start costs more than
-    a lower limit saves.
-    """
+    """A rented node is kept while any job wants instances: a start costs more than it saves."""
 
     def __init__(
         self, terms: Mapping[str, RentalTerms], spent: Mapping[str, float] | None = None

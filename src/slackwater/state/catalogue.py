@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from slackwater.model.errors import RefusedError
 from slackwater.model.residency import ImageRange, PartRole, StateKey, StoredPart
-from slackwater.policy.state.layout import ImageLayout, check_same, laid_out, merged_runs
+from slackwater.policy.state.layout import ImageLayout, check_same, lay_out, merge_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Catalogue:
     def entry_for(self, deployment: str, parts: Sequence[StoredPart]) -> CatalogueEntry:
         """The entry that a deployment would get; scratch comes last: the rest is then one run."""
         order = {PartRole.KEPT: 0, PartRole.FROZEN: 1, PartRole.SCRATCH: 2}
-        on_device = laid_out(sorted(parts, key=lambda part: order[part.role]))
+        on_device = lay_out(sorted(parts, key=lambda part: order[part.role]))
         own: list[StoredPart] = []
         brought: list[StoredPart] = []
         shared: set[str] = set()
@@ -54,7 +54,7 @@ class Catalogue:
                 brought.append(part)
         brings = f"frozen-{next(self._numbers)}" if brought else None
         images = (*sorted(shared), *([brings] if brings else []))
-        return CatalogueEntry(on_device, laid_out(own), images, brings, laid_out(brought))
+        return CatalogueEntry(on_device, lay_out(own), images, brings, lay_out(brought))
 
     def add(self, deployment: str, entry: CatalogueEntry) -> None:
         self.entries[deployment] = entry
@@ -119,7 +119,7 @@ class Catalogue:
         return tuple(
             ImageRange(owner, to, source, length, writes, kind)
             for (owner, writes, kind), runs in places.items()
-            for to, source, length in merged_runs(runs)
+            for to, source, length in merge_runs(runs)
         )
 
     def _part(self, owner: str, key: StateKey) -> StoredPart:

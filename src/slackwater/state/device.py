@@ -17,7 +17,7 @@ from torch import Tensor
 
 from slackwater.model.errors import RefusedError, SlackwaterError
 from slackwater.model.residency import ImageRange, StateKey, StoredPart, Tier
-from slackwater.policy.state.layout import ImageLayout, aligned
+from slackwater.policy.state.layout import ImageLayout, align_up
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import PIECE
 from slackwater.state.image import HostImage
@@ -150,7 +150,7 @@ class HostBlockPool:
 
     def take(self, size: int) -> Tensor:
         """A block of at least that many bytes, with undefined content."""
-        room = aligned(max(size, 1), _ROUND)
+        room = align_up(max(size, 1), _ROUND)
         fitting = [b for b in self._idle if room <= b.nbytes <= max(_WASTE * room, room)]
         if fitting:
             block = min(fitting, key=lambda b: b.nbytes)

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
-from slackwater.policy.state.layout import aligned
+from slackwater.policy.state.layout import align_up
 from slackwater.state.image import PAGE, Bytes
 
 PIECE = 16 << 20
@@ -135,7 +135,7 @@ class DiskTier:
         try:
             pieces = _pieces(pages)
             rough = json.dumps({"sums": [_LARGEST_SUM] * len(pieces), "about": about}).encode()
-            begins = PAGE + aligned(len(rough), PAGE)
+            begins = PAGE + align_up(len(rough), PAGE)
             os.posix_fallocate(descriptor, 0, begins + len(pages))  # a full disk says so here
             with ThreadPoolExecutor(LANES, "state-disk") as pool:
                 sums = list(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.policy.state.layout import aligned
+from slackwater.policy.state.layout import align_up
 
 PAGE = 4096
 Bytes = NDArray[np.uint8]
@@ -62,7 +62,7 @@ class ImageArrivalProgress:
 
 def pages_for(size: int) -> int:
     """The size rounded up to whole pages."""
-    return max(aligned(size, PAGE), PAGE)
+    return max(align_up(size, PAGE), PAGE)
 
 
 class HostImage:

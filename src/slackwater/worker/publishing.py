@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slackwater.model.errors import SlackwaterError
-from slackwater.policy.weights.pull_route import worth_a_relay
+from slackwater.policy.weights.pull_route import is_worth_relaying
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.wire import messages
@@ -104,7 +104,7 @@ class VersionPublisher:
     def _stock(self, job: _Job) -> None:
         """Offer a large version on this node's relay; a failure only costs speed."""
         size = sum(tensor.nbytes for tensor in job.tensors.values())
-        if self._stocker is None or not worth_a_relay(size):
+        if self._stocker is None or not is_worth_relaying(size):
             return
         try:
             host_copy = host_version(job.version, job.tensors, job.meta, own=True)

@@ -12,17 +12,17 @@ from benchmarks.actions.simulated.baselines import FixedDegree, LeastEach
 from benchmarks.actions.simulated.elastic import ElasticScheduling
 from benchmarks.actions.simulated.eviction import hand_out
 from slackwater.model.amounts import Amounts, Efficiency
-from slackwater.policy.actions.curve import DurationCurve, curve_of
+from slackwater.policy.actions.curve import DurationCurve, make_curve
 from slackwater.policy.actions.scheduling import SchedulingView
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
 def elastic(seconds: float, most: int = 8, parallel: float = 1.0) -> DurationCurve:
-    return curve_of(Amounts.from_range(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
+    return make_curve(Amounts.from_range(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
 
 
 def plain(seconds: float) -> DurationCurve:
-    return curve_of(Amounts.exactly(1), None, seconds, 1.0)
+    return make_curve(Amounts.exactly(1), None, seconds, 1.0)
 
 
 def view(
@@ -101,7 +101,7 @@ def test_chunks_of_gpus_are_shared_within_their_topology(
 ) -> None:
     topology = chunks(free)
     curves = [
-        curve_of(Amounts.from_choices(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
+        make_curve(Amounts.from_choices(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
         for each in seconds
     ]
     fitting = topology.fits([1] * len(curves))
@@ -133,7 +133,7 @@ def test_the_last_is_put_off_where_that_shortens_the_sum() -> None:
 
 
 def test_an_action_of_unknown_length_gets_its_least() -> None:
-    unknown = curve_of(Amounts.from_range(1, 8), Efficiency.amdahl(1.0, 8), None, 5.0)
+    unknown = make_curve(Amounts.from_range(1, 8), Efficiency.amdahl(1.0, 8), None, 5.0)
     assert ElasticScheduling().decide(view(units(8, 8), 8, [unknown])) == [1]
 
 

@@ -7,16 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.amounts import Amounts, Efficiency
-from slackwater.policy.actions.curve import DurationCurve, curve_of
-from slackwater.policy.actions.elastic_load import ElasticLoad
+from slackwater.policy.actions.curve import DurationCurve, make_curve
+from slackwater.policy.actions.load import ElasticLoad, LoadAverage
 from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import SchedulingView
-from slackwater.policy.actions.short_load import LoadAverage
 from slackwater.policy.actions.topology import Topology, chunks, units
 
 
 def elastic(seconds: float, most: int = 32, parallel: float = 0.98) -> DurationCurve:
-    return curve_of(Amounts.from_range(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
+    return make_curve(Amounts.from_range(1, most), Efficiency.amdahl(parallel, most), seconds, 1.0)
 
 
 def view(
@@ -112,7 +111,7 @@ def test_grants_fit_what_is_free(
 def test_chunks_fit_their_topology(seconds: list[float], free: tuple[int, int, int, int]) -> None:
     topology = chunks(free)
     shape = Efficiency(((1, 1.0), (2, 0.9), (4, 0.8), (8, 0.65)))
-    curves = [curve_of(Amounts.from_choices(1, 2, 4, 8), shape, each, 1.0) for each in seconds]
+    curves = [make_curve(Amounts.from_choices(1, 2, 4, 8), shape, each, 1.0) for each in seconds]
     total = sum(count << level for level, count in enumerate(free))
     started = [units for units in PricedScheduling().decide(view(topology, total, curves)) if units]
     assert topology.fits(started) == len(started)

@@ -10,7 +10,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.policy.ordering.plan_alignment import PlanForecast
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import round_robin_plan
+from slackwater.policy.ordering.round_robin_plan import plan_round_robin
 from slackwater.policy.ordering.work_conserving import WorkConservingOrder
 
 TRAIN = (NodeId("train-0"),)
@@ -134,7 +134,7 @@ def test_every_member_keeps_its_budget_whatever_its_phases_take(
         member(f"j{i}", roll, train, node, 4 * slo * (roll + train))
         for i, (roll, train, node, slo) in enumerate(drawn)
     ]
-    plan = round_robin_plan(members)
+    plan = plan_round_robin(members)
     assume(PlanForecast(plan, members).loss_s(members) <= 0)
     execution = Execution({one.job: one for one in members}, shares)
     execution.run()

@@ -23,7 +23,7 @@ from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Need
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
 from slackwater.model.tenant_limits import check_action, check_environment
-from slackwater.policy.actions.curve import curve_of
+from slackwater.policy.actions.curve import make_curve
 
 _WORKER_RESOURCES = (CORES, GPUS, MEMORY_MIB)
 
@@ -53,7 +53,7 @@ class ActionBroker:
             case events.LimitDeclared(_, limit):
                 self._declare_limit(limit)
             case events.ServiceDeclared(_, service):
-                state.gpus.pool.services[service.service] = service
+                state.gpus.services[service.service] = service
                 state.touch(state.gpus.name)
                 self._sandboxes.refuse_impossible()
             case TimerFired():
@@ -167,7 +167,7 @@ class ActionBroker:
         elastic = spec.elastic
         efficiency = elastic.efficiency if elastic and elastic.resource == key.resource else None
         guess_s = state.durations.guess_s(spec.kind)
-        curve = curve_of(key.amounts, efficiency, known_s, guess_s)
+        curve = make_curve(key.amounts, efficiency, known_s, guess_s)
         limits = tuple(
             (need.resource, need.amounts.least)
             for need in spec.needs
@@ -299,5 +299,4 @@ class ActionBroker:
             self.state.advance_woken()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         check_state(self.state)

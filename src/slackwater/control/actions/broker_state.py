@@ -4,7 +4,8 @@ import heapq
 import math
 
 from slackwater.control.actions import commands
-from slackwater.control.actions.lanes import CoreLane, GpuLane, Lane
+from slackwater.control.actions.gpus import GpuLane
+from slackwater.control.actions.lanes import CoreLane, Lane
 from slackwater.control.actions.limit_usage import LimitUsage
 from slackwater.control.actions.live import Attempt, BrokerCounters, LiveAction, LiveEnvironment
 from slackwater.control.actions.settings import BrokerSettings

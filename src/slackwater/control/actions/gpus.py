@@ -5,12 +5,18 @@ written back, since host memory has a copy. A GPU runs one action at a time.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from slackwater.control.actions.commands import EvictService, RestoreService
-from slackwater.model.action import GpuService, ServiceShape, WorkerCapacity
+from slackwater.control.actions.lanes import Allocation, Lane
+from slackwater.control.actions.live import LiveAction
+from slackwater.model.action import GpuService, Grant, ServiceShape, WorkerCapacity
+from slackwater.model.amounts import GPUS
 from slackwater.model.ids import NodeId, ServiceName
-from slackwater.policy.actions.topology import LEVELS, WHOLE
+from slackwater.policy.actions.curve import DurationCurve
+from slackwater.policy.actions.topology import LEVELS, WHOLE, Topology, chunks
 
 
 @dataclass(slots=True)
@@ -70,38 +76,71 @@ class GpuNode:
         return max((r.used_s for r in self.residents if held & set(r.gpus)), default=-1.0)
 
 
-class GpuPool:
-    """All nodes' GPUs and the declared services."""
+class GpuLane(Lane):
+    """All GPUs of all nodes, and the declared services: an action may run on any chunk."""
+
+    resource = GPUS
 
     def __init__(self) -> None:
+        super().__init__("gpus")
         self.services: dict[ServiceName, GpuService] = {}
         self.nodes: dict[NodeId, GpuNode] = {}
-        self.free = 0
-        self.total = 0
+        self._free = self._total = 0
+
+    @property
+    def free(self) -> int:
+        return self._free
+
+    @property
+    def capacity_units(self) -> int:
+        return self._total
 
     def join(self, node: NodeId, capacity: WorkerCapacity) -> None:
         if capacity.gpus:
             gpus = set(range(capacity.gpus))
             self.nodes[node] = GpuNode(node, capacity.gpus, capacity.gpu_mib, gpus)
-            self.free += capacity.gpus
-            self.total += capacity.gpus
+            self._free += capacity.gpus
+            self._total += capacity.gpus
 
     def leave(self, node: NodeId) -> None:
         gone = self.nodes.pop(node, None)
         if gone is not None:
-            self.free -= len(gone.idle)
-            self.total -= gone.count
+            self._free -= len(gone.idle)
+            self._total -= gone.count
 
-    def free_chunks(self) -> tuple[int, ...]:
-        """How many idle chunks there are of each level that are not halves of larger ones."""
+    def topology(self, most: int) -> Topology:
+        """Idle chunks of each level that are not halves of larger ones."""
         counts = [0] * LEVELS
         for node in self.nodes.values():
             for chunk in node.whole_chunks():
                 counts[len(chunk).bit_length() - 1] += 1
-        return tuple(counts)
+        return chunks(tuple(counts))
 
-    def degrees(self, service: ServiceName, choices: Sequence[int]) -> tuple[int, ...]:
-        """The numbers of GPUs on which some node of the pool can hold the service."""
+    def curve(self, action: LiveAction) -> DurationCurve:
+        """Adds the time to restore the service for sizes of which no idle chunk holds it."""
+        service = action.spec.service
+        assert service is not None
+        declared = self.services[service]
+        seconds = np.full_like(action.curve.seconds, np.inf)
+        choices = self._degrees(service, action.curve.choices)
+        for size in choices:
+            seconds[size] = action.curve.seconds[size]
+            degree = declared.degree(size)
+            if degree is not None and not self._has_idle_resident(service, size):
+                seconds[size] += degree.restore_s
+        return replace(action.curve, seconds=seconds, choices=choices, convex=False)
+
+    def refusal(self, action: LiveAction) -> str | None:
+        service = action.spec.service
+        assert service is not None
+        if service not in self.services:
+            return f"service {service} is not declared"
+        if self.nodes and not self._degrees(service, action.curve.choices):
+            return f"no node can hold service {service} on {list(action.curve.choices)} GPUs"
+        return None
+
+    def _degrees(self, service: ServiceName, choices: Sequence[int]) -> tuple[int, ...]:
+        """The numbers of GPUs on which some node can hold the service."""
         declared = self.services.get(service)
         if declared is None:
             return ()
@@ -113,37 +152,36 @@ class GpuPool:
             for node in self.nodes.values()
         )
 
-    def idle_residents(self, service: ServiceName, size: int) -> int:
-        """How many idle chunks of this size hold the service in memory."""
-        return sum(
-            1
-            for node in self.nodes.values()
-            for resident in node.residents
-            if resident.service == service
+    def _has_idle_resident(self, service: ServiceName, size: int) -> bool:
+        """Whether an idle chunk of this size holds the service in memory."""
+        return any(
+            resident.service == service
             and len(resident.gpus) == size
             and node.idle.issuperset(resident.gpus)
+            for node in self.nodes.values()
+            for resident in node.residents
         )
 
-    def take(
-        self, service: ServiceName, size: int, now_s: float
-    ) -> tuple[NodeId, tuple[int, ...], list[EvictService | RestoreService]] | None:
+    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
         """A chunk with the service on it, and what to do first; None if no idle chunk fits."""
-        degree = self.services[service].degree(size)
+        service = action.spec.service
+        assert service is not None
+        degree = self.services[service].degree(amount)
         assert degree is not None
         candidates = (
             (preference, node, chunk)
             for node in self.nodes.values()
             if node.gpu_mib >= degree.gpu_mib
-            for preference, chunk in node.chunks(service, size)
+            for preference, chunk in node.chunks(service, amount)
         )
         best = min(candidates, key=lambda candidate: candidate[0], default=None)
         if best is None:
             return None
         _, node, gpus = best
-        commands = self._make_resident(node, gpus, service, degree, now_s)
+        setup = self._make_resident(node, gpus, service, degree, now_s)
         node.idle.difference_update(gpus)
-        self.free -= size
-        return node.node, gpus, commands
+        self._free -= amount
+        return Allocation(node.node, (), gpus, tuple(setup), degree.restore_s if setup else 0.0)
 
     @staticmethod
     def _make_resident(
@@ -170,19 +208,18 @@ class GpuPool:
         node.residents.append(ResidentService(service, gpus, degree.gpu_mib, now_s))
         return [*commands, RestoreService(node.node, gpus, service)]
 
-    def give_back(
-        self, node: NodeId, gpus: Sequence[int], service: ServiceName, now_s: float
-    ) -> None:
+    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         """Idle again; the service stays."""
-        held = self.nodes[node]
-        held.idle.update(gpus)
-        self.free += len(gpus)
-        resident = held.resident(service, tuple(gpus))
+        assert grant.node is not None and action.spec.service is not None
+        held = self.nodes[grant.node]
+        held.idle.update(grant.gpus)
+        self._free += len(grant.gpus)
+        resident = held.resident(action.spec.service, grant.gpus)
         if resident is not None:
             resident.used_s = now_s
 
     def check_integrity(self) -> None:
-        assert self.free == sum(len(node.idle) for node in self.nodes.values())
+        assert self._free == sum(len(node.idle) for node in self.nodes.values())
         for node in self.nodes.values():
             assert node.idle <= set(range(node.count))
             for gpu in range(node.count):

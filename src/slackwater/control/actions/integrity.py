@@ -59,8 +59,7 @@ def _check_node(state: BrokerState, lane: CoreLane) -> None:
 
 
 def _check_gpus(state: BrokerState) -> None:
-    pool = state.gpus.pool
-    pool.check_integrity()
+    state.gpus.check_integrity()
     held: Counter[tuple[str, int]] = Counter()
     for attempt in state.gpus.running.values():
         grant = attempt.grant
@@ -68,7 +67,7 @@ def _check_gpus(state: BrokerState) -> None:
         assert grant.gpus[0] % len(grant.gpus) == 0, "a chunk is not aligned"
         held.update((grant.node, gpu) for gpu in grant.gpus)
     assert all(count == 1 for count in held.values()), "a GPU runs two actions"
-    for node in pool.nodes.values():
+    for node in state.gpus.nodes.values():
         busy = {gpu for name, gpu in held if name == node.node}
         assert busy | node.idle == set(range(node.count)) and not busy & node.idle
 

@@ -2,24 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-
-import numpy as np
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from slackwater.control.actions.commands import Command
-from slackwater.control.actions.cores import NodeCores
 from slackwater.control.actions.fair_queue import FairQueue
-from slackwater.control.actions.gpus import GpuPool
 from slackwater.control.actions.live import Attempt, LiveAction
 from slackwater.control.actions.tenants import TenantState
 from slackwater.model.action import Grant, WorkerCapacity
-from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB
+from slackwater.model.amounts import CORES, MEMORY_MIB
 from slackwater.model.ids import EnvironmentId, NodeId, ResourceName, TenantId
 from slackwater.policy.actions.curve import DurationCurve
-from slackwater.policy.actions.elastic_load import ElasticLoad
-from slackwater.policy.actions.short_load import LoadAverage
-from slackwater.policy.actions.topology import Topology, chunks, units
+from slackwater.policy.actions.load import ElasticLoad, LoadAverage
+from slackwater.policy.actions.topology import Topology, units
 
 _UNLIMITED = 1 << 30
 
@@ -36,9 +31,7 @@ class Allocation:
 
 
 class Lane:
-    """The queue and the running attempts of one resource, whose units the lane allocates. The base
-    class has unlimited units.
-    """
+    """A resource's queue, running attempts and units; the base class has unlimited units."""
 
     resource: ResourceName
 
@@ -68,9 +61,6 @@ class Lane:
         self.queue.remove(action)
         self.queued_units -= action.curve.least
 
-    def first(self, count: int) -> list[LiveAction]:
-        return self.queue.first(count)
-
     def start(self, attempt: Attempt, expected_s: float) -> None:
         """Add a running attempt."""
         self.running[attempt.number] = attempt
@@ -88,7 +78,6 @@ class Lane:
 
     def max_units_for(self, owner: TenantState) -> float:
         """The most units that the tenant may hold here."""
-        del owner
         return math.inf
 
     def remaining_for(self, owner: TenantState) -> float:
@@ -119,21 +108,56 @@ class Lane:
 
     def refusal(self, action: LiveAction) -> str | None:
         """Why the action can never run here, or None."""
-        del action
         return None
 
     def has_memory(self, action: LiveAction, promised_mib: int) -> bool:
         """Whether its memory is free, with `promised_mib` promised to others."""
-        del action, promised_mib
         return True
 
     def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
         """Allocate units to an action; None if they are not available and it must wait."""
-        del action, amount, now_s
         return Allocation()
 
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         """Free the units of a grant."""
+
+
+class NodeCores:
+    """A node's free cores: whole, exclusive, and of one NUMA node if possible (ARL-Tangram 5.2)."""
+
+    def __init__(self, numa_nodes: Sequence[Sequence[int]]) -> None:
+        self.total = sum(len(cores) for cores in numa_nodes)
+        self.free = self.total
+        self._home = {core: i for i, cores in enumerate(numa_nodes) for core in cores}
+        self._free: list[list[int]] = [sorted(cores, reverse=True) for cores in numa_nodes]
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """This many: from the fullest NUMA node that has them all, else from as few as possible."""
+        assert count <= self.free, f"{count} cores wanted, {self.free} free"
+        self.free -= count
+        enough = [cores for cores in self._free if len(cores) >= count]
+        if enough:
+            return self._pop(min(enough, key=len), count)
+        taken: tuple[int, ...] = ()
+        for cores in sorted(self._free, key=len, reverse=True):
+            taken += self._pop(cores, min(count - len(taken), len(cores)))
+        return taken
+
+    @staticmethod
+    def _pop(cores: list[int], count: int) -> tuple[int, ...]:
+        taken = tuple(cores[len(cores) - count :][::-1])
+        del cores[len(cores) - count :]
+        return taken
+
+    def give_back(self, cores: Sequence[int]) -> None:
+        """They are idle again."""
+        self.free += len(cores)
+        for core in cores:
+            self._free[self._home[core]].append(core)
+
+    def idle(self) -> list[int]:
+        """The free cores, for checks."""
+        return [core for cores in self._free for core in cores]
 
 
 class CoreLane(Lane):
@@ -200,65 +224,6 @@ class CoreLane(Lane):
     def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
         self.cores.give_back(grant.cores)
         self.free_mib += grant.amount(MEMORY_MIB)
-
-
-class GpuLane(Lane):
-    """All GPUs of all nodes: an action may run on any chunk."""
-
-    resource = GPUS
-
-    def __init__(self) -> None:
-        super().__init__("gpus")
-        self.pool = GpuPool()
-
-    @property
-    def free(self) -> int:
-        return self.pool.free
-
-    @property
-    def capacity_units(self) -> int:
-        return self.pool.total
-
-    def topology(self, most: int) -> Topology:
-        return chunks(self.pool.free_chunks())
-
-    def curve(self, action: LiveAction) -> DurationCurve:
-        """Adds the time to restore the service for sizes of which no idle chunk holds it."""
-        service = action.spec.service
-        assert service is not None
-        declared = self.pool.services[service]
-        seconds = np.full_like(action.curve.seconds, np.inf)
-        choices = self.pool.degrees(service, action.curve.choices)
-        for size in choices:
-            seconds[size] = action.curve.seconds[size]
-            degree = declared.degree(size)
-            if degree is not None and not self.pool.idle_residents(service, size):
-                seconds[size] += degree.restore_s
-        return replace(action.curve, seconds=seconds, choices=choices, convex=False)
-
-    def refusal(self, action: LiveAction) -> str | None:
-        service = action.spec.service
-        assert service is not None
-        if service not in self.pool.services:
-            return f"service {service} is not declared"
-        if self.pool.nodes and not self.pool.degrees(service, action.curve.choices):
-            return f"no node can hold service {service} on {list(action.curve.choices)} GPUs"
-        return None
-
-    def take(self, action: LiveAction, amount: int, now_s: float) -> Allocation | None:
-        service = action.spec.service
-        assert service is not None
-        found = self.pool.take(service, amount, now_s)
-        if found is None:
-            return None
-        node, gpus, setup = found
-        degree = self.pool.services[service].degree(amount)
-        assert degree is not None
-        return Allocation(node, (), gpus, tuple(setup), degree.restore_s if setup else 0.0)
-
-    def give_back(self, action: LiveAction, grant: Grant, now_s: float) -> None:
-        assert grant.node is not None and action.spec.service is not None
-        self.pool.give_back(grant.node, grant.gpus, action.spec.service, now_s)
 
 
 class LimitLane(Lane):

@@ -1,7 +1,5 @@
-"""Limits of concurrency, of use per time window, or both, on resources without a worker
-(ARL-Tangram 5.1).
-
-An action waits for its quota instead of failing, so there are no storms of retries.
+"""Limits of concurrency or use per time window on resources without a worker (ARL-Tangram 5.1).
+Actions wait for their quota: there are no storms of retries.
 """
 
 from collections import deque

@@ -34,7 +34,7 @@ class SandboxRegistry:
             self.remove_worker(event.node, "its worker joined again")
         lane = CoreLane(event.node, event.capacity)
         state.nodes[event.node] = state.lanes[lane.name] = lane
-        state.gpus.pool.join(event.node, event.capacity)
+        state.gpus.join(event.node, event.capacity)
         for spec in event.environments:
             self._readopt(spec, lane)
         self.place_waiting()
@@ -60,7 +60,7 @@ class SandboxRegistry:
         lane = state.nodes.pop(node, None)
         if lane is None:
             return
-        state.gpus.pool.leave(node)
+        state.gpus.leave(node)
         del state.lanes[lane.name]
         for resource, book in state.limits.items():
             if book.first_claims.pop(lane.name, None) is not None:
@@ -125,7 +125,7 @@ class SandboxRegistry:
         if len(lane) or not lane.free:
             return
         for other in self._state.nodes.values():
-            for action in other.first(4):
+            for action in other.queue.first(4):
                 if action.environment is None and self._fits_now(lane, action):
                     other.remove(action)
                     self._state.enqueue(action, lane)
@@ -140,7 +140,7 @@ class SandboxRegistry:
     def refuse_impossible(self) -> None:
         """Refuse waiting actions that no remaining node can run."""
         state = self._state
-        if state.gpus.pool.nodes:
+        if state.gpus.nodes:
             for action in list(state.gpus):
                 why = state.gpus.refusal(action)
                 if why is not None:

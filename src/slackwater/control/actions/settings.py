@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.tenant_limits import TenantTable
-from slackwater.policy.actions.order import ActionOrder, ArrivalOrder
 from slackwater.policy.actions.priced import PricedScheduling
-from slackwater.policy.actions.scheduling import Scheduling
+from slackwater.policy.actions.scheduling import ActionOrder, ArrivalOrder, Scheduling
 
 
 @dataclass(frozen=True, slots=True)

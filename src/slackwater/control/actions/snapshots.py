@@ -24,9 +24,7 @@ class Snapshot:
 
 
 class SnapshotRegistry:
-    """`tenants` are all that ever existed: a snapshot that version 0.1 stored has no owner, and may
-    belong to any of them.
-    """
+    """`tenants`, past ones too: a snapshot of version 0.1 has no owner and may be any one's."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         self._tenants = tuple(tenants)

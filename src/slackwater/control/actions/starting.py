@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from slackwater.control.actions import commands
 from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.fair_queue import FairOrder
-from slackwater.control.actions.lanes import GpuLane, Lane, LimitLane
+from slackwater.control.actions.gpus import GpuLane
+from slackwater.control.actions.lanes import Lane, LimitLane
 from slackwater.control.actions.limit_usage import LimitClaim
 from slackwater.control.actions.live import Attempt, LiveAction
 from slackwater.model.action import Grant
 from slackwater.model.amounts import MEMORY_MIB
 from slackwater.model.ids import ResourceName, TenantId
-from slackwater.policy.actions.curve import DurationCurve, curve_of, within
+from slackwater.policy.actions.curve import DurationCurve, limit_choices, make_curve
 from slackwater.policy.actions.scheduling import SchedulingView
 
 _MOST_SKIPPED = 32
@@ -127,7 +128,7 @@ class Starter:
                 continue
             if puts_off and elastic >= most_elastic and action.curve.elastic:
                 continue
-            curve = within(self._curve(lane, action), lane.max_units_for(action.owner))
+            curve = limit_choices(self._curve(lane, action), lane.max_units_for(action.owner))
             if not room.admits(action, curve):
                 order.drop(action.spec.tenant)
                 continue
@@ -187,7 +188,7 @@ class Starter:
             mean_s = self._state.durations.mean_s(spec.kind)
             need = spec.need(spec.elastic.resource)
             if mean_s is not None and need is not None:
-                action.curve = curve_of(need.amounts, spec.elastic.efficiency, mean_s, mean_s)
+                action.curve = make_curve(need.amounts, spec.elastic.efficiency, mean_s, mean_s)
         return lane.curve(action)
 
     # ---- units of each candidate ----

@@ -11,17 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slackwater.control.devices.messages import (
-    AllocationCommand,
-    AllocationEvent,
-    AssignmentsRestored,
-    DeploymentReleased,
-    DeploymentsRequested,
-    DevicesLost,
-    DevicesReported,
-    RefuseDeployment,
-    StartDeployment,
-)
+from slackwater.control.devices import messages
 from slackwater.model.device import DeploymentRequest, Device
 from slackwater.model.ids import DeploymentId, DeviceId, NodeId
 
@@ -49,21 +39,20 @@ class DeviceAllocator:
         self._assigned: dict[DeploymentId, DeviceAssignment] = {}
         self._remembered: dict[DeploymentId, tuple[DeviceId, ...]] = {}
 
-    def handle(self, event: AllocationEvent) -> Sequence[AllocationCommand]:
-        """Take one event; return commands in order."""
+    def handle(self, event: messages.AllocationEvent) -> Sequence[messages.AllocationCommand]:
         match event:
-            case DevicesReported(_, node, devices):
+            case messages.DevicesReported(_, node, devices):
                 self._forget_node(node)
                 self._devices[node] = self._accept_reported(node, devices)
                 self._free[node] = len(self._devices[node])
-            case DevicesLost(_, node):
+            case messages.DevicesLost(_, node):
                 self._forget_node(node)
-            case DeploymentsRequested(_, requests):
+            case messages.DeploymentsRequested(_, requests):
                 return [self._allocate(request) for request in requests]
-            case DeploymentReleased(_, deployment):
+            case messages.DeploymentReleased(_, deployment):
                 self._release(deployment)
                 self._remembered.pop(deployment, None)
-            case AssignmentsRestored(_, assignments):
+            case messages.AssignmentsRestored(_, assignments):
                 self._remembered |= assignments
         return ()
 
@@ -94,19 +83,17 @@ class DeviceAllocator:
         return self._remembered | held
 
     def has_room(self, node: NodeId, kind: str, devices: int = 1) -> bool:
-        """Whether this many devices of the kind are free on the node, or it has only one, which all
-        share.
-        """
+        """Whether so many devices of the kind are free on the node; its only one can be shared."""
         held = self._devices.get(node, {})
         mine = [name for name, device in held.items() if device.kind == kind]
         free = sum(name not in self._owners for name in mine)
         return free >= devices or len(mine) == devices == 1
 
     # ---- decisions ----
-    def _allocate(self, request: DeploymentRequest) -> AllocationCommand:
+    def _allocate(self, request: DeploymentRequest) -> messages.AllocationCommand:
         deployment = request.deployment
         if (held := self._assigned.get(deployment)) is not None:
-            return StartDeployment(deployment, held.devices)
+            return messages.StartDeployment(deployment, held.devices)
         usable = [
             (name, device)
             for name, device in self._eligible(request, self._roomy_nodes(request))
@@ -114,13 +101,13 @@ class DeviceAllocator:
         ]
         chosen = self._restore_previous(request, usable) or self._choose(request, usable)
         if chosen is None:
-            return RefuseDeployment(deployment, self._reason(request))
+            return messages.RefuseDeployment(deployment, self._reason(request))
         self._remembered.pop(deployment, None)
         self._assigned[deployment] = DeviceAssignment(chosen, request.group)
         for device in chosen:
             self._owners.setdefault(device.device, []).append(deployment)
             self._free[device.node] -= len(self._owners[device.device]) == 1
-        return StartDeployment(deployment, chosen)
+        return messages.StartDeployment(deployment, chosen)
 
     def _nodes(self, request: DeploymentRequest) -> list[NodeId]:
         return sorted(self._devices) if request.node is None else [request.node]
@@ -249,7 +236,6 @@ class DeviceAllocator:
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         here = {name: device for mine in self._devices.values() for name, device in mine.items()}
         hardware = [device.hardware for device in here.values() if device.hardware]
         assert len(hardware) == len(set(hardware)), f"two nodes have one device: {hardware}"

@@ -79,6 +79,3 @@ DeviceEvent: TypeAlias = (
     | events.TrainerLost
 )
 DeviceCommand: TypeAlias = TrainerOrder | GrantDevices | DevicesAsked | DevicesReturned | JobTrained
-
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in DeviceEvent.__args__}
-ALLOCATION_TYPES: dict[str, type] = {kind.__name__: kind for kind in AllocationEvent.__args__}

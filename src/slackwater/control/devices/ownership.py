@@ -89,6 +89,5 @@ class DeviceOwnership:
         return JobTrained(now_s, work.job, elapsed_s, work.waited_s, ends_step), returned
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         both = self._waiting.keys() & self._running.keys()
         assert not both, f"{both} have an order and wait for another"

@@ -9,8 +9,8 @@ so that a job's gates open or close before anything else follows.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, get_args
 
 from slackwater.control.coschedule.phase_controller import PhaseController
 from slackwater.control.coschedule.phase_cycle import COSCHEDULE
@@ -82,17 +82,17 @@ class FleetController:
         """Message type -> the components that consume it, in order."""
         lending: Handler = _ignore if self.lending is None else self.lending.handle
         phases: Handler = _ignore if self.phases is None else self.phases.handle
-        consumers: tuple[tuple[Handler, dict[str, type]], ...] = (
-            (self.rollout.handle, rollout_events.EVENT_TYPES),
-            (self.operations.handle, operation_events.EVENT_TYPES),
-            (self.devices.handle, device_messages.EVENT_TYPES),
-            (self.allocator.handle, device_messages.ALLOCATION_TYPES),
-            (self.jobs.handle, job_events.EVENT_TYPES),
-            (phases, PhaseController.CONSUMES),
-            (self.weights.handle, weight_events.EVENT_TYPES),
-            (self.steps.handle, step_events.EVENT_TYPES),
-            (self.drivers.handle, driver_events.EVENT_TYPES),
-            (lending, demand.EVENT_TYPES),
+        consumers: tuple[tuple[Handler, Collection[type]], ...] = (
+            (self.rollout.handle, get_args(rollout_events.RolloutEvent)),
+            (self.operations.handle, get_args(operation_events.Event)),
+            (self.devices.handle, get_args(device_messages.DeviceEvent)),
+            (self.allocator.handle, get_args(device_messages.AllocationEvent)),
+            (self.jobs.handle, get_args(job_events.JobEvent)),
+            (phases, PhaseController.CONSUMES.values()),
+            (self.weights.handle, get_args(weight_events.WeightEvent)),
+            (self.steps.handle, get_args(step_events.StepEvent)),
+            (self.drivers.handle, get_args(driver_events.DriverEvent)),
+            (lending, get_args(demand.LoanEvent)),
         )
         self._timers: dict[str, Handler] = {  # by the beginning of a timer's name
             COSCHEDULE: phases,
@@ -103,7 +103,7 @@ class FleetController:
             **dict.fromkeys(OPERATIONS, self.operations.handle),
         }
         table = {
-            kind: tuple(handler for handler, kinds in consumers if kind.__name__ in kinds)
+            kind: tuple(handler for handler, kinds in consumers if kind in kinds)
             for kind in EVENT_TYPES.values()
         }
         return {**table, TimerFired: (self._timer_fired,)}

@@ -74,5 +74,3 @@ class ResumeAsked(TimedMessage, frozen=True):
 ArrivalEvent = DriverSubmitted | DriverAdopted
 ProgressEvent = DriverDue | DriverUndue | DriverEnded | StopAsked | ResumeAsked
 DriverEvent = ArrivalEvent | ProgressEvent | IterationDone | TimerFired
-
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in DriverEvent.__args__}

@@ -80,7 +80,6 @@ class DriverRegistry:
         self._drivers: dict[JobId, JobDriver] = {}
 
     def handle(self, event: DriverEvent) -> Sequence[DriverCommand]:
-        """Take one event; return what is to be done, in order."""
         out: Out = []
         if isinstance(event, DriverSubmitted):
             self._submit(event, out)
@@ -231,7 +230,6 @@ class DriverRegistry:
         )
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         for job, driver in self._drivers.items():
             assert driver.job == job
             ends = driver.stage in (DriverStage.LEAVING, DriverStage.OVER)

@@ -97,5 +97,3 @@ class IdleJobsSought(TimedMessage, frozen=True):
 ProgressEvent = JobProfiled | JobAnswered | IterationDone | JobCrashed | JobEnded
 UsageEvent = TurnOpened | TurnClosed | JobTrained
 JobEvent = JobSubmitted | JobAdopted | ProgressEvent | UsageEvent | JobHeard | IdleJobsSought
-
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in JobEvent.__args__}

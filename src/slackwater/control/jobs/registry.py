@@ -11,29 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from slackwater.control.jobs import events
 from slackwater.control.jobs.commands import JobCommand, PlaceJob, ProfileJob
 from slackwater.control.jobs.driver_events import DriverDue, DriverUndue
-from slackwater.control.jobs.events import (
-    IdleJobsSought,
-    IterationDone,
-    JobAdopted,
-    JobAnswered,
-    JobCrashed,
-    JobEnded,
-    JobEvent,
-    JobHeard,
-    JobProfiled,
-    JobSubmitted,
-    JobTrained,
-    ProgressEvent,
-    UsageEvent,
-)
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job import JobProfile, JobTerms
 from slackwater.model.job_life import JobAccount, JobStage
 
-Out = list[JobCommand | JobEnded]
+Out = list[JobCommand | events.JobEnded]
 
 _MOST_JOBS = 10_000  # above this the oldest that are over are forgotten
 
@@ -65,20 +51,19 @@ class JobRegistry:
         self._idle_after_s = idle_after_s
         self._jobs: dict[JobId, RegisteredJob] = {}
 
-    def handle(self, event: JobEvent) -> Sequence[JobCommand | JobEnded]:
-        """Take one event; return what is to be done, in order."""
+    def handle(self, event: events.JobEvent) -> Sequence[JobCommand | events.JobEnded]:
         out: Out = []
         match event:
-            case JobSubmitted():
+            case events.JobSubmitted():
                 self._submit(event, out)
-            case JobAdopted():
+            case events.JobAdopted():
                 self._adopt(event)
-            case IdleJobsSought():
+            case events.IdleJobsSought():
                 self._end_idle(event, out)
-            case JobHeard():
+            case events.JobHeard():
                 if (entry := self._jobs.get(event.job)) is not None:
                     entry.active_s = event.now_s
-            case TurnOpened() | TurnClosed() | JobTrained():
+            case TurnOpened() | TurnClosed() | events.JobTrained():
                 self._record_usage(event)
             case _:
                 entry = self._jobs.get(event.job)
@@ -86,29 +71,29 @@ class JobRegistry:
                     self._continue(entry, event, out)
         return out
 
-    def _continue(self, entry: RegisteredJob, event: ProgressEvent, out: Out) -> None:
+    def _continue(self, entry: RegisteredJob, event: events.ProgressEvent, out: Out) -> None:
         match event:
-            case JobProfiled(_, _, profile):
+            case events.JobProfiled(_, _, profile):
                 if entry.stage is JobStage.PROFILING:
                     entry.profile = profile
                     self._arrive(entry, out)
-            case JobAnswered(_, _, answer, reason):
+            case events.JobAnswered(_, _, answer, reason):
                 unstarted = (JobStage.SUBMITTED, JobStage.HELD, JobStage.PLACED)
                 displaced = entry.stage is JobStage.RUNNING and answer == "held"
                 if entry.stage in unstarted or displaced:
                     entry.stage, entry.reason = JobStage(answer), reason
                     self._tell_driver(entry, event.now_s, out)
-            case IterationDone():
+            case events.IterationDone():
                 if entry.stage in (JobStage.RUNNING, JobStage.PLACED, JobStage.PROFILING):
                     entry.iterations_done += 1
-            case JobCrashed(_, _, reason):
+            case events.JobCrashed(_, _, reason):
                 entry.crashes += 1
                 if entry.stage is JobStage.PROFILING and entry.terms is not None:
                     self._profile(entry, entry.terms, event.now_s, out)
                 else:
                     self._arrive(entry, out)
                 entry.reason = reason
-            case JobEnded(_, _, outcome, reason):
+            case events.JobEnded(_, _, outcome, reason):
                 entry.stage, entry.reason = JobStage(outcome), reason
                 self._tell_driver(entry, event.now_s, out)
                 self._forget_oldest()
@@ -124,7 +109,7 @@ class JobRegistry:
         return self._jobs.get(job)
 
     # ---- life ----
-    def _submit(self, event: JobSubmitted, out: Out) -> None:
+    def _submit(self, event: events.JobSubmitted, out: Out) -> None:
         entry = self._jobs.get(event.job)
         if entry is not None and not entry.stage.over:
             if event.driven and not entry.driven:
@@ -146,7 +131,7 @@ class JobRegistry:
         else:
             self._arrive(entry, out)
 
-    def _adopt(self, event: JobAdopted) -> None:
+    def _adopt(self, event: events.JobAdopted) -> None:
         if event.job in self._jobs:
             if self._jobs[event.job].account == JobAccount():
                 self._jobs[event.job].account = event.account
@@ -182,7 +167,7 @@ class JobRegistry:
         elif entry.stage.over:
             out.append(DriverUndue(now_s, entry.job, entry.stage, entry.reason))
 
-    def _end_idle(self, event: IdleJobsSought, out: Out) -> None:
+    def _end_idle(self, event: events.IdleJobsSought, out: Out) -> None:
         """The job of an API key, or of a killed program, ends only by silence."""
         for entry in self._jobs.values():
             if entry.stage.over or entry.driven or entry.open_turns:
@@ -190,10 +175,10 @@ class JobRegistry:
             idle_s = event.now_s - entry.active_s
             if entry.job not in event.attended and idle_s >= self._idle_after_s:
                 reason = f"no turn, operation or heartbeat for {idle_s:.0f} s"
-                out.append(JobEnded(event.now_s, entry.job, "stopped", reason))
+                out.append(events.JobEnded(event.now_s, entry.job, "stopped", reason))
 
     # ---- accounts ----
-    def _record_usage(self, event: UsageEvent) -> None:
+    def _record_usage(self, event: events.UsageEvent) -> None:
         entry = self._jobs.get(event.job)
         if entry is None:
             return
@@ -213,7 +198,7 @@ class JobRegistry:
                     tokens=event.tokens,
                     turns_waited_s=event.waited_s,
                 )
-            case JobTrained(_, _, trainer_s, waited_s):
+            case events.JobTrained(_, _, trainer_s, waited_s):
                 entry.account = entry.account.plus(
                     trainer_s=trainer_s, operations=1, operations_waited_s=waited_s
                 )
@@ -225,7 +210,6 @@ class JobRegistry:
                 del self._jobs[oldest]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         for job, entry in self._jobs.items():
             assert entry.job == job
             account = entry.account

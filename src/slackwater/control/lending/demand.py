@@ -18,7 +18,6 @@ from slackwater.model.ids import JobId, NodeId
 LoanEvent: TypeAlias = (
     lending_events.LendingEvent | TurnOpened | TurnClosed | DevicesGranted | JobTrained
 )
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in LoanEvent.__args__}
 
 QUIET_S = 2.0  # after this long without a live turn a rollout counts as ended
 
@@ -108,5 +107,4 @@ class LoanDemand:
         return lending_events.CapacityReturned(now_s, job)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         assert all(turns > 0 for turns in self._live.values()), f"turns ended twice: {self._live}"

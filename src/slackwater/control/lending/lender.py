@@ -68,7 +68,6 @@ class Lender:
         self._out: list[commands.LendingCommand] = []
 
     def handle(self, event: events.LendingEvent) -> Sequence[commands.LendingCommand]:
-        """Take one event; return commands in order."""
         self._out = []
         now_s = event.now_s
         match event:
@@ -120,7 +119,6 @@ class Lender:
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         for service, limit in self._limits.items():
             nodes = [node for node in self._nodes.values() if node.service == service]
             assert sum(node.lent_to is not None for node in nodes) <= limit
@@ -241,13 +239,11 @@ class LendingController:
         self._demand = LoanDemand(lendable)
 
     def handle(self, event: LoanEvent) -> Sequence[commands.LendingCommand]:
-        """Take one event; return commands in order."""
         out: list[commands.LendingCommand] = []
         for each in self._demand.translate(event):
             out += self.lender.handle(each)
         return out
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         self.lender.check_integrity()
         self._demand.check_integrity()

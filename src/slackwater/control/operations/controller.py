@@ -324,5 +324,4 @@ class OperationsController:
         return queue.log_cost_s >= limit_s
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         self._state.check_integrity()

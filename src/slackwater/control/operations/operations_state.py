@@ -93,7 +93,6 @@ class OperationsState:
         self.out.append(ended)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         tickets = [flight.ticket for flight in self.flights.values() if flight is not None]
         assert len(tickets) == len(set(tickets))
         for model, queue in self.queues.items():

@@ -1,9 +1,11 @@
 """What the book of states knows: every deployment and every shared image, and who reads whose."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from slackwater.model.residency import Tier
+from slackwater.model.residency import StateBudgets, Tier
+from slackwater.policy.state.admission import DeploymentNeeds, ImageSize, explain_refusal
+from slackwater.policy.state.eviction import EvictionCandidate
 
 
 @dataclass(slots=True)
@@ -124,6 +126,42 @@ class ResidencyRecords(dict[str, Record]):
         lenders_ready = all(r.readable for r in self.lenders(record))
         return record.tier is Tier.DEVICE or (record.tier is Tier.HOST and lenders_ready)
 
+    # ---- admission ----
+    def find_misfit(
+        self, budgets: StateBudgets, record: Record, brought: Sequence[Record]
+    ) -> str | None:
+        """Why the node can never keep it beside the others. Those that are going do not count."""
+        kept = [r for r in self.values() if not r.doomed or r.name in record.borrows]
+        doomed = [r.name for r in kept if r.doomed and not r.is_base]
+        if doomed:
+            return f"{doomed[0]}, which it shares, is being forgotten"
+        images = {
+            r.name: ImageSize(r.host_bytes, r.warm or (record.warm and r.name in record.borrows))
+            for r in (*kept, *brought, record)
+        }
+        return explain_refusal(
+            budgets,
+            images,
+            [DeploymentNeeds(r.device_bytes, (*r.borrows, r.name)) for r in kept if not r.doomed],
+            DeploymentNeeds(record.device_bytes, (*record.borrows, record.name)),
+        )
+
+    def explain_no_room(
+        self, budgets: StateBudgets, record: Record, brought: Sequence[Record]
+    ) -> str | None:
+        """Why a warm one cannot have its place at once; others are not spilled for it."""
+        if not record.warm:
+            return None
+        cold = [r for r in self.lenders(record) if not r.uses_host]
+        need = sum(r.host_bytes for r in (*cold, *brought, record))
+        free = budgets.host_bytes - self.bytes_in_use(Tier.HOST)
+        if need <= free:
+            return None
+        return (
+            f"needs {need} bytes of host memory now, {free} of {budgets.host_bytes} are free; "
+            "evict another first"
+        )
+
     def check_lending(self) -> None:
         """Raise AssertionError where a lender does not have what its borrowers rely on."""
         for record in self.values():
@@ -145,3 +183,48 @@ class ResidencyWait:
     tier: Tier
     up: bool
     lease: bool
+
+
+def candidates_on(
+    tier: Tier,
+    records: ResidencyRecords,
+    waits: Sequence[ResidencyWait],
+    hint: Sequence[str],
+    wait: ResidencyWait | None,
+    device: str = "",
+) -> list[EvictionCandidate]:
+    """What may leave the tier to make room for `wait`, or for an early load if that is None: on the
+    node's `device` alone, if that is the tier.
+
+    What is shared is used when any of its borrowers is.
+    """
+    order = {name: number for number, name in reversed(list(enumerate(hint)))}
+    wanted = {w.deployment for w in waits if w.up}
+    if tier is Tier.HOST:
+        wanted = _find_wanted_on_host(records, waits, wait)
+    found = []
+    for r in records.on(tier, device):
+        if r.name in wanted or r.stuck or not records.may_sink(r):
+            continue
+        users = (r, *records.borrowers(r))
+        used_s = max(user.last_used_s for user in users)
+        next_use = min((order[u.name] for u in users if u.name in order), default=None)
+        found.append(EvictionCandidate(r.name, r.size_on(tier), used_s, next_use))
+    return found
+
+
+def _find_wanted_on_host(
+    records: ResidencyRecords, waits: Sequence[ResidencyWait], by: ResidencyWait | None
+) -> set[str]:
+    """What stays because somebody waits for it; a wait later than `by` lets its host images go
+    while a missing piece cannot come before `by` is served, or both would wait.
+    """
+    found: set[str] = set()
+    later = False
+    for wait in waits:
+        pieces = records.pieces(records[wait.deployment]) if wait.up else []
+        coming = all(r.tier >= Tier.HOST or r.moving_to is Tier.HOST for r in pieces)
+        if coming or not later:
+            found.update(r.name for r in pieces)
+        later = later or wait is by
+    return found

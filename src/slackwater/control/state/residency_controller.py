@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from slackwater.control.state import commands, events
-from slackwater.control.state.admission import explain_no_room, misfit
-from slackwater.control.state.candidates import candidates_on
-from slackwater.control.state.record import Record, ResidencyRecords, ResidencyWait
+from slackwater.control.state.record import Record, ResidencyRecords, ResidencyWait, candidates_on
 from slackwater.model.residency import StateBudgets, Tier
-from slackwater.policy.state.eviction import may_give_way, victims
+from slackwater.policy.state.eviction import choose_victims, may_evict
 
 Out = list[commands.StateCommand]
 Room = tuple[Tier, str]  # a tier of the node, or one of its devices
@@ -51,7 +49,6 @@ class ResidencyController:
         return self._records.bytes_in_use(tier, device)
 
     def handle(self, event: events.StateEvent) -> Sequence[commands.StateCommand]:
-        """Take one event; return what is to be done, in order."""
         out: Out = []
         match event:
             case events.DeploymentRegistered():
@@ -96,10 +93,7 @@ class ResidencyController:
     def _register(self, event: events.DeploymentRegistered, out: Out) -> None:
         known = self._records.get(event.deployment)
         if known is not None:
-            again = (known.device_bytes, known.host_bytes) == (
-                event.device_bytes,
-                event.host_bytes,
-            )
+            again = (known.device_bytes, known.host_bytes) == (event.device_bytes, event.host_bytes)
             if known.holder is not None or known.doomed or known.bereft or not again:
                 why = "is held by " + known.holder if known.holder else "has another size here"
                 why = f"{known.bereft}, which it shares, is gone" if known.bereft else why
@@ -123,8 +117,8 @@ class ResidencyController:
             for name, size in event.borrows
             if name not in self._records
         ]
-        beside = (self._records, self.budgets, record, brought)
-        reason = misfit(*beside) or explain_no_room(*beside)
+        beside = (self.budgets, record, brought)
+        reason = self._records.find_misfit(*beside) or self._records.explain_no_room(*beside)
         if reason:
             out.append(commands.Refuse(record.name, f"state of {record.name}: {reason}"))
             return
@@ -371,9 +365,7 @@ class ResidencyController:
         return True
 
     def _make_room(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
-        """Whether there is room; if not, others begin to leave. An early load pushes out only what
-        is needed later.
-        """
+        """Whether there is room; if not, make some. An early load evicts what is needed later."""
         wait = None if isinstance(by, int) else by
         need = record.size_on(to)
         if to is Tier.HOST and record.warm:
@@ -390,9 +382,9 @@ class ResidencyController:
         candidates = [
             c
             for c in candidates_on(to, self._records, self._waits, self._hint, wait, room[1])
-            if not isinstance(by, int) or (may_give_way(c, by) and c.name not in self._holding)
+            if not isinstance(by, int) or (may_evict(c, by) and c.name not in self._holding)
         ]
-        for name in victims(candidates, need - free - freeing) or ():
+        for name in choose_victims(candidates, need - free - freeing) or ():
             self._sink(self._records[name], out)
         # Where the image below was still good, room is there at once.
         return self._budget(to) - self.bytes_in_use(*room) >= need
@@ -448,7 +440,6 @@ class ResidencyController:
         return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         for device in {record.device for record in self._records.values()}:
             assert self.bytes_in_use(Tier.DEVICE, device) <= self.budgets.device_bytes
         assert self.bytes_in_use(Tier.HOST) <= self.budgets.host_bytes

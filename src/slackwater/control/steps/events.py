@@ -32,9 +32,7 @@ class StepExpected(TimedMessage, frozen=True):
 
 
 class DevicesWanted(TimedMessage, frozen=True):
-    """The trainer has work for the job; no local engine starts before it has been done, or until
-    `DevicesUnwanted`.
-    """
+    """The trainer has work: no local engine starts until it is done, or `DevicesUnwanted`."""
 
     trainer: WorkerId
     job: JobId | None = None
@@ -82,5 +80,3 @@ TrainerEvent = (
 EngineEvent = LocalEngineUp | EngineRested | InstanceLost | InstanceReleased
 JobStepEvent = StepExpected | TurnOpened | TurnClosed | SeedingChanged | JobEnded
 StepEvent = EngineEvent | JobStepEvent | TrainerEvent | TimerFired
-
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in StepEvent.__args__}

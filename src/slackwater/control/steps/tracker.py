@@ -27,21 +27,8 @@ from slackwater.control.rollout.events import (
     TrainerWanted,
 )
 from slackwater.control.rollout.facts import InstanceReleased, TurnClosed, TurnOpened
+from slackwater.control.steps import events
 from slackwater.control.steps.commands import RestEngine, StartEngine, StepCommand
-from slackwater.control.steps.events import (
-    DevicesAsked,
-    DevicesGranted,
-    DevicesReturned,
-    DevicesUnwanted,
-    DevicesWanted,
-    EngineEvent,
-    EngineRested,
-    LocalEngineUp,
-    SeedingChanged,
-    StepEvent,
-    StepExpected,
-    TrainerEvent,
-)
 from slackwater.control.steps.step import RolloutStep
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, WorkerId
@@ -69,20 +56,21 @@ class StepTracker:
         self._now_s = 0.0
         self._commands: list[StepCommand] = []
 
-    def handle(self, event: StepEvent) -> Sequence[StepCommand]:
-        """Take one event; return what is to be done, in order."""
+    def handle(self, event: events.StepEvent) -> Sequence[StepCommand]:
         self._now_s, self._commands = event.now_s, []
         match event:
-            case LocalEngineUp() | EngineRested() | InstanceReleased() | InstanceLost():
+            case (
+                events.LocalEngineUp() | events.EngineRested() | InstanceReleased() | InstanceLost()
+            ):
                 self._take_engine_event(event)
-            case StepExpected(_, job, turns):
+            case events.StepExpected(_, job, turns):
                 step = self._step(job)
                 step.expected_turns, step.announced = max(turns, 1), True
             case TurnOpened():
                 self._open_turn(event)
             case TurnClosed():
                 self._close_turn(event)
-            case SeedingChanged(_, job, seeds):
+            case events.SeedingChanged(_, job, seeds):
                 self._change_seeding(self._step(job), seeds)
             case JobEnded(_, job):
                 self._end_job(job)
@@ -94,11 +82,11 @@ class StepTracker:
                 self._take_trainer_event(event)
         return self._commands
 
-    def _take_engine_event(self, event: EngineEvent) -> None:
+    def _take_engine_event(self, event: events.EngineEvent) -> None:
         match event:
-            case LocalEngineUp(_, spec):
+            case events.LocalEngineUp(_, spec):
                 self._add_engine(spec)
-            case EngineRested(_, instance, number):
+            case events.EngineRested(_, instance, number):
                 if self._leaving.get(instance) == number:
                     self._free_devices(instance)
             case InstanceReleased(_, instance, _, reason):
@@ -110,19 +98,19 @@ class StepTracker:
                     self._stop(instance)
                 self._free_devices(instance)
 
-    def _take_trainer_event(self, event: TrainerEvent) -> None:
+    def _take_trainer_event(self, event: events.TrainerEvent) -> None:
         match event:
-            case DevicesWanted(_, trainer, job) | StartWork(_, trainer, job):
+            case events.DevicesWanted(_, trainer, job) | StartWork(_, trainer, job):
                 self._wanting[trainer] = job
                 self._end_waits()
-            case DevicesUnwanted(_, trainer):
+            case events.DevicesUnwanted(_, trainer):
                 self._withdraw(trainer)
             case TrainerLost(_, trainer):
                 self._holders.pop(trainer, None)
                 self._withdraw(trainer)
-            case DevicesAsked(_, trainer, job):
+            case events.DevicesAsked(_, trainer, job):
                 self._request_devices(trainer, job)
-            case DevicesReturned():
+            case events.DevicesReturned():
                 self._return_devices(event)
             case _:
                 assert_never(event)
@@ -278,13 +266,13 @@ class StepTracker:
             del self._wanting[trainer]
             self._holders[trainer] = job
             self._end_waits()
-            self._commands.append(DevicesGranted(self._now_s, trainer, job))
+            self._commands.append(events.DevicesGranted(self._now_s, trainer, job))
 
     def _end_waits(self) -> None:
         for step in self._steps.values():
             step.end_wait(self._now_s)
 
-    def _return_devices(self, event: DevicesReturned) -> None:
+    def _return_devices(self, event: events.DevicesReturned) -> None:
         job = self._holders.pop(event.trainer, None)
         if job is not None and (step := self._steps.get(job)) is not None:
             step.train_s += event.elapsed_s
@@ -367,7 +355,6 @@ class StepTracker:
         self._commands.append(SetTimer(name, self._now_s + after_s))
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         assert self._started <= self._engines.keys(), "an engine that is gone is started"
         assert self._asking.keys() <= self._wanting.keys(), "a trainer asks without wanting"
         asking = list(self._asking)

@@ -39,7 +39,6 @@ class WeightDirector:
         self._pulls = PullScheduler(self._state, self.routes)
 
     def handle(self, event: weight_events.WeightEvent) -> Sequence[commands.WeightCommand]:
-        """Take one event; return what is to be done, in order."""
         out: Out = []
         self._state.now_s = event.now_s
         match event:
@@ -290,6 +289,5 @@ class WeightDirector:
         }
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         self._state.check_integrity()
         self.routes.check_integrity()

@@ -88,7 +88,6 @@ class DirectorState:
         return [record for record in found if record.adapter == adapter and record.job is not None]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         held: set[str] = set().union(*(holder.all() for holder in self.holders.values()))
         for name, record in self.versions.items():
             assert record.version == name and record.turns >= 0

@@ -103,5 +103,3 @@ RelayEvent = RelayJoined | RelayLeft | PayloadsStocked | PayloadArrived | Payloa
 HolderEvent = InstanceJoined | InstanceLost | InstanceReleased | InstanceReady | PullFailed
 VersionEvent = WeightsPublished | WeightsRetired | VersionNeeded | VersionFreed | JobGated
 WeightEvent = VersionEvent | HolderEvent | RelayEvent
-
-EVENT_TYPES: dict[str, type] = {kind.__name__: kind for kind in WeightEvent.__args__}

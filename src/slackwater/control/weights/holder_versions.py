@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import InstanceSpec
-from slackwater.policy.weights.holding import HeldVersion
 
 COPIES_KEPT = 2  # whole versions that an instance keeps in host memory, for deltas to build on
 
@@ -77,15 +76,3 @@ def with_copy(copies: list[str], version: str, changed: str) -> list[str]:
 def limit_of(spec: InstanceSpec, adapter: bool) -> int:
     """How many versions of a kind the instance is to hold."""
     return spec.max_adapters if adapter and spec.max_adapters else spec.max_versions
-
-
-def to_held_version(record: VersionRecord, elsewhere: bool) -> HeldVersion:
-    """As the policy sees it."""
-    return HeldVersion(
-        record.version,
-        record.turns,
-        record.retired,
-        record.superseded,
-        record.needed_at,
-        elsewhere,
-    )

@@ -3,14 +3,9 @@
 from slackwater.control.rollout.events import VersionOffered, VersionRecalled
 from slackwater.control.weights import commands
 from slackwater.control.weights.director_state import IN_PASSING, DirectorState, Out
-from slackwater.control.weights.holder_versions import (
-    VersionHolder,
-    VersionRecord,
-    limit_of,
-    to_held_version,
-)
+from slackwater.control.weights.holder_versions import VersionHolder, VersionRecord, limit_of
 from slackwater.control.weights.routes import Routes, payloads_of
-from slackwater.policy.weights.holding import first_to_go, holders_wanted
+from slackwater.policy.weights.holding import HeldVersion, choose_victim, count_wanted_holders
 
 
 class PullScheduler:
@@ -24,7 +19,7 @@ class PullScheduler:
         """Let as many instances pull as its turns can use; one more if turns wait and none is."""
         able = self._state.able(record)
         having = [holder for holder in able if holder.has(record.version)]
-        wanted = holders_wanted(record.turns, len(able))
+        wanted = count_wanted_holders(record.turns, len(able))
         if waiting and not any(record.version in holder.pulling for holder in having):
             wanted = max(wanted, len(having) + 1)
         missing = [holder for holder in able if not holder.has(record.version)]
@@ -50,7 +45,7 @@ class PullScheduler:
             able = state.able(record)
             having = sum(other.has(record.version) for other in able)
             lacks = not holder.has(record.version) and any(other is holder for other in able)
-            if lacks and having < holders_wanted(record.turns, len(able)):
+            if lacks and having < count_wanted_holders(record.turns, len(able)):
                 self.pull(holder, record, out)
 
     @staticmethod
@@ -114,17 +109,19 @@ class PullScheduler:
     ) -> bool:
         state = self._state
         held = [r for r in state.alike(holder.offered, adapter) if r.version != keep]
-        seen = [to_held_version(record, self._is_elsewhere(record, holder)) for record in held]
-        victim = first_to_go(seen, needed_too=needed_too)
+        seen = [self._to_held_version(record, holder) for record in held]
+        victim = choose_victim(seen, needed_too=needed_too)
         if victim is None:
             return False
         state.versions[victim].evicted_at = state.tick()
         self.recall(holder, victim, out)
         return True
 
-    def _is_elsewhere(self, record: VersionRecord, holder: VersionHolder) -> bool:
-        others = self._state.holders.values()
-        return any(record.version in other.offered for other in others if other is not holder)
+    def _to_held_version(self, record: VersionRecord, holder: VersionHolder) -> HeldVersion:
+        version, others = record.version, self._state.holders.values()
+        elsewhere = any(version in other.offered for other in others if other is not holder)
+        needed = (record.turns, record.retired, record.superseded, record.needed_at)
+        return HeldVersion(version, *needed, elsewhere)
 
     def recall(self, holder: VersionHolder, version: str, out: Out) -> None:
         """No turn is to begin with it there; it is dropped when none runs with it."""

@@ -12,7 +12,7 @@ from slackwater.control.weights import commands
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
-from slackwater.policy.weights.retention import RetentionByNeed, StoredVersions
+from slackwater.policy.weights.retention import StoredVersions, find_drops
 from slackwater.policy.weights.source import PayloadHolder, SourcePolicy, TreeSource
 
 _UNNAMED = 8  # stocked versions that nobody has published yet; the oldest goes first
@@ -38,7 +38,6 @@ class Routes:
     def __init__(self, source: SourcePolicy | None = None) -> None:
         self._policy = PullRoutePolicy()
         self._source = source or TreeSource()
-        self._retention = RetentionByNeed(way=self._policy)
         self._sites: dict[NodeId, str] = {}
         self._flows: dict[Payload, _Flow] = {}
         self._unnamed: dict[str, None] = {}
@@ -116,11 +115,7 @@ class Routes:
         self._feed(payload, out)
 
     def fail_fetch(
-        self,
-        node: NodeId,
-        payload: Payload,
-        source: NodeId,
-        out: list[commands.WeightCommand],
+        self, node: NodeId, payload: Payload, source: NodeId, out: list[commands.WeightCommand]
     ) -> None:
         """A node could not fetch a payload from another, which is not asked for it again."""
         flow = self._flows.get(payload)
@@ -223,7 +218,7 @@ class Routes:
         """Drop unneeded payloads of a model's versions, given oldest first."""
         mine = [version for version in order if any(c.version == version for c in self._flows)]
         payloads = [payload for payload in self._flows if payload.version in mine]
-        shelf = StoredVersions(
+        stored = StoredVersions(
             tuple(mine),
             {c.version: self._flows[c].bytes for c in payloads if not c.base},
             [Delta(c.base, c.version, self._flows[c].bytes) for c in payloads if c.base],
@@ -231,11 +226,7 @@ class Routes:
             held=held,
             reading=pulling,
         )
-        drops = self._retention.decide(shelf)
-        gone = [Payload(v) for v in drops.wholes] + [
-            Payload(d.version, d.base) for d in drops.deltas
-        ]
-        for payload in gone:
+        for payload in find_drops(stored, self._policy):
             if not self._flows[payload].parents and not self._flows[payload].waiting:
                 self._drop(payload, out)
 
@@ -246,7 +237,6 @@ class Routes:
 
     # ---- questions ----
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold."""
         for payload, flow in self._flows.items():
             assert flow.nodes() <= self._sites.keys(), f"{payload} on a node that is gone"
             assert not flow.have & flow.parents.keys(), f"{payload} is brought where it is"

@@ -43,7 +43,7 @@ class DurationCurve:
         return self.known and len(self.choices) > 1
 
 
-def within(curve: DurationCurve, most: float) -> DurationCurve:
+def limit_choices(curve: DurationCurve, most: float) -> DurationCurve:
     """The same without the choices above `most`; as it was, if all are above it."""
     if not curve.choices or curve.choices[-1] <= most or curve.choices[0] > most:
         return curve
@@ -65,7 +65,7 @@ def _shape(amounts: Amounts, efficiency: Efficiency | None) -> tuple[NDArray[np.
     return shape, convex
 
 
-def curve_of(
+def make_curve(
     amounts: Amounts, efficiency: Efficiency | None, single_unit_s: float | None, guess_s: float
 ) -> DurationCurve:
     """With the duration on one unit if it is known; otherwise with a guess of the duration on the

@@ -42,9 +42,7 @@ class DurationLaw:
         return max(self._sum, 0.0) / len(self._seen)
 
     def left_s(self, ran_s: float) -> float:
-        """The expected rest of one that has run for `ran_s`; what outlived all others goes on as
-        long as it has lasted.
-        """
+        """The expected rest after `ran_s`; what outlived all others lasts as long again."""
         if self._sorted is None:
             self._unsorted = 0
             self._sorted = np.sort(np.array(self._seen))

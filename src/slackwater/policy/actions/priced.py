@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def rows_of(curves: Sequence[DurationCurve]) -> Floats:
+def stack_rows(curves: Sequence[DurationCurve]) -> Floats:
     width = max(len(curve.seconds) for curve in curves)
     rows = np.full((len(curves), width), np.inf)
     for row, curve in zip(rows, curves, strict=True):
@@ -32,16 +32,14 @@ def rows_of(curves: Sequence[DurationCurve]) -> Floats:
     return rows
 
 
-def at_least(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
+def list_least(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
     seconds = np.array([curve.least_s for curve in curves], dtype=np.float64)
     return seconds, np.array([curve.least for curve in curves], dtype=np.int64)
 
 
-def completions(view: SchedulingView, others: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
-    """When units come free, ascending: of what runs now and of the inelastic ones that
-    start now.
-    """
-    seconds, units = at_least(others)
+def list_completions(view: SchedulingView, others: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
+    """When units come free, ascending: from running actions and inelastic ones that start now."""
+    seconds, units = list_least(others)
     ends = np.concatenate((view.left_s, seconds))
     order = np.argsort(ends)
     return ends[order], np.concatenate((view.left_units, units))[order]
@@ -100,10 +98,8 @@ def share_by_price(
 
 @dataclass(frozen=True, slots=True)
 class PricedScheduling:
-    """Candidates that cannot use more start with their least; the others, in order, with the amount
-    that is cheapest for all.
-
-    So many units are left for short actions to come as they usually need.
+    """Candidates that cannot use more start with their least, the others in order with the amount
+    that costs all together least. Units that short actions usually need stay free.
     """
 
     looks_ahead: bool = True
@@ -136,13 +132,13 @@ class PricedScheduling:
         state: int,
         free: int,
     ) -> list[int]:
-        ends, end_units = completions(view, others)
+        ends, end_units = list_completions(view, others)
         waiting = len(view.candidates) + view.waiting_behind
         behind = np.array([waiting - i - 1 for i in elastic], dtype=np.float64) + view.soon
         curves = [view.candidates[i] for i in elastic]
         patience_s = np.array([view.patience_s[i] for i in elastic], dtype=np.float64)
         chosen: list[int] = share_by_price(
-            rows_of(curves),
+            stack_rows(curves),
             view.topology.after,
             state,
             free,

@@ -1,4 +1,4 @@
-"""Which of the waiting actions start now, and on how many units: the interface.
+"""In which order waiting actions are looked at, and which start now on how many units.
 
 A view is about one resource in one place: the cores of one node, the GPUs of the pool. The
 candidates are the first actions in order whose least needs fit all at once; the rest waits behind
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.policy.actions.curve import DurationCurve
-from slackwater.policy.actions.short_load import LoadAverage
+from slackwater.policy.actions.load import LoadAverage
 from slackwater.policy.actions.topology import Topology
 
 
@@ -56,6 +56,22 @@ class Scheduling(Protocol):
         """
 
     def decide(self, view: SchedulingView) -> list[int]:
-        """Units for each candidate, 0 for those that had better wait; together they must fit the
-        topology.
-        """
+        """Units that fit the topology together, for each candidate; 0: it waits."""
+
+
+class ActionOrder(Protocol):
+    """Ranks actions at submission; the least goes first, equal ones by arrival. Ranks of later
+    actions must in time exceed any earlier one, so that none is overtaken for ever.
+    """
+
+    def rank(self, submitted_s: float, priority: int, expected_s: float) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalOrder:
+    """By submission; a point of priority is worth `head_start_s` of waiting, so no one starves."""
+
+    head_start_s: float = 60.0
+
+    def rank(self, submitted_s: float, priority: int, expected_s: float) -> float:
+        return submitted_s - priority * self.head_start_s

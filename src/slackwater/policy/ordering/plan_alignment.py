@@ -40,9 +40,8 @@ _ROLLOUT, _TRAIN = 0.0, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The plan's slots from the cut on, and which of them are passed over the first time.
-
-    `worst_loss_s` is by how much a member may fall behind beyond what it can bear.
+    """The plan's slots from the cut on, which of them are passed over the first time, and how far a
+    member falls behind at worst beyond what it can bear.
     """
 
     slots: tuple[PhaseSlot, ...]
@@ -51,9 +50,8 @@ class Alignment:
 
 
 class PlanForecast:
-    """A plan of these members run forward at their worst-case lengths.
-
-    Slots of absent jobs are left out. `period_s` is how long a cycle takes in the long run.
+    """A plan run forward at worst-case lengths, without absent jobs' slots; `period_s` is a cycle's
+    length in the long run.
     """
 
     def __init__(self, plan: GroupPlan, members: Sequence[LoadedJob]) -> None:
@@ -98,9 +96,7 @@ class PlanForecast:
         return Alignment(order, _unusable_first(order, members), beyond_s)
 
     def loss_s(self, members: Sequence[LoadedJob]) -> float:
-        """By how much a member may at worst fall behind beyond what it can bear, at the best
-        cut.
-        """
+        """How far a member may at worst fall behind beyond its slack, at the best cut."""
         return self._best_cut(members)[1]
 
     def _best_cut(self, members: Sequence[LoadedJob]) -> tuple[int, float]:
@@ -239,9 +235,7 @@ def _run_from(
 
 
 def worst_period_s(
-    plan: GroupPlan,
-    lengths_s: Mapping[tuple[JobId, Phase], float],
-    syncs_s: Mapping[JobId, float],
+    plan: GroupPlan, lengths_s: Mapping[tuple[JobId, Phase], float], syncs_s: Mapping[JobId, float]
 ) -> float:
     """How long one cycle of the plan's order takes in the long run with these phase lengths."""
     order = sorted(

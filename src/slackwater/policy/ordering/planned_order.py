@@ -13,7 +13,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
 from slackwater.policy.ordering.plan_alignment import Alignment, align
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import round_robin_plan
+from slackwater.policy.ordering.round_robin_plan import plan_round_robin
 
 
 @dataclass(slots=True)
@@ -51,9 +51,8 @@ class _Cycle:
 
 
 class PlannedOrder:
-    """The turns of a group's plan, or of a round robin if it has none.
-
-    A plan is taken up at the point of its cycle at which the members, as they stand, lose least.
+    """The turns of a group's plan, or of a round robin, from the point of the cycle at which the
+    members lose least.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class PlannedOrder:
         self._cycles = {}
         if not members:
             return
-        plan = _of_members(plan or round_robin_plan(members), self._nodes)
+        plan = _of_members(plan or plan_round_robin(members), self._nodes)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
         self._take_up(align(plan, members))
@@ -80,7 +79,7 @@ class PlannedOrder:
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        plan = _of_members(plan or round_robin_plan(members), {m.job for m in members})
+        plan = _of_members(plan or plan_round_robin(members), {m.job for m in members})
         return align(plan, members).worst_loss_s, plan.period_s
 
     def leave(self, job: JobId) -> None:
@@ -93,7 +92,6 @@ class PlannedOrder:
     def pick(
         self, waiting: Iterable[WaitingPhase], free: Callable[[WaitingPhase], bool], now_s: float
     ) -> WaitingPhase | None:
-        del now_s
         for request in waiting:
             if self._has_turn(request) and free(request):
                 return request
@@ -125,11 +123,9 @@ class RoundRobinOrder(PlannedOrder):
     """One rollout and one train phase per job and meta-iteration, whatever the policy planned."""
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
-        del plan
         super().adopt(members, None)
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        del plan
         return super().joining_loss_s(members, None)

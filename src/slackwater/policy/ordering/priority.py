@@ -61,9 +61,7 @@ class Ordering(Protocol):
     """Picks the next phase to run in one group."""
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
-        """A job joined, or there is a new plan: these take part from now on, in order of
-        admission.
-        """
+        """After a join or a new plan: these jobs take part from now on, in order of admission."""
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
@@ -95,21 +93,17 @@ def response_ratio(request: WaitingPhase, now_s: float) -> float:
 
 
 class _ByPriority(ABC):
-    """The first by priority runs if it can; one that cannot keeps its nodes from those
-    behind it.
-    """
+    """Runs the first by priority that can; one that cannot reserves its nodes."""
 
     def __init__(self) -> None:
         self._jobs: set[JobId] = set()
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
-        del plan
         self._jobs = {member.job for member in members}
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        del members, plan
         return 0.0, 0.0
 
     def leave(self, job: JobId) -> None:
@@ -137,9 +131,7 @@ class _ByPriority(ABC):
 
 
 class HighestResponseRatio(_ByPriority):
-    """HRRS (PlexRL 4.4): setup inflates the denominator, so work for the resident job is
-    batched.
-    """
+    """HRRS (PlexRL 4.4): setup lowers the ratio, so work for the resident job is batched."""
 
     def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
         return -response_ratio(request, now_s), request.job
@@ -149,5 +141,4 @@ class FirstComeFirstServed(_ByPriority):
     """By time of request."""
 
     def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
-        del now_s
         return request.since_s, request.job

@@ -56,9 +56,7 @@ def _relax(
     cause: Ints,
     wraps: Ints,
 ) -> bool:
-    """One pass over all precedences; `start_s` holds rollouts, then trains. Answers whether one
-    moved.
-    """
+    """One pass over all precedences; whether a start moved. `start_s` has rollouts, then trains."""
     moved = False
     for j in range(members):
         for i in range(members):
@@ -138,9 +136,7 @@ def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
 
 @compiled
 def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
-    """Start of every rollout, then of every train phase, in a schedule that repeats after a
-    feasible period.
-    """
+    """Starts of all rollouts, then of all train phases, in a schedule with a feasible period."""
     start_s = np.zeros(2 * members)
     cause = np.full(2 * members, -1, np.int64)
     wraps = np.zeros(2 * members, np.int64)

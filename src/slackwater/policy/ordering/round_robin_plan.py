@@ -1,6 +1,4 @@
-"""The plan of a round robin: every job of a group rolls out once and trains once per cycle, in
-order of admission (WEAVE 4.3).
-"""
+"""Round robin: each job rolls out and trains once per cycle, in order of admission (WEAVE 4.3)."""
 
 from collections.abc import Sequence
 
@@ -13,7 +11,7 @@ from slackwater.policy.ordering.priority import LoadedJob
 from slackwater.policy.ordering.round_robin_cycle import round_robin_period_s, round_robin_starts_s
 
 
-def round_robin_plan(members: Sequence[LoadedJob]) -> GroupPlan:
+def plan_round_robin(members: Sequence[LoadedJob]) -> GroupPlan:
     """One slot per job and phase at worst-case lengths; members stand in order of admission."""
     if any(member.rollout_nodes == member.train_nodes for member in members):
         return _one_after_another(members)

@@ -22,7 +22,7 @@ from slackwater.policy.ordering.priority import (
     WaitingPhase,
     response_ratio,
 )
-from slackwater.policy.ordering.round_robin_plan import round_robin_plan
+from slackwater.policy.ordering.round_robin_plan import plan_round_robin
 
 # Taking up a plan in any state costs a member at most a cycle and the phase that runs; another
 # phase may end before the next look.
@@ -103,7 +103,7 @@ class WorkConservingOrder(PlannedOrder):
 
 
 def _forecast(plan: GroupPlan | None, members: Sequence[LoadedJob]) -> PlanForecast:
-    return PlanForecast(plan or round_robin_plan(members), members)
+    return PlanForecast(plan or plan_round_robin(members), members)
 
 
 def _all_have_time(forecast: PlanForecast, members: Sequence[LoadedJob]) -> bool:

@@ -1,6 +1,4 @@
-"""When seeding ends if the step's end is forecast inside the step: ours, beside RLBoost's window in
-`seeding.py`.
-"""
+"""Ends seeding by a forecast of the step's end; `seeding.py` has RLBoost's window."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -11,7 +9,7 @@ from slackwater.policy.rollout.seeding import (
     SeedingState,
     SeedingView,
     StepTimes,
-    useful_remote,
+    count_useful_remote,
 )
 
 
@@ -65,7 +63,6 @@ class BalancedFinish:
         return None
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
-        del state
         if view.turns_left == 0:
             return None
         if view.remote_joined == 0:
@@ -85,7 +82,7 @@ class BalancedFinish:
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         learned = self.fallback.after_step(state, times)
-        learned = replace(learned, most_remote=useful_remote(times, times.seeded_s))
+        learned = replace(learned, most_remote=count_useful_remote(times, times.seeded_s))
         if not self.remembers:
             return replace(self.start(), most_remote=learned.most_remote)
         rate = state.train_tokens_per_s
@@ -95,17 +92,13 @@ class BalancedFinish:
         return replace(learned, train_tokens_per_s=rate, pace=self._pace(state, times))
 
     def _pace(self, state: SeedingState, times: StepTimes) -> float:
-        """A trainer that waited longer than `wait_share` of the step was promised responses too
-        early.
-        """
+        """Raised if the trainer waited longer than `wait_share` of the step: forecast too early."""
         share = times.trainer_wait_s / max(times.step_s, 1e-9)
         gain = 2.5 if times.steady else 1.25  # instances that came or went explain part of it
         return min(max(state.pace * math.exp(gain * (share - self.wait_share)), 0.7), 2.0)
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """As many as the last step's work would fill; more while the forecast is shorter by `worth`
-        with one more.
-        """
+        """As many as the last step filled; more while one more shortens the forecast by `worth`."""
         least = self.fallback.most_remote(state, view)
         if view.forecast is None or len(view.remaining) == 0 or least is None:
             return least

@@ -1,6 +1,4 @@
-"""Which turns move between instances (RLBoost Algorithm 2, CONTINUOUSLB), and the ways it is
-compared with.
-"""
+"""Which turns move between instances (RLBoost Algorithm 2, CONTINUOUSLB), and baselines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,7 +40,6 @@ class NoBalancing:
     """Baseline: turns stay where they were sent."""
 
     def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
-        del loads, known
         return ()
 
 
@@ -167,7 +164,5 @@ class EvenSteps:
 
 
 def _is_hungry(load: InstanceLoad) -> bool:
-    """Whether it could take more at once; a lent instance may have no memory left for the
-    moment.
-    """
+    """Whether it could take more at once; a lent instance may have no memory now."""
     return not load.pending and load.in_flight < load.max_running and load.kv_tokens > 0

@@ -1,6 +1,4 @@
-"""When will the turns that are left be done, and the step with them? From learned lengths and step
-times.
-"""
+"""Forecasts the end of the remaining turns and of the step from learned lengths and step times."""
 
 from dataclasses import dataclass
 
@@ -14,9 +12,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class RemainingTurns:
-    """The unfinished turns: tokens each still has to make (drawn from the law of lengths), context
-    it has.
-    """
+    """Of unfinished turns: the tokens still to make (drawn from the length law) and the context."""
 
     left_tokens: Floats
     context_tokens: Floats
@@ -57,9 +53,7 @@ class Forecast:
     def after(
         self, turns: RemainingTurns, instances: int, seconds: float
     ) -> tuple[RemainingTurns, float]:
-        """What is left after so many seconds on so many instances, and the tokens of the turns that
-        ended.
-        """
+        """The turns left after so many seconds, and the tokens of those that ended."""
         if len(turns) == 0:
             return turns, 0.0
         alive = np.array([float(len(turns))])

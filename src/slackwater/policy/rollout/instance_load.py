@@ -1,6 +1,4 @@
-"""What a rollout policy may look at of one instance. The controller keeps it up to date; policies
-read it.
-"""
+"""An instance as rollout policies see it; the controller keeps it up to date."""
 
 from dataclasses import dataclass, field, replace
 

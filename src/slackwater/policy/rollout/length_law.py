@@ -1,6 +1,4 @@
-"""How long responses turn out, learned from those that ended: what an unfinished one still has to
-go.
-"""
+"""The distribution of response lengths, and the rest that an unfinished response still has."""
 
 from collections import deque
 

@@ -1,16 +1,12 @@
-"""The batch size at which an engine's throughput stops growing, learned while it runs (RLBoost
-4.2.1).
-"""
+"""Learns the batch size at which an engine's throughput stops growing (RLBoost 4.2.1)."""
 
 _WEIGHT = 0.2  # of a new observation
 _ENOUGH = 0.9  # of the best rate
 
 
 class ThroughputProfile:
-    """Decode rate by batch size, in buckets of powers of two; newer observations weigh more.
-
-    Context grows as a step goes on and makes the same batch slower; the moving average keeps the
-    table near the present context instead of modelling a second dimension.
+    """Decode rate by batch size, in buckets of powers of two; the moving average follows the growth
+    of contexts within a step.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,5 @@
-"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and the ways it is compared
-with.
-
-Pure: a need and the loads of the eligible instances in, a placement out; ties are broken by id.
+"""Where a turn goes (ROSE 4.3; RLBoost Algorithm 2, SELECTINSTANCE), and baselines. Pure; ties are
+broken by id.
 """
 
 from collections.abc import Sequence
@@ -65,7 +63,7 @@ class RoutingPolicy(Protocol):
         """Whether this one instance may take the turn now (asked when it has room again)."""
 
 
-def affine_load(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
+def find_affine(need: TurnNeed, eligible: Sequence[InstanceLoad]) -> InstanceLoad | None:
     if need.affine is None:
         return None
     return next((load for load in eligible if load.instance == need.affine), None)
@@ -84,7 +82,6 @@ class RoundRobinRouting:
         return Destination(taking[need.sequence % len(taking)].instance)
 
     def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
-        del need
         return load.accepting
 
 
@@ -109,16 +106,14 @@ class ShortestQueue:
 
 @dataclass(frozen=True, slots=True)
 class PinnedTrajectory:
-    """Baseline of ROSE 6.4: a trajectory stays where its first turn went, for life; they are dealt
-    out in turn.
-
-    Only when that instance is gone is it dealt again.
+    """Baseline of ROSE 6.4: a trajectory stays where its first turn went until that instance is
+    gone; first turns are dealt out in turn.
     """
 
     started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        home = affine_load(need, eligible)
+        home = find_affine(need, eligible)
         taking = [load for load in eligible if load.accepting]
         if home is None and not taking:
             return WAIT
@@ -134,9 +129,7 @@ class PinnedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """Turn-wise: the least loaded own instance with room, else the least loaded other; else
-    wait.
-    """
+    """Turn-wise: the least loaded own instance with room, else the least loaded other one."""
 
     started_first: bool = False
 
@@ -160,7 +153,7 @@ class CacheAffine:
     started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        home = affine_load(need, eligible)
+        home = find_affine(need, eligible)
         if home is not None and self.takes(need, home):
             return Destination(home.instance)
         return self.otherwise.place(need, eligible)

@@ -31,9 +31,7 @@ class SeedingState:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a finished step's time went; `steady` if the number of remote instances never
-    changed.
-    """
+    """Where a step's time went; `steady` if the number of remote instances never changed."""
 
     train_s: float
     trainer_wait_s: float
@@ -86,15 +84,11 @@ class SeedingPolicy(Protocol):
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        """How many remote instances are worth having for a step that begins like this; None: any
-        number.
-        """
+        """How many remote instances such a step can use; None: any number."""
 
 
-def useful_remote(times: StepTimes, window_s: float) -> int | None:
-    """The number of instances with which rollout takes no longer than training (Algorithm 1, line
-    10).
-    """
+def count_useful_remote(times: StepTimes, window_s: float) -> int | None:
+    """With how many instances rollout takes no longer than training (Algorithm 1, line 10)."""
     if times.train_s <= 0:
         return None
     work = times.remote_s * times.mean_remote + window_s * times.local_engines
@@ -109,23 +103,18 @@ class Colocated:
         return SeedingState(window_s=0.0, most_remote=0)
 
     def window_s(self, state: SeedingState, remote: int) -> float:
-        del remote
         return state.window_s
 
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
-        del state
         return "all turns are done" if view.turns_left == 0 else None
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
-        del state, view
         return None
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
-        del times
         return state
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
-        del view
         return state.most_remote
 
 
@@ -154,7 +143,6 @@ class AdaptiveWindow:
         return state.window_s
 
     def ends(self, state: SeedingState, view: SeedingView) -> str | None:
-        del state
         if view.turns_left == 0:
             return "all turns are done"
         if view.remote_joined == 0 or view.elapsed_s < view.window_s:
@@ -162,19 +150,18 @@ class AdaptiveWindow:
         return f"the window of {view.window_s:.0f} s is over"
 
     def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
-        del state
         stranded = view.turns_left > 0 and view.remote_joined == 0
         return "no remote instance is left" if stranded else None
 
     def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         if not self.seeds:
-            return replace(state, most_remote=useful_remote(times, 0.0))
+            return replace(state, most_remote=count_useful_remote(times, 0.0))
         change_s = (times.trainer_wait_s - times.remote_wait_s) / self.eta
         window_s = max(0.0, state.window_s + change_s)
         memory = dict(state.memory)
         if times.steady and self.remembers:
             memory[times.remote_now] = window_s
-        most = useful_remote(times, window_s)
+        most = count_useful_remote(times, window_s)
         if self.remembers:
             window_s = memory.get(times.remote_now, window_s)
         return replace(state, window_s=window_s, most_remote=most, memory=memory)

@@ -1,13 +1,11 @@
-"""Where a turn goes when its prefix is worth more than a free slot: routing that keeps
-caches warm.
-"""
+"""Routing that keeps caches warm: a turn's prefix is worth more than a free slot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, affine_load
+from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, find_affine
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,7 @@ class KeepWarm:
     started_first: bool = True
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        home = affine_load(need, eligible)
+        home = find_affine(need, eligible)
         if home is None:
             return self._least_loaded(need, eligible)
         if home.slowness > self.slow_home * min(load.slowness for load in eligible):

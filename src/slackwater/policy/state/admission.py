@@ -1,6 +1,4 @@
-"""Whether a node can keep one more deployment's state: the residency constraint (WEAVE 3.2, 4.1),
-decided before anything is placed.
-"""
+"""Whether a node can hold one more deployment's state: the residency constraint (WEAVE 3.2)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ class DeploymentNeeds:
     images: tuple[str, ...]
 
 
-def refusal(
+def explain_refusal(
     budgets: StateBudgets,
     images: Mapping[str, ImageSize],
     kept: Sequence[DeploymentNeeds],

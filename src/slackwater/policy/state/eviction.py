@@ -1,6 +1,4 @@
-"""Which states leave a tier to make room, and which are brought up before they are asked for
-(PlexRL 4.5.1, 4.5.4).
-"""
+"""Which states leave a tier to make room, and which load early (PlexRL 4.5.1, 4.5.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvictionCandidate:
-    """A state that could leave: how much room that gives, when it was last used, and its place in
-    the scheduler's hint.
-
-    `next_use` counts from 0; None if the hint does not name it.
+    """A state that could leave: its size, last use, and place in the scheduler's hint, from 0; None
+    if the hint does not name it.
     """
 
     name: str
@@ -20,11 +16,9 @@ class EvictionCandidate:
     next_use: int | None = None
 
 
-def victims(candidates: Sequence[EvictionCandidate], needed_bytes: int) -> list[str] | None:
-    """The fewest states, furthest from their next use, that make the room; None if all of them
-    would not.
-
-    What the hint does not name goes first, the longest unused first; then what is hinted last.
+def choose_victims(candidates: Sequence[EvictionCandidate], needed_bytes: int) -> list[str] | None:
+    """The fewest states that make the room, or None: first the unhinted, longest unused first, then
+    those hinted last.
     """
     if needed_bytes <= 0:
         return []
@@ -49,8 +43,6 @@ def _soonest_last(candidate: EvictionCandidate) -> tuple[bool, int, float, str]:
     return (hinted, -(candidate.next_use or 0), candidate.last_used_s, candidate.name)
 
 
-def may_give_way(candidate: EvictionCandidate, to_next_use: int) -> bool:
-    """Whether an early load for use number `to_next_use` may push this one out: only what is needed
-    later, or not at all.
-    """
+def may_evict(candidate: EvictionCandidate, to_next_use: int) -> bool:
+    """Whether an early load for use `to_next_use` may evict it: it is needed later, or never."""
     return candidate.next_use is None or candidate.next_use > to_next_use

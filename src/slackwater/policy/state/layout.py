@@ -1,7 +1,5 @@
-"""The canonical form of a deployment's state: each part once, at a place of one image (PlexRL
-4.5.2).
-
-Parts are known by key, so that data-parallel replicas, which bring the same keys, are stored once.
+"""The canonical form of a deployment's state: each part once, by key, at a place of one image, so
+that data-parallel replicas are stored once (PlexRL 4.5.2).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,28 +27,28 @@ class ImageLayout:
         raise KeyError(str(key))
 
 
-def laid_out(parts: Sequence[StoredPart]) -> ImageLayout:
+def lay_out(parts: Sequence[StoredPart]) -> ImageLayout:
     """The parts in their order, each once; vectors of one kind and type stay whole."""
     offsets: list[int] = []
-    chosen = list(unique(parts))
+    chosen = list(iter_unique(parts))
     stop = 0
     before: tuple[str, str, PartRole] | None = None
     for part in chosen:
         run = (part.key.kind, part.dtype, part.role)
         if run != before:
-            stop = aligned(stop, _RUN_ALIGNMENT)
+            stop = align_up(stop, _RUN_ALIGNMENT)
         before = run
         offsets.append(stop)
         stop += part.bytes
     return ImageLayout(tuple(chosen), tuple(offsets), stop)
 
 
-def aligned(place: int, to: int) -> int:
+def align_up(place: int, to: int) -> int:
     """The next multiple of `to`."""
     return -(-place // to) * to
 
 
-def unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
+def iter_unique(parts: Iterable[StoredPart]) -> Iterable[StoredPart]:
     """Each key once; the same key with another type or role is refused."""
     seen: dict[StateKey, StoredPart] = {}
     for part in parts:
@@ -75,10 +73,8 @@ def check_same(known: StoredPart, part: StoredPart) -> None:
         )
 
 
-def merged_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Copies `{to: (from, length)}` as few long ones: neighbours on both sides become one `(to,
-    from, length)`.
-    """
+def merge_runs(places: Mapping[int, tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Copies `{to: (from, length)}` as `(to, from, length)`, joined where both sides adjoin."""
     runs: list[tuple[int, int, int]] = []
     for to in sorted(places):
         source, length = places[to]

@@ -11,16 +11,14 @@ from math import ceil
 TURNS_PER_HOLDER = 2  # below that, another copy would hardly shorten anything
 
 
-def holders_wanted(turns: int, able: int) -> int:
+def count_wanted_holders(turns: int, able: int) -> int:
     """How many of the `able` instances should hold a version that `turns` live turns ask for."""
     return min(able, ceil(turns / TURNS_PER_HOLDER))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldVersion:
-    """A version on an instance. `needed_at` counts up: the larger, the later it was last needed.
-    `elsewhere`: on another too.
-    """
+    """A version on an instance, when it was last needed, and whether it is `elsewhere` too."""
 
     version: str
     turns: int
@@ -30,7 +28,7 @@ class HeldVersion:
     elsewhere: bool = False
 
 
-def first_to_go(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
+def choose_victim(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
     """The version that can be missed most: retired, then superseded by a newer one of its model,
     then longest not needed.
 

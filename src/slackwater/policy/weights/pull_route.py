@@ -14,10 +14,8 @@ from itertools import count
 _WORTH_BYTES = 1 << 20
 
 
-def worth_a_relay(size: int) -> bool:
-    """Whether a version of `size` bytes is worth a place on relays; below, asking costs as much as
-    what there is to send.
-    """
+def is_worth_relaying(size: int) -> bool:
+    """Whether a version of `size` bytes is worth relaying: a request costs about a MiB."""
     return size >= _WORTH_BYTES
 
 
@@ -32,9 +30,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class PullRoute:
-    """Begin with `start`, fetched whole if `fetch_start` or else held already; then apply `deltas`
-    in order.
-    """
+    """Take `start`, whole if `fetch_start`, else as held here; then apply `deltas` in order."""
 
     start: str
     fetch_start: bool
@@ -44,23 +40,15 @@ class PullRoute:
 
 @dataclass(frozen=True, slots=True)
 class PullRoutePolicy:
-    """The way of fewest bytes. `step_bytes` is what applying one delta costs, expressed as bytes of
-    the link.
-    """
+    """The route of fewest bytes; applying a delta costs as much as `step_bytes` of the link."""
 
     step_bytes: int = 1 << 16
 
     def choose(
-        self,
-        target: str,
-        held: Collection[str],
-        wholes: Mapping[str, int],
-        deltas: Sequence[Delta],
+        self, target: str, held: Collection[str], wholes: Mapping[str, int], deltas: Sequence[Delta]
     ) -> PullRoute | None:
-        """The cheapest way to `target`, or None if what can be fetched does not lead there.
-
-        `wholes` are the versions that can be fetched whole, with their sizes; `held` are here
-        already.
+        """The cheapest route to `target` from versions that are `held` or can be fetched whole
+        (`wholes`, with sizes); None if there is none.
         """
         onward: dict[str, list[Delta]] = {}
         for delta in deltas:

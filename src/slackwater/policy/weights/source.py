@@ -47,9 +47,7 @@ class SourcePolicy(Protocol):
 @dataclass(frozen=True, slots=True)
 class TreeSource:
     """The nearest holder with room: same node, then same site, then one puller per site over the
-    slow link.
-
-    `max_feeds` bounds the pullers of one holder, and with it the fan-out of the tree.
+    slow link. A holder feeds at most `max_feeds`.
     """
 
     max_feeds: int = 2
@@ -57,9 +55,8 @@ class TreeSource:
     def choose(
         self, puller: PayloadHolder, holders: Sequence[PayloadHolder]
     ) -> PayloadSource | None:
-        """Where `puller` takes it from; None means: wait, since all who have it are busy.
-
-        `holders` must not contain a member that takes the version from `puller`, directly or not.
+        """Where `puller` takes it from; None: wait, since all are busy. `holders` excludes those
+        that take it from the puller.
         """
         others = [holder for holder in holders if holder.member != puller.member]
         near = [holder for holder in others if holder.site == puller.site]

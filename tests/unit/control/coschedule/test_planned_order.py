@@ -10,7 +10,7 @@ from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.ordering.plan_alignment import align, worst_period_s
 from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import round_robin_plan
+from slackwater.policy.ordering.round_robin_plan import plan_round_robin
 
 TRAIN = (NodeId("train-0"),)
 
@@ -137,7 +137,7 @@ def test_lengths_below_the_worst_never_make_the_cycle_longer(
         member(f"j{i}", roll, train, node=f"rollout-{node}")
         for i, (roll, train, node) in enumerate(drawn)
     ]
-    plan = round_robin_plan(members)
+    plan = plan_round_robin(members)
     worst = {
         (m.job, phase): length
         for m in members
@@ -154,7 +154,7 @@ def test_a_plan_is_taken_up_where_it_costs_least() -> None:
     """The trainer is at b's train phase: beginning with a's rollout costs nobody anything."""
     a = member("a", 60, 40)
     b = member("b", 40, 60, next_phase=Phase.ROLLOUT, running_s=60)
-    plan = round_robin_plan([a, b])
+    plan = plan_round_robin([a, b])
     taken = align(plan, [a, b])
     assert taken.slots[0].job == a.job and taken.slots[0].phase is Phase.ROLLOUT
     assert taken.worst_loss_s == 0
@@ -162,7 +162,7 @@ def test_a_plan_is_taken_up_where_it_costs_least() -> None:
 
 def test_every_cut_keeps_all_slots() -> None:
     members = [member("a", 10, 20), member("b", 30, 10, next_phase=Phase.TRAIN)]
-    plan = round_robin_plan(members)
+    plan = plan_round_robin(members)
     taken = align(plan, members)
     assert sorted(map(repr, taken.slots)) == sorted(map(repr, plan.slots))
     assert len(list(itertools.compress(taken.slots, taken.skip_first))) <= len(members)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.residency import StateBudgets, StateKey, StoredPart
-from slackwater.policy.state.admission import DeploymentNeeds, ImageSize, refusal
-from slackwater.policy.state.eviction import EvictionCandidate, victims
-from slackwater.policy.state.layout import laid_out, merged_runs
+from slackwater.policy.state.admission import DeploymentNeeds, ImageSize, explain_refusal
+from slackwater.policy.state.eviction import EvictionCandidate, choose_victims
+from slackwater.policy.state.layout import lay_out, merge_runs
 
 
 def key(start: int, stop: int, kind: str = "weight") -> StateKey:
@@ -23,7 +23,7 @@ def test_parts_do_not_overlap_and_replicas_are_stored_once(
         StoredPart(StateKey("j", "m", f"{kind}{number}", kind, 0, size), f"t{width}", width)
         for number, (kind, size, width) in enumerate(drawn)
     ]
-    once, twice = laid_out(parts), laid_out(parts + parts)
+    once, twice = lay_out(parts), lay_out(parts + parts)
     assert once == twice
     ends = 0
     for part, offset in zip(once.parts, once.offsets, strict=True):
@@ -34,12 +34,12 @@ def test_parts_do_not_overlap_and_replicas_are_stored_once(
 
 def test_one_name_for_two_tensors_is_refused() -> None:
     with pytest.raises(ConfigError, match="as its replica is"):
-        laid_out([StoredPart(key(0, 4), "float32", 4), StoredPart(key(0, 4), "bfloat16", 2)])
+        lay_out([StoredPart(key(0, 4), "float32", 4), StoredPart(key(0, 4), "bfloat16", 2)])
 
 
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 30)))
 def test_merged_copies_move_the_same_bytes(places: dict[int, int]) -> None:
-    runs = merged_runs({to: (source, 1) for to, source in places.items()})
+    runs = merge_runs({to: (source, 1) for to, source in places.items()})
     assert {to + n: source + n for to, source, length in runs for n in range(length)} == places
 
 
@@ -59,7 +59,7 @@ def test_victims_make_the_room_and_none_of_them_is_needless(
     found: list[EvictionCandidate], needed: int
 ) -> None:
     sizes = {candidate.name: candidate.bytes for candidate in found}
-    chosen = victims(found, needed)
+    chosen = choose_victims(found, needed)
     if chosen is None:
         assert sum(sizes.values()) < needed
         return
@@ -71,8 +71,8 @@ def test_victims_make_the_room_and_none_of_them_is_needless(
 def test_what_runs_soonest_leaves_last() -> None:
     soon, later = EvictionCandidate("soon", 10, 0.0, 0), EvictionCandidate("later", 10, 9.0, 1)
     unknown = EvictionCandidate("unknown", 10, 9.5)
-    assert victims([soon, later, unknown], 10) == ["unknown"]
-    assert victims([soon, later], 10) == ["later"]
+    assert choose_victims([soon, later, unknown], 10) == ["unknown"]
+    assert choose_victims([soon, later], 10) == ["later"]
 
 
 @given(
@@ -98,7 +98,7 @@ def test_whatever_is_admitted_can_be_brought_up_from_disk(
         known = {name: images.get(name, ImageSize(20, warm=False)) for name in shares}
         grown = images | {n: ImageSize(i.bytes, i.warm or warm) for n, i in known.items()}
         grown[str(number)] = ImageSize(size, warm)
-        if refusal(budgets, grown, kept, needs) is None:
+        if explain_refusal(budgets, grown, kept, needs) is None:
             images = grown
             kept.append(needs)
     reserved = sum(image.bytes for image in images.values() if image.warm)
