@@ -117,9 +117,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """A trajectory's environment on one node. It holds memory for life, but no cores between
-    actions.
-    """
+    """A trajectory's environment: on one node, with memory for life, no cores between actions."""
 
     environment: EnvironmentId
     job: JobId

@@ -106,6 +106,15 @@ def plain(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
+def flatten(table: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """The values of nested tables by their paths, such as `fleet.rollout.max_nodes`."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        path = _join(at, str(key))
+        found |= flatten(value, path) if isinstance(value, Mapping) else {path: value}
+    return found
+
+
 def _locate(at: str, message: str) -> str:
     """Prefix a dataclass's message with the path of its table, without repeating the last key."""
     own = at.rpartition(".")[2]
@@ -121,14 +130,11 @@ def unknown_key(key: str, fields: Iterable[str]) -> str:
     names = list(fields)
     for name in names:
         stem, _, unit = name.rpartition("_")
-        if stem and unit in _UNITS and key in {stem, *(f"{stem}_{u}" for u in _all_units())}:
+        others = (f"{stem}_{other}" for other in (*_UNITS, *_OTHER_UNITS))
+        if stem and unit in _UNITS and key in {stem, *others}:
             return f"write {name}, in {_UNITS[unit]}"
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(sorted(names))}"
-
-
-def _all_units() -> tuple[str, ...]:
-    return (*_UNITS, *_OTHER_UNITS)
 
 
 def _describe_hint(hint: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from slackwater.model.config import flatten
 from slackwater.model.device import layout_devices
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import JobProfile, JobTerms, SloScope
@@ -124,15 +125,5 @@ class JobFile(OwnJob):
     def assignments(self) -> list[str]:
         """The recipe's settings as `--set` takes them: the options and the rest of this file."""
         own = {"model": {"base": self.model}, "grpo": {"steps": self.iterations}}
-        return [*_flat(own), "grpo.checkpoint_every=1", *_flat(self.options)]
-
-
-def _flat(table: Mapping[str, Any], at: str = "") -> list[str]:
-    found: list[str] = []
-    for key, value in table.items():
-        path = f"{at}.{key}" if at else str(key)
-        if isinstance(value, Mapping):
-            found += _flat(value, path)
-        else:
-            found.append(f"{path}={json.dumps(value)}")
-    return found
+        settings = {**flatten(own), "grpo.checkpoint_every": 1, **flatten(self.options)}
+        return [f"{path}={json.dumps(value)}" for path, value in settings.items()]

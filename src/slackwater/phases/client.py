@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
@@ -37,13 +37,7 @@ class JobAsked:
     profile: dict[str, float] | None = None
 
     def body(self) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "name": self.name,
-            "iterations": self.iterations,
-            "slo": self.slo,
-            "priority": self.priority,
-        }
-        return fields if self.profile is None else fields | {"profile": self.profile}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class PermitClient:
@@ -163,8 +157,7 @@ class PermitClient:
 class NoService:
     """SLACKWATER_OFFLINE=1: every phase may run at once."""
 
-    def submit(self, asked: JobAsked) -> None:
-        del asked
+    def submit(self, asked: JobAsked) -> None: ...
 
     def ask(self, job: str, phase: str, iteration: int) -> PhasePermit:
         return PhasePermit(0, phase)
@@ -174,14 +167,11 @@ class NoService:
     ) -> bool:
         return True
 
-    def alive(self, job: str) -> None:
-        del job
+    def alive(self, job: str) -> None: ...
 
-    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None:
-        del job
+    def give_back(self, job: str, permit: PhasePermit, work_s: float) -> None: ...
 
-    def end(self, job: str, outcome: str, reason: str) -> None:
-        del job
+    def end(self, job: str, outcome: str, reason: str) -> None: ...
 
 
 PermitPort: TypeAlias = PermitClient | NoService  # what the decorators need of a service

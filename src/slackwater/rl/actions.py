@@ -367,19 +367,9 @@ def _raise_for_status(reply: ServiceReply) -> ServiceReply:
 
 
 def _parse_outcome(fields: dict[str, Any]) -> ActionOutcome:
-    usage = fields["usage"]
-    return ActionOutcome(
-        action=fields["action"],
-        outcome=fields["outcome"],
-        reason=fields["reason"],
-        status=fields["status"],
-        stdout=fields["stdout"],
-        stderr=fields["stderr"],
-        queued_s=usage["queued_s"],
-        ran_s=usage["ran_s"],
-        cores=usage["cores"],
-        usage=usage,
-    )
+    named = ("action", "outcome", "reason", "status", "stdout", "stderr", "usage")
+    measured = {name: fields["usage"][name] for name in ("queued_s", "ran_s", "cores")}
+    return ActionOutcome(**{name: fields[name] for name in named}, **measured)
 
 
 class ActionThread:

@@ -99,13 +99,7 @@ class Tools:
             return outcome.ok, _format_result(outcome)
         script = 'mkdir -p -- "$1" && cat > "$2"'
         outcome = await self._run(
-            "sh",
-            "-c",
-            script,
-            "sh",
-            str(path.parent),
-            str(path),
-            stdin=values["content"],
+            "sh", "-c", script, "sh", str(path.parent), str(path), stdin=values["content"]
         )
         return outcome.ok, _format_result(outcome) if not outcome.ok else f"wrote {path}"
 

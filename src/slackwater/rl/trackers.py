@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from slackwater.model.config import flatten
 from slackwater.model.errors import ConfigError, RefusedError
 
 PROJECT = "slackwater"
@@ -113,7 +114,7 @@ class MlflowTracker:
             experiment = known.experiment_id if known else self._client.create_experiment(PROJECT)
             run = self._client.create_run(experiment, run_name=folder.resolve().name)
             run_id = str(run.info.run_id)
-            params = [Param(name, str(value)) for name, value in _flatten(settings)]
+            params = [Param(name, str(value)) for name, value in flatten(settings).items()]
             self._client.log_batch(run_id, params=params)
             _write_run_id(folder, "mlflow", run_id)
         self._run = run_id
@@ -172,11 +173,3 @@ def _read_run_ids(folder: Path) -> dict[str, str]:
 
 def _write_run_id(folder: Path, name: str, run: str) -> None:
     (folder / "trackers.json").write_text(json.dumps(_read_run_ids(folder) | {name: run}))
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for name, value in settings.items():
-        nested = isinstance(value, Mapping)
-        pairs += _flatten(value, f"{prefix}{name}.") if nested else [(prefix + name, value)]
-    return pairs

@@ -54,12 +54,10 @@ class Loss:
 
 
 def _cross_entropy(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    del config
     return -lp * inputs["weights"]
 
 
 def _importance_sampling(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    del config
     return -_ratio(lp, inputs) * inputs["advantages"]
 
 

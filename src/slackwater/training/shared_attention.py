@@ -85,7 +85,6 @@ class SharedPrefixAttention:
             self._inverse[order] = torch.arange(len(order), device=device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        del layer
         parts = [bucket.attend(q, k, v) for bucket in self._buckets]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined if self._inverse is None else joined.index_select(0, self._inverse)

@@ -5,11 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import (
-    EnvironmentReply,
-    check_at_least,
-    play_blindly,
-)
+from slackwater.rl.environments.episode import EnvironmentReply, check_at_least, play_blindly
 
 MOVES = {"L": 0, "D": 1, "R": 2, "U": 3}
 

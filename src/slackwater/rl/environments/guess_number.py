@@ -5,11 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from slackwater.rl.environments.episode import (
-    EnvironmentReply,
-    check_at_least,
-    play_blindly,
-)
+from slackwater.rl.environments.episode import EnvironmentReply, check_at_least, play_blindly
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ T = TypeVar("T")
 
 
 def read_rows(path: Path, cls: type[T], *, ignore_other_columns: bool = False) -> Iterator[T]:
-    """One `cls` per row. Columns are the dataclass's fields; those with a default may be absent or
-    empty.
-    """
+    """One `cls` per row, by column; fields with a default may be absent or empty."""
     fields = {field.name: field for field in dataclasses.fields(cast(Any, cls))}
     parsers = {name: _parser(hint) for name, hint in get_type_hints(cls).items()}
     needed = [name for name, field in fields.items() if _is_required(field)]

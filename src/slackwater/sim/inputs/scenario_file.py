@@ -164,9 +164,7 @@ def load_shipped_scenarios() -> Mapping[str, ScenarioFile]:
 
 
 def read_table(source: str, field: str = "FILE") -> tuple[dict[str, Any], Path]:
-    """The table of a file, or of a shipped scenario by its name, and the folder its paths start
-    from.
-    """
+    """The table of a file or shipped scenario, and the folder that its paths are relative to."""
     path = Path(source)
     if path.suffix != ".toml" and not path.exists():
         shipped = _load_shipped_tables()

@@ -34,9 +34,7 @@ class TracedJob:
 
 @dataclass(frozen=True, slots=True)
 class LengthDistribution:
-    """Response lengths as a quantile function: `tokens[i]` is the length at `shares[i]`, straight
-    lines between.
-    """
+    """Response lengths: `tokens[i]` is the quantile at `shares[i]`, linear between."""
 
     shares: tuple[float, ...]
     tokens: tuple[float, ...]
@@ -59,9 +57,7 @@ class LengthDistribution:
         return float(np.trapezoid(self.tokens, self.shares))
 
     def shares_of(self, limit_tokens: float, count: int) -> tuple[float, ...]:
-        """`count` quantiles at even steps, as shares of a token limit at which longer responses are
-        cut.
-        """
+        """`count` even quantiles as shares of a token limit, which also caps them."""
         tokens = np.interp(np.linspace(0.0, 1.0, count), self.shares, self.tokens)
         return tuple(np.minimum(tokens / limit_tokens, 1.0).tolist())
 

@@ -1,6 +1,4 @@
-"""A sharing plan in figures: groups, slowdowns as a run of it showed them, and dollars alone
-against shared.
-"""
+"""A sharing plan in figures: groups, measured slowdowns, and dollars alone and shared."""
 
 from typing import Any
 
@@ -12,9 +10,7 @@ from slackwater.sim.planning.sharing_plan import MeasuredPlan, SharingPlan
 
 
 def plan_figures(measured: MeasuredPlan, fleet: FleetView) -> dict[str, Any]:
-    """Plain data. `work_per_dollar` is iterations per dollar, against every job on nodes of its
-    own.
-    """
+    """Plain data; `work_per_dollar` is relative to every job on nodes of its own."""
     plan = measured.plan
     iteration_s = measured.iteration_s()
     price, alone = plan.price_per_h, plan.alone_price_per_h

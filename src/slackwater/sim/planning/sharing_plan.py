@@ -93,9 +93,7 @@ class MeasuredPlan:
     report: RunReport
 
     def iteration_s(self) -> dict[JobId, float]:
-        """Mean seconds an iteration took while all jobs ran: from one end of training to the next,
-        until the first job left.
-        """
+        """Mean time between two ends of training, while all jobs ran."""
         report = self.report
         together_s = min(row.finished_s or report.end_s for row in report.jobs)
         ends: dict[JobId, set[float]] = {}
@@ -111,9 +109,7 @@ class MeasuredPlan:
         return lengths
 
     def work_per_dollar(self) -> float:
-        """Iterations per dollar, each job's by its own length, against every job on nodes of its
-        own.
-        """
+        """Iterations per dollar, relative to every job on nodes of its own."""
         took_s = self.iteration_s()
         speeds = [spec.profile.solo_s / took_s[spec.job] for spec in self.plan.placed]
         return sum(speeds) / len(speeds) * self.plan.alone_price_per_h / self.plan.price_per_h
@@ -124,9 +120,7 @@ def plan_sharing(
     progress: Progress | None = None,
     first: Callable[[SharingPlan], None] = lambda plan: None,
 ) -> MeasuredPlan:
-    """The best plan for the scenario's jobs, as if all came at once; `first` is told the first one,
-    long before all have been run.
-    """
+    """The best plan for the scenario's jobs, all at once; `first` gets the first one early."""
     progress = progress or (lambda share: None)
     plans = candidate_plans(scenario, lambda share: progress(share / 2), first)
     if not plans[0].placed:

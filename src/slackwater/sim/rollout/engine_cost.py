@@ -12,9 +12,7 @@ from slackwater.model.errors import ConfigError
 
 
 class CostModel(Protocol):
-    """What a simulated engine asks: from hardware rates (`EngineCost`), or measured on a real
-    one.
-    """
+    """The costs of a simulated engine: from hardware rates (`EngineCost`), or measured."""
 
     @property
     def kv_tokens(self) -> int: ...
@@ -82,10 +80,8 @@ H800 = Accelerator("H800", 989.0, 80.0, 3.35)
 
 @dataclass(frozen=True, slots=True)
 class EngineCost:
-    """One engine: a model on `devices` accelerators with tensor parallelism.
-
-    `step_overhead_s` is the scheduling and launch cost of a decode step; every layer adds two
-    all-reduces when there is more than one device.
+    """A model on `devices` accelerators with tensor parallelism: two all-reduces per layer if there
+    are several. `step_overhead_s` is the launch cost of a decode step.
     """
 
     model: ModelShape

@@ -14,9 +14,7 @@ from slackwater.sim.rollout.simulated_instances import SimulatedInstances
 
 @dataclass(frozen=True, slots=True)
 class SpotCapacity:
-    """Instances of a spot trace; each needs `start_s` to come up, then pulls its weights, and hears
-    `notice_s` before that it leaves.
-    """
+    """Spot instances by a trace: each starts in `start_s` and has `notice_s` before it leaves."""
 
     trace: Sequence[SpotEvent]
     turns: int = 16

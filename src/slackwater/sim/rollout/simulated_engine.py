@@ -19,9 +19,8 @@ _DONE = 1e-9
 
 @dataclass(slots=True)
 class Request:
-    """One attempt inside the engine: `goal_tokens` to make after a context of `base_tokens`.
-
-    `reported_tokens` belongs to the body: how many of those made it has streamed.
+    """An attempt in the engine: `goal_tokens` to make after `base_tokens`, of which
+    `reported_tokens` were streamed.
     """
 
     attempt: int
@@ -209,9 +208,7 @@ class SimulatedEngine:
         return done
 
     def _preempt(self) -> None:
-        """The youngest waits again, in front; what it has made was streamed and is prefilled
-        again.
-        """
+        """Requeue the youngest in front; what it has streamed is prefilled again."""
         request = next(reversed(self._running.values()))
         self._leave(request)
         self._waiting.appendleft(request)

@@ -33,9 +33,7 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 
 @dataclass(frozen=True, slots=True)
 class InstanceSettings:
-    """`sender_gb_per_s` is shared by all pulls at a time; `pull_gb_per_s` is one instance's own
-    link.
-    """
+    """All pulls share `sender_gb_per_s`; `pull_gb_per_s` is one instance's link."""
 
     heartbeat_s: float = 5.0
     borrowed_heartbeat_s: float = 5.0
@@ -98,10 +96,8 @@ class SimulatedInstances:
         slowdown: float = 1.0,
         engine: SimulatedEngine | None = None,
     ) -> None:
-        """An instance comes; with `holds` it has that version already (a training node's own
-        weights).
-
-        An `engine` of its own moves on by itself, and calls `turns_ended` and `give_back`.
+        """Add an instance that `holds` a version, if any. An `engine` of its own moves on by itself
+        and calls `turns_ended` and `give_back`.
         """
         kv_tokens = None if engine is None else engine.kv_tokens
         spec = self.spec(

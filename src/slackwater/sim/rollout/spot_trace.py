@@ -9,9 +9,7 @@ from slackwater.model.spot_trace import SpotEvent
 
 @dataclass(frozen=True, slots=True)
 class SpotRates:
-    """A drawn trace: about `mean_instances`, replaced as they go, `removals_per_h` for each
-    instance.
-    """
+    """About `mean_instances`, replaced as they go, with `removals_per_h` for each."""
 
     mean_instances: float
     removals_per_h: float

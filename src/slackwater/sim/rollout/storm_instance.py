@@ -1,6 +1,4 @@
-"""An instance in a storm of faults: it makes the right tokens slowly, until it is told to
-misbehave.
-"""
+"""An instance in a storm of faults: it makes the right tokens until it is told to misbehave."""
 
 from dataclasses import dataclass, field
 from zlib import crc32

@@ -1,6 +1,4 @@
-"""What two models cost on one serving device: from hardware rates and shapes, never from
-outcomes.
-"""
+"""The costs of two models on one serving device, from hardware rates and shapes."""
 
 from dataclasses import dataclass
 

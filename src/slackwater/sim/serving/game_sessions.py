@@ -1,6 +1,4 @@
-"""Trajectories of short games (as FrozenLake and ALFWorld in ROSE 2.2 and 6): many short turns,
-little thinking.
-"""
+"""Trajectories of short games (FrozenLake and ALFWorld in ROSE 2.2, 6): many short turns."""
 
 from collections.abc import Sequence
 
@@ -12,9 +10,8 @@ from slackwater.sim.rollout.agent_trace import AgentTurn, Session
 def draw_games(
     count: int, seed: int | Sequence[int], *, max_context_tokens: int = 32_768
 ) -> list[Session]:
-    """`count` trajectories: about three quarters of their tokens are prompts and observations
-    (ROSE: 77 %), turns follow each other within seconds (ROSE 4.1), and a few games last far longer
-    than most.
+    """`count` trajectories: three quarters of their tokens are prompts and observations (ROSE: 77
+    %), turns follow within seconds, and a few games last far longer.
     """
     rng = np.random.default_rng(seed)
     sessions: list[Session] = []

@@ -1,6 +1,4 @@
-"""One serving device in virtual time: the service, the rollout that borrows it, and the arbiter
-between them.
-"""
+"""One simulated serving device: the service, the borrowing rollout, and the arbiter."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +22,13 @@ _DRAWN_AT_ONCE = 256
 
 @dataclass(slots=True)
 class NodeUse:
-    """What a node's device did, in seconds; `needed_s` is what the service could not have done with
-    less of.
-    """
+    """A device's time by use; `needed_s` is the least that the service could do with."""
 
     serving_s: float = 0.0
     rollout_s: float = 0.0
     needed_s: float = 0.0
     reported_s: float = 0.0
     rollout_reported_s: float = 0.0
-    rollout_steps: int = 0
     cuts: int = 0
     given_back: int = 0
 
@@ -116,9 +111,7 @@ class ServingNode:
         self.wake(now_s)
 
     def begin_step(self, now_s: float) -> tuple[list[Request], int]:
-        """The job's next RL step: the budget is set anew. What is over it, and how many tokens it
-        is.
-        """
+        """Begin the job's next RL step with a new budget; the requests above it, and its tokens."""
         rollout = self.rollout
         assert rollout is not None
         self.arbiter.look(now_s)
@@ -142,9 +135,7 @@ class ServingNode:
         return self.arbiter.kv_share(int(peak * self._bytes))
 
     def busy_share(self, seconds: float) -> float:
-        """The share of the last `seconds` that the service needed, prompts whole, decode steps at
-        its pace.
-        """
+        """The share of the last `seconds` that the service needed, decode steps at its pace."""
         spent_s = self.use.needed_s - self.use.reported_s
         self.use.reported_s = self.use.needed_s
         return min(spent_s / seconds, 1.0)
@@ -216,7 +207,6 @@ class ServingNode:
         def end_step() -> None:
             ended_s = now_s + took_s
             self.use.rollout_s += took_s
-            self.use.rollout_steps += 1
             self.arbiter.rolled_out(work, took_s)
             if rollout.end_step(ended_s) and self.rollout is rollout:
                 self.on_turns_ended()
@@ -242,9 +232,7 @@ class ServingNode:
         self.service.limit_tokens = int(self.arbiter.serving_limit / self._bytes)
 
     def _stop_or_go_on(self) -> None:
-        """The service's promise is broken, or kept again: rollouts have no memory, or what the
-        budget says.
-        """
+        """The promise was broken or is kept again: set the rollouts' memory accordingly."""
         self._stopped = self.arbiter.stopped
         rollout = self.rollout
         if rollout is not None:
@@ -254,9 +242,7 @@ class ServingNode:
             self.on_given_back(given, self._loan_tokens())
 
     def _check_memory(self, now_s: float) -> None:
-        """Serving use decides what rollouts keep; under pressure whole requests go, and are
-        reported.
-        """
+        """Cut the rollouts' memory by the service's use; requests that must go are reported."""
         rollout = self.rollout
         served = self._serving_bytes()
         pressed = self.arbiter.uses(served)

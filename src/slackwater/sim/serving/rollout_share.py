@@ -1,6 +1,4 @@
-"""The rollout's part of a serving device: an engine to the rollout manager's body, stepped when the
-arbiter lets it.
-"""
+"""The rollout's share of a serving device: an engine that the arbiter lets step."""
 
 import heapq
 from collections import OrderedDict, deque
@@ -14,9 +12,8 @@ from slackwater.sim.rollout.simulated_engine import Request, SimulatedEngine
 
 
 class RolloutShare(SimulatedEngine):
-    """Holds requests like any simulated engine, but moves on only by `begin_step` and `end_step`.
-
-    `kv_tokens` is its budget. Prefixes of turns that ended stay for `lease_s`, if there is room.
+    """A simulated engine with a budget of `kv_tokens` that moves on by `begin_step` and `end_step`;
+    prefixes of ended turns stay for `lease_s`, if there is room.
     """
 
     def __init__(
@@ -170,9 +167,7 @@ class RolloutShare(SimulatedEngine):
 
     def give_up(self, tokens: int) -> list[Request]:
         """Free memory until at most `tokens` are held: prefixes first, then whole requests,
-        youngest first.
-
-        The requests are the caller's to report; their tokens so far are with the manager.
+        youngest first, which the caller reports.
         """
         self._shrink_prefixes(tokens)
         given: list[Request] = []
@@ -196,9 +191,7 @@ class RolloutShare(SimulatedEngine):
         assert sum(tokens for tokens, _ in self._prefixes.values()) == self._prefix_tokens
 
     def _enter(self) -> None:
-        """Take waiting requests in while the budget has room for their context and one
-        token each.
-        """
+        """Admit waiting requests while their contexts and one token each fit the budget."""
         while self._line and self.running < self.max_running:
             request = self._line[0]
             needed = request.context_tokens + self.running + 1

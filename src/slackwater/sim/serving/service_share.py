@@ -1,6 +1,4 @@
-"""The service's part of a device: prompts in the order they came, then decoding, all in one
-batch.
-"""
+"""The service's share of a device: prompts by arrival, then decoding in one batch."""
 
 import heapq
 from collections import deque
@@ -12,9 +10,7 @@ from slackwater.policy.serving.step_cost import StepWork
 
 @dataclass(slots=True)
 class ServedRequest:
-    """One request of the service. `number` is its place in the trace; times are NaN until they
-    come.
-    """
+    """One request of the service: its `number` in the trace, and times, NaN until known."""
 
     number: int
     arrival_s: float
@@ -97,9 +93,7 @@ class ServiceShare:
         return self.kv_tokens + first.prompt_tokens <= self.limit_tokens
 
     def begin_step(self) -> StepWork:
-        """Choose the next step's rows: everything that decodes, then prompts until the step is
-        full.
-        """
+        """Choose the next step's rows: all decoding ones, then prompts until it is full."""
         room = max(self._step_tokens - len(self.decoding), 0)
         rows, prompt_pairs = len(self.decoding), 0.0
         self._chunk = []
@@ -172,9 +166,7 @@ class ServiceShare:
         self.kv_tokens -= request.prompt_tokens + 1 + made
 
     def _preempt(self) -> None:
-        """When its memory is full the youngest starts over later, with what it has made as part of
-        its prompt.
-        """
+        """Memory is full: the youngest starts over, with what it has made as part of its prompt."""
         while self.kv_tokens + len(self.decoding) > self.limit_tokens and len(self.decoding) > 1:
             request = self.decoding[next(reversed(self.decoding))]
             made = self._steps - request.began_step

@@ -38,9 +38,7 @@ class Arrival:
 def read_serving_trace(
     path: Path, *, seconds: float, max_tokens: int = 32_768, seed: int = 0
 ) -> list[Arrival]:
-    """The first `seconds` of a trace, by time. Prompts longer than the context are cut to
-    fit it.
-    """
+    """The first `seconds` of a trace, by time; prompts are cut to fit the context."""
     rng = np.random.default_rng(seed)
     rows = [
         row
@@ -81,9 +79,7 @@ def draw_arrivals(
     prompt_tokens: int = 1200,
     output_tokens: int = 180,
 ) -> list[Arrival]:
-    """A service with bursts, for storms and tests: a steady stream, and now and then many
-    at once.
-    """
+    """A service for storms and tests: a steady stream with bursts."""
     rng = np.random.default_rng(seed)
     times = list(np.cumsum(rng.exponential(1 / rate, int(2 * rate * seconds) + 1)))
     burst_s = float(rng.exponential(burst_every_s))

@@ -57,7 +57,6 @@ class FlashSharedAttention:
         self.crossings = [_crossing(pairs, device) for pairs in crossings]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        del layer
         out: Tensor = _attention(q, k, v, self)
         return out
 
