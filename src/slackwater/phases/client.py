@@ -63,8 +63,8 @@ class PermitClient:
         """Wait for the permit, however long; asking again is the same request."""
         while True:
             body = {"phase": phase, "iteration": iteration}
-            status, said = self._answer("POST", f"{_path_of(job)}/permits", body, _POLL_S)
-            if status == 200:
+            said = self._call("POST", f"{_path_of(job)}/permits", body, wait_s=_POLL_S)
+            if "permit" in said:
                 nodes = tuple(str(node) for node in said.get("nodes", ()))
                 return PhasePermit(
                     int(said["permit"]), phase, nodes, bool(said.get("switch", False))
@@ -90,13 +90,14 @@ class PermitClient:
         self._call("DELETE", _path_of(job), {"outcome": outcome, "reason": reason}, patient=False)
 
     def _call(
-        self, method: str, path: str, body: dict[str, Any], *, patient: bool = True
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any],
+        *,
+        wait_s: float = _ANSWER_S,
+        patient: bool = True,
     ) -> dict[str, Any]:
-        return self._answer(method, path, body, _ANSWER_S, patient=patient)[1]
-
-    def _answer(
-        self, method: str, path: str, body: dict[str, Any], wait_s: float, *, patient: bool = True
-    ) -> tuple[int, dict[str, Any]]:
         deadline_s, pause_s = time.monotonic() + (_GONE_S if patient else 0.0), 0.1
         while True:
             try:
@@ -107,8 +108,7 @@ class PermitClient:
             except (OSError, http.client.HTTPException) as error:
                 self._close()
                 problem = f"{type(error).__name__}: {error}"
-            # A service that never answered is not waited for: the address is wrong, or it is not
-            # up.
+            # A service that never answered is not up, or its address is wrong: do not wait for it.
             if time.monotonic() > deadline_s or not self._seen:
                 raise UnavailableError(
                     f"SLACKWATER_URL: {self._url} does not answer ({problem}); is `slackwater "
@@ -120,7 +120,7 @@ class PermitClient:
         if status >= 400:
             detail = said.get("detail", said)
             raise _ERRORS.get(status, RefusedError)(f"{method} {path}: {detail}")
-        return status, said
+        return said
 
     def _once(
         self, method: str, path: str, body: dict[str, Any], wait_s: float

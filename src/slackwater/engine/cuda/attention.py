@@ -57,43 +57,18 @@ class CudaPagedAttention:
             parts = q.new_empty((count, heads, spans, size), dtype=torch.float32)
             stats = q.new_empty((count, heads, spans, 2), dtype=torch.float32)
         decode_kernel[(count, kv_heads, spans)](
-            q,
-            self.cache,
-            rows.tables,
-            rows.slots,
-            rows.positions,
-            parts,
-            stats,
-            out,
-            layer,
-            _LOG2E / math.sqrt(size),
-            rows.tables.stride(0),
-            self.block_elements,
-            HEADS=heads,
-            KV=kv_heads,
-            GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
-            D=size,
-            TOKENS=BLOCK_TOKENS,
-            TILE=_DECODE_TILE,
-            SPAN=rows.span,
-            SPANS=spans,
-            num_warps=2,
-            num_stages=6,
-            **early,
-        )
+            q, self.cache, rows.tables, rows.slots, rows.positions, parts, stats, out, layer,
+            _LOG2E / math.sqrt(size), rows.tables.stride(0), self.block_elements,
+            HEADS=heads, KV=kv_heads, GROUP=max(16, triton.next_power_of_2(heads // kv_heads)),
+            D=size, TOKENS=BLOCK_TOKENS, TILE=_DECODE_TILE, SPAN=rows.span, SPANS=spans,
+            num_warps=2, num_stages=6, **early,
+        )  # fmt: skip
         if spans > 1:
             join_kernel[(count, heads)](
-                parts,
-                stats,
-                rows.positions,
-                out,
-                HEADS=heads,
-                D=size,
-                SPAN=rows.span,
-                SPANS=spans,
-                num_warps=1,
-                **early,
-            )
+                parts, stats, rows.positions, out,
+                HEADS=heads, D=size, SPAN=rows.span, SPANS=spans,
+                num_warps=1, **early,
+            )  # fmt: skip
         return out
 
     def _prompt(self, layer: int, q: Tensor, kv_heads: int, tiles: Tensor) -> Tensor:
@@ -101,24 +76,12 @@ class CudaPagedAttention:
         out = torch.empty_like(q)
         group = triton.next_power_of_2(heads // kv_heads)
         prompt_kernel[(len(tiles), kv_heads)](
-            q,
-            self.cache,
-            rows.tables,
-            tiles,
-            out,
-            layer,
-            _LOG2E / math.sqrt(size),
-            rows.tables.stride(0),
-            self.block_elements,
-            HEADS=heads,
-            KV=kv_heads,
-            GROUP=group,
-            D=size,
-            TOKENS=BLOCK_TOKENS,
+            q, self.cache, rows.tables, tiles, out, layer, _LOG2E / math.sqrt(size),
+            rows.tables.stride(0), self.block_elements,
+            HEADS=heads, KV=kv_heads, GROUP=group, D=size, TOKENS=BLOCK_TOKENS,
             ROWS=max(1, _TILE // group),
-            num_warps=8,
-            num_stages=2,
-        )
+            num_warps=8, num_stages=2,
+        )  # fmt: skip
         return out
 
 

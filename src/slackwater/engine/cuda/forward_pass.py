@@ -186,19 +186,11 @@ class CudaForwardPass:
         start, parts = 0, len(site.outs)
         for part, columns in enumerate(site.outs):
             spread_kernel[(len(adapters.tiles), triton.cdiv(columns, _SPREAD_BLOCK))](
-                out,
-                site.spread,
-                adapters.tiles,
-                out.stride(0),
-                start,
-                columns,
-                site.out,
-                site.out + part * UNIT,
-                parts * UNIT,
-                ROWS=DECODE_TILE if adapters.fused else PROMPT_TILE,
-                BLOCK=_SPREAD_BLOCK,
+                out, site.spread, adapters.tiles, out.stride(0), start, columns, site.out,
+                site.out + part * UNIT, parts * UNIT,
+                ROWS=DECODE_TILE if adapters.fused else PROMPT_TILE, BLOCK=_SPREAD_BLOCK,
                 num_warps=4,
-            )
+            )  # fmt: skip
             start += columns
 
     def _norm(
@@ -214,24 +206,13 @@ class CudaForwardPass:
         out = weight.new_empty(rows, columns)
         adapters = None if site is None else step.fused
         norm_kernel[(rows,)](
-            x,
-            x if residual is None else residual,
-            weight,
-            out,
-            x if site is None else site.spread,
-            x if adapters is None else adapters.rows,
-            x.stride(1),
-            x.stride(0),
-            columns,
-            self._eps,
-            ADD=residual is not None,
-            ADAPT=adapters is not None,
+            x, x if residual is None else residual, weight, out, x if site is None else site.spread,
+            x if adapters is None else adapters.rows, x.stride(1), x.stride(0), columns, self._eps,
+            ADD=residual is not None, ADAPT=adapters is not None,
             BLOCK=triton.next_power_of_2(columns),
-            CHUNK=min(_NORM_CHUNK, triton.next_power_of_2(columns)),
-            PARTS=parts,
-            num_warps=8 if adapters is None else 16,
-            **step.early,
-        )
+            CHUNK=min(_NORM_CHUNK, triton.next_power_of_2(columns)), PARTS=parts,
+            num_warps=8 if adapters is None else 16, **step.early,
+        )  # fmt: skip
         return out
 
     def _rotate(
@@ -242,37 +223,16 @@ class CudaForwardPass:
         tiles = None if step.fused is None else step.fused.tiles
         count = triton.cdiv(length, DECODE_TILE) if tiles is None else len(tiles)
         rotate_kernel[(count, self._heads + 2 * self._kv_heads)](
-            qkv,
-            self._cos,
-            self._sin,
-            qkv if layer.q_norm is None else layer.q_norm,
-            qkv if layer.k_norm is None else layer.k_norm,
-            q,
-            attention.cache,
-            rows.tables,
-            rows.slots,
-            rows.positions,
-            layer.qkv.spread,
-            rows.positions if tiles is None else tiles,
-            length,
-            number,
-            qkv.stride(1),
-            qkv.stride(0),
-            rows.tables.stride(0),
-            attention.block_elements,
-            self._eps,
-            HEADS=self._heads,
-            KV=self._kv_heads,
-            D=self._size,
-            TOKENS=BLOCK_TOKENS,
-            NORM=layer.q_norm is not None,
-            ADAPT=tiles is not None,
-            ROWS=DECODE_TILE,
-            PARTS=parts,
+            qkv, self._cos, self._sin, qkv if layer.q_norm is None else layer.q_norm,
+            qkv if layer.k_norm is None else layer.k_norm, q, attention.cache, rows.tables,
+            rows.slots, rows.positions, layer.qkv.spread,
+            rows.positions if tiles is None else tiles, length, number, qkv.stride(1),
+            qkv.stride(0), rows.tables.stride(0), attention.block_elements, self._eps,
+            HEADS=self._heads, KV=self._kv_heads, D=self._size, TOKENS=BLOCK_TOKENS,
+            NORM=layer.q_norm is not None, ADAPT=tiles is not None, ROWS=DECODE_TILE, PARTS=parts,
             PRELOADED=step.preloaded,
-            num_warps=4,
-            **step.early,
-        )
+            num_warps=4, **step.early,
+        )  # fmt: skip
         return q
 
     def _activate(self, site: CudaProductSite, gate_up: Tensor, step: _Step) -> Tensor:
@@ -281,20 +241,10 @@ class CudaForwardPass:
         tiles = None if step.fused is None else step.fused.tiles
         count = triton.cdiv(rows, DECODE_TILE) if tiles is None else len(tiles)
         silu_mul_kernel[(count, triton.cdiv(columns, _SILU_BLOCK))](
-            gate_up,
-            out,
-            site.spread,
-            gate_up if tiles is None else tiles,
-            rows,
-            columns,
-            gate_up.stride(1),
-            gate_up.stride(0),
-            ADAPT=tiles is not None,
-            ROWS=DECODE_TILE,
-            BLOCK=_SILU_BLOCK,
-            PARTS=parts,
+            gate_up, out, site.spread, gate_up if tiles is None else tiles, rows, columns,
+            gate_up.stride(1), gate_up.stride(0),
+            ADAPT=tiles is not None, ROWS=DECODE_TILE, BLOCK=_SILU_BLOCK, PARTS=parts,
             PRELOADED=step.preloaded,
-            num_warps=4,
-            **step.early,
-        )
+            num_warps=4, **step.early,
+        )  # fmt: skip
         return out

@@ -109,23 +109,11 @@ def few_rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, how: Tiling
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, columns, dtype=kind, device=x.device)
     product_kernel[(triton.cdiv(columns, how.columns), how.parts)](
-        x,
-        weight,
-        x if bias is None else bias,
-        out,
-        rows,
-        columns,
-        DEPTH=depth,
-        PARTS=how.parts,
-        BIAS=bias is not None,
-        ROWS=16 if rows <= 16 else 32,
-        COLUMNS=how.columns,
-        STEP=how.step,
-        PIECES=how.pieces,
-        num_warps=_WARPS,
-        num_stages=_STAGES,
-        **early_start(True),
-    )
+        x, weight, x if bias is None else bias, out, rows, columns,
+        DEPTH=depth, PARTS=how.parts, BIAS=bias is not None, ROWS=16 if rows <= 16 else 32,
+        COLUMNS=how.columns, STEP=how.step, PIECES=how.pieces,
+        num_warps=_WARPS, num_stages=_STAGES, **early_start(True),
+    )  # fmt: skip
     return out
 
 

@@ -22,21 +22,11 @@ def launch_sampling(logits: Tensor, temperature: Tensor, uniform: Tensor, answer
         logits, temperature, tops, sums, places, stride, vocab, chunks, BLOCK=_BLOCK, num_warps=8
     )
     sample_kernel[(rows,)](
-        logits,
-        temperature,
-        uniform,
-        tops,
-        sums,
-        places,
-        answer[0],
-        answer[1].view(torch.float32),
-        stride,
-        vocab,
-        chunks,
-        BLOCK=_BLOCK,
-        CHUNKS=triton.next_power_of_2(chunks),
+        logits, temperature, uniform, tops, sums, places, answer[0], answer[1].view(torch.float32),
+        stride, vocab, chunks,
+        BLOCK=_BLOCK, CHUNKS=triton.next_power_of_2(chunks),
         num_warps=8,
-    )
+    )  # fmt: skip
 
 
 class CudaSampler:

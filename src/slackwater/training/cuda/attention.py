@@ -136,20 +136,10 @@ class _Attention(torch.autograd.Function):
             all_kept += kept
             count, joined = len(crossing.query_rows), lse.clone()
             join_rows[(count,)](
-                out,
-                lse,
-                other,
-                other_lse,
-                joined,
-                crossing.query_rows,
-                count,
-                rows,
-                HEADS=heads,
-                SIZE=size,
-                LINES=lines,
-                BLOCK=triton.next_power_of_2(size),
+                out, lse, other, other_lse, joined, crossing.query_rows, count, rows,
+                HEADS=heads, SIZE=size, LINES=lines, BLOCK=triton.next_power_of_2(size),
                 num_warps=4,
-            )
+            )  # fmt: skip
             lse = joined
         ctx.save_for_backward(q, k, v, out, lse, *all_kept)
         ctx.attention = attention

@@ -109,17 +109,10 @@ class _AddNorm(torch.autograd.Function):
         total = x if residual is None else torch.empty_like(x)
         out, columns = torch.empty_like(x), x.shape[1]
         norm_forward[(len(x),)](
-            x,
-            x if residual is None else residual.contiguous(),
-            weight,
-            total,
-            out,
-            columns,
-            eps,
-            ADD=residual is not None,
-            BLOCK=triton.next_power_of_2(columns),
+            x, x if residual is None else residual.contiguous(), weight, total, out, columns, eps,
+            ADD=residual is not None, BLOCK=triton.next_power_of_2(columns),
             num_warps=8,
-        )
+        )  # fmt: skip
         ctx.save_for_backward(total, weight)
         ctx.eps, ctx.adds = eps, residual is not None
         ctx.set_materialize_grads(False)
@@ -133,20 +126,12 @@ class _AddNorm(torch.autograd.Function):
         (rows, columns), dx = total.shape, torch.empty_like(total)
         partial, programs = _allocate_partials(weight, ctx.needs_input_grad[2], rows)
         norm_backward[(programs,)](
-            g.contiguous(),
-            g if passed is None else passed.contiguous(),
-            total,
-            weight,
-            dx,
-            partial,
-            rows,
-            columns,
-            ctx.eps,
-            PASSED=passed is not None,
-            WEIGHT=ctx.needs_input_grad[2],
+            g.contiguous(), g if passed is None else passed.contiguous(), total, weight, dx,
+            partial, rows, columns, ctx.eps,
+            PASSED=passed is not None, WEIGHT=ctx.needs_input_grad[2],
             BLOCK=triton.next_power_of_2(columns),
             num_warps=8,
-        )
+        )  # fmt: skip
         return (
             dx,
             dx if ctx.adds else None,
@@ -165,16 +150,10 @@ class _Rotate(torch.autograd.Function):
         x = x.contiguous()
         out = torch.empty_like(x)
         rotate_forward[(len(x),)](
-            x,
-            x if weight is None else weight,
-            cos,
-            sin,
-            out,
-            eps,
-            NORM=weight is not None,
-            **_heads(x.shape[1] // size, size),
+            x, x if weight is None else weight, cos, sin, out, eps,
+            NORM=weight is not None, **_heads(x.shape[1] // size, size),
             num_warps=4,
-        )
+        )  # fmt: skip
         ctx.save_for_backward(x, cos, sin, *(() if weight is None else (weight,)))
         ctx.eps, ctx.size = eps, size
         return out.view(len(x), -1, size)
@@ -187,20 +166,11 @@ class _Rotate(torch.autograd.Function):
         dx = torch.empty_like(x)
         partial, programs = _allocate_partials(x if weight is None else weight, wanted, len(x))
         rotate_backward[(programs,)](
-            g.contiguous(),
-            x,
-            x if weight is None else weight,
-            cos,
-            sin,
-            dx,
-            partial,
-            len(x),
+            g.contiguous(), x, x if weight is None else weight, cos, sin, dx, partial, len(x),
             ctx.eps,
-            NORM=weight is not None,
-            WEIGHT=wanted,
-            **_heads(x.shape[1] // ctx.size, ctx.size),
+            NORM=weight is not None, WEIGHT=wanted, **_heads(x.shape[1] // ctx.size, ctx.size),
             num_warps=4,
-        )
+        )  # fmt: skip
         dweight = None if weight is None else _sum_partials(partial, weight, wanted)
         return dx, dweight, None, None, None, None
 
