@@ -14,14 +14,11 @@ _loaded: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
 def compiled(function: F) -> F:
-    """Machine code for a function over numbers and NumPy arrays; compiled once and kept on disk.
-
-    numba comes with the first call of any such function: to import it takes a quarter of a
-    service's start, and one that shares no fleet does without.
+    """Machine code for a function over numbers and NumPy arrays, compiled once and kept on disk.
+    numba is imported at the first call: that takes a quarter of a service's start.
 
     Hazard: the kept code is checked against the function's own file only. After a change to a
-    compiled function that others in other files call, remove the kept code (`make fresh-kernels`),
-    or they go on with the old one.
+    compiled function with callers in other files, remove it (`make fresh-kernels`).
     """
 
     @functools.wraps(function)
@@ -52,10 +49,8 @@ def _load() -> None:
 
 @compiled
 def copy_row(into: NDArray[Any], values: NDArray[Any], count: int) -> None:
-    """Copy the first `count` numbers.
-
-    Hazard: to assign one slice to another takes numba seconds more to compile, in every function
-    that calls the one that does so: the message about shapes that differ is compiled with it.
+    """Copy the first `count` numbers. Hazard: a slice assignment takes numba seconds more to
+    compile, in every caller, because of its message about shapes that differ.
     """
     for i in range(count):
         into[i] = values[i]

@@ -12,11 +12,8 @@ from slackwater.model.amounts import Amounts, Efficiency
 
 @dataclass(frozen=True, slots=True)
 class DurationCurve:
-    """Seconds by units, infinite where the action cannot run. `convex`: each unit more helps no
-    more than the one before it.
-
-    `known` says that the durations are more than a guess; an action of unknown duration gets its
-    least.
+    """Seconds by units, infinite where the action cannot run; a guess unless `known`. `convex`:
+    each further unit helps no more than the one before.
     """
 
     seconds: NDArray[np.float64]

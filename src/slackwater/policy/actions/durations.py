@@ -1,8 +1,5 @@
-"""How long actions take, learned from those that ended: a distribution for every kind, not only a
-mean.
-
-A mean says that an action which has outlived it will end at once. The distribution knows better:
-among those that ran at least as long, how long did they go on?
+"""Distributions of action durations, by kind: among those that ran as long, how long did they go
+on? A mean would say that an action which has outlived it ends at once.
 """
 
 from collections import deque

@@ -1,10 +1,8 @@
-"""How much service tenants had, over their weights: whoever had least goes first (start-time fair
-queueing).
+"""Start-time fair queueing: the tenant that had the least service over its weight goes first.
 
-What a tenant is charged is what its actions held, not what it said they would: a start is charged
-at most `QUANTUM_S` in advance, and what an action really held is charged while it runs and when it
-ends. So neither long actions that claim to be short nor the reverse win anything. A tenant that had
-nothing to do comes back level with those who had: it has saved up nothing, and owes nothing.
+A tenant is charged for what its actions held: at most `QUANTUM_S` in advance, the rest while they
+run and when they end, so that false durations win nothing. A tenant that was idle comes back level
+with the others.
 """
 
 from collections.abc import Iterable

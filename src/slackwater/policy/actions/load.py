@@ -1,7 +1,5 @@
-"""How busy a lane is, and will be: running averages that fade with time.
-
-An elastic action that takes every last core makes the tool calls of a hundred trajectories wait for
-it, and the elastic actions that come before the queue is empty wait for every unit that is taken.
+"""Running averages of a lane's short actions and of elastic arrivals: an elastic action that takes
+every core makes the tool calls of many trajectories, and later elastic actions, wait.
 """
 
 import math

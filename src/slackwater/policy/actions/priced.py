@@ -1,13 +1,10 @@
-"""Elastic scheduling with a price on every unit and second: what one action takes longer than it
-must, all who wait behind it wait longer.
+"""Elastic scheduling with a price: what one action takes longer, all behind it wait longer.
 
-ARL-Tangram's Algorithm 1 shares out what is free at this moment. Under load little is free at any
-moment, so a long test suite that comes to the head of the line when one core is free runs on one
-core for its whole life. Two things are different here. A unit used for a second delays everybody
-who waits by 1 / capacity, so an action takes the amount m at which its own duration plus the delay
-that it causes, T(m) + price * m * T(m), is least. And the first in line may wait for more units to
-come free, if it ends earlier that way at the same price; it is put off once, never for longer than
-it hoped to gain, so no one starves.
+ARL-Tangram's Algorithm 1 shares out what is free at this moment. Under load that is little, so a
+long test suite would run on one core for its whole life. Here a unit used for a second delays all
+who wait by 1 / capacity, and an action takes the amount m with the least T(m) + price * m * T(m).
+The first in line may wait for more units if it then ends earlier at that price; it is put off once,
+never for longer than it hoped to gain, so no one starves.
 """
 
 from collections.abc import Sequence
@@ -59,8 +56,8 @@ def share_by_price(
 ) -> Ints:
     """Units for each row in order, 0 from the first on that had better wait.
 
-    `ends`, ascending, and `end_units` are the completions to come; `behind[i]` is how many wait
-    behind row i; `patience_s[i]` is how long it may still be put off.
+    `ends` (ascending) and `end_units` are future completions; `behind[i]` wait behind row i, which
+    may still be put off for `patience_s[i]`.
     """
     count, width = rows.shape
     width = min(width, after.shape[1])

@@ -1,8 +1,5 @@
-"""In which order waiting actions are looked at, and which start now on how many units.
-
-A view is about one resource in one place: the cores of one node, the GPUs of the pool. The
-candidates are the first actions in order whose least needs fit all at once; the rest waits behind
-them.
+"""In which order waiting actions are looked at, and which start now on how many units of one
+resource in one place. Candidates are the first whose least needs fit all at once.
 """
 
 from collections.abc import Sequence
@@ -19,13 +16,9 @@ from slackwater.policy.actions.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class SchedulingView:
-    """`left_s` and `left_units`: how much longer what runs now is expected to take, and the units
-    that this will set free.
-
-    `capacity` is all units, free or not; `waiting_behind` counts those behind the candidates
-    (`rest` has the first of them) and `soon` those that will have to wait with them; `short` knows
-    how many units inelastic actions usually keep busy. A candidate may be put off for `patience_s`
-    more.
+    """Running actions need `left_s` more and then free `left_units` of all `capacity` units. Behind
+    the candidates wait `waiting_behind` (the first are `rest`), and `soon` more come. `short` is
+    the usual load of inelastic actions; a candidate may be put off for `patience_s` more.
     """
 
     topology: Topology
@@ -50,9 +43,8 @@ class Scheduling(Protocol):
 
     @property
     def puts_off(self) -> bool:
-        """Whether it lets an elastic action wait for more units while short ones behind it pass.
-        Then candidates may be more than fit at once: the inelastic ones fit, the elastic ones share
-        what these leave.
+        """Whether elastic actions may wait for more units while short ones pass. Then only the
+        inelastic candidates fit all at once, and the elastic ones share what these leave.
         """
 
     def decide(self, view: SchedulingView) -> list[int]:

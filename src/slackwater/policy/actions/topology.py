@@ -1,10 +1,7 @@
-"""What is left of a resource after somebody took some: the operators under the arranging
-(ARL-Tangram, Appendix B).
+"""What is left of a resource after a use: the operators of ARL-Tangram's Appendix B.
 
-A topology is a table: `after[state, units]` is the state once `units` were taken, or -1 if they
-cannot be. Everything that arranges works on such tables and knows nothing of cores or GPUs. Plain
-units are any units at all; chunks are 2^a neighbours whose first number is a multiple of 2^a, as
-GPUs under one parallel layout want them.
+In a topology's table `after[state, units]` is the next state, or -1. Plain units are any units;
+chunks are 2^a neighbours whose first number is a multiple of 2^a, as GPUs under one layout.
 """
 
 from collections.abc import Sequence

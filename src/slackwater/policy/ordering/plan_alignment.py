@@ -1,8 +1,7 @@
 """Where in its cycle a group takes up a plan: at the cut after which the members lose least.
 
-Members are caught at any point of their iterations. From every cut of the cycle the plan is run
-forward at worst-case lengths, with each member's first slot passed over if it is for the phase that
-the member is not at; the cut is taken that costs no member more than it can bear, and all together
+From every cut the plan is run forward at worst-case lengths; a member's first slot is passed over
+if it is for the other phase. The best cut costs no member more than it can bear, and all together
 least.
 """
 
@@ -83,8 +82,8 @@ class PlanForecast:
         self.longest_s = max((max(m.rollout_s, m.train_s) for m in members), default=0.0)
 
     def spare_s(self, member: LoadedJob) -> float:
-        """How much later than at the plan's pace it may be: it needs what its iterations take at
-        that pace, or what they take on nodes of its own after one more of them here.
+        """How much later than at the plan's pace it may be, if it stays or leaves for its own
+        nodes.
         """
         pace_s = self.pace_s[member.job]
         return member.budget_s - min(member.iterations_left * pace_s, member.leave_s + pace_s)

@@ -1,9 +1,6 @@
-"""Fixed cyclic orders: on every node phases take turns in one sequence, and each waits for its
-turn.
-
-With the sequences fixed, execution is max-plus linear: shorter phases never make anything later, so
-the worst case that admission looked at bounds every run (WEAVE 4.3 with one turn per job and cycle;
-plans may give a job several).
+"""Fixed cyclic orders: on every node phases take turns in one sequence. Execution is then max-plus
+linear: shorter phases make nothing later, so the worst case that admission looked at bounds every
+run (WEAVE 4.3 with one turn per job and cycle; plans may give several).
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence

@@ -1,9 +1,5 @@
-"""Whose phase runs next on a group's nodes: highest response ratio with setup, and first come first
-served.
-
-An ordering is a deterministic state machine beside a group. It is told who joined and who left, and
-picks among the requests that wait. Orders that follow a plan are in `planned_order.py` and
-`work_conserving.py`.
+"""Whose phase runs next on a group's nodes, by response ratio or arrival. An ordering is a state
+machine beside a group; those that follow a plan are in `planned_order.py` and `work_conserving.py`.
 """
 
 import math
@@ -18,9 +14,7 @@ from slackwater.model.placement import GroupPlan, Phase
 
 @dataclass(frozen=True, slots=True)
 class WaitingPhase:
-    """A phase that wants to run: on which nodes, since when, how long it is expected to take, and
-    to set up if its state is not on the devices now.
-    """
+    """A phase that wants to run, with its expected length and its setup if it needs a switch."""
 
     job: JobId
     phase: Phase
@@ -66,8 +60,8 @@ class Ordering(Protocol):
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        """If these took part from now on: by how much a member might at worst fall behind beyond
-        its slack, and the cycle's length.
+        """For these members: how far one might fall behind beyond its slack, and the cycle's
+        length.
         """
 
     def leave(self, job: JobId) -> None:

@@ -1,10 +1,8 @@
-"""How long one meta-iteration takes: every job of a group rolls out once and trains once (WEAVE
-4.3).
+"""The length of one meta-iteration: every job of a group rolls out once and trains once, in order
+of admission on every node (WEAVE 4.3).
 
-Phases take turns in the order of admission on every node, each as soon as its node is free and the
-job's previous phase is over. Such a system settles at a period: the largest ratio, over cycles of
-its precedence graph, of work to meta-iterations spanned. Every job's co-executed iteration takes
-one period.
+It settles at a period: the largest ratio, over cycles of the precedence graph, of work to
+meta-iterations spanned.
 """
 
 import numpy as np

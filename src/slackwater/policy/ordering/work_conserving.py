@@ -1,11 +1,9 @@
 """The work-conserving order: whoever is ready runs, highest response ratio first, as long as every
-member keeps its budget even if all phases from then on take their worst and follow the plan.
+member keeps its budget even if all later phases take their worst and follow the plan.
 
-The invariant: from the state of the group there is a cut of the plan after which, at worst-case
-lengths, every member keeps its budget. A phase is let in out of turn only if that still holds with
-it running; where it does not, the plan's turns bind. Time that passes keeps the invariant, since
-phases are never longer than their worst and a fixed order only ever starts earlier (see
-`planned_order`).
+The invariant: some cut of the plan lets every member keep its budget at worst-case lengths. A phase
+runs out of turn only if that still holds; otherwise the plan's turns bind. Time keeps the
+invariant: phases never exceed their worst, and a fixed order only ever starts earlier.
 """
 
 import math

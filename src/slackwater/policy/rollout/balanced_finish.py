@@ -15,15 +15,13 @@ from slackwater.policy.rollout.seeding import (
 
 @dataclass(frozen=True, slots=True)
 class BalancedFinish:
-    """Stop seeding when going on with it would not bring the step's end any nearer.
+    """Stop seeding when going on would not bring the step's end any nearer.
 
-    The balance that the adaptive window approaches over steps, found inside each step: the end is
-    forecast for stopping now and for stopping a little later, from the turns that are left, the
-    lengths seen and the step times measured; so a loss or a gain of instances is answered at once.
-    The window is the fallback until enough is known. A trainer that waits takes part again when
-    that saves more than switching costs. Without `seeds` all turns go to remote instances if there
-    are any; without `remembers` every step begins as if it were the first, with nothing known of
-    the trainer's rate or of how forecasts turned out.
+    The end is forecast for stopping now and a little later, from the turns left, the lengths seen
+    and the step times measured, so that a change of instances counts at once; `fallback` decides
+    until enough is known. A trainer that waits takes part again when that saves more than switching
+    costs. Without `seeds` all turns go to remote instances; without `remembers` every step begins
+    as the first.
     """
 
     fallback: AdaptiveWindow = field(default_factory=AdaptiveWindow)

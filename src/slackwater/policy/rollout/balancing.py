@@ -45,12 +45,9 @@ class NoBalancing:
 
 @dataclass(frozen=True, slots=True)
 class FillIdle:
-    """RLBoost: pending turns, one by one, from the fullest to an instance without any, until that
-    is saturated; with nothing pending anywhere, running ones beyond the plateau from the busiest to
-    an idle instance.
-
-    The paper's monitor loops without pause; here one call carries its loop on until it would rest,
-    on the loads as the moves change them.
+    """RLBoost: pending turns go one by one from the fullest instance to one without any until that
+    is saturated; if none is pending, running ones beyond the plateau go from the busiest to an idle
+    one. The paper's monitor loops; one call here carries its loop on until it would rest.
     """
 
     def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
@@ -98,15 +95,12 @@ class FillIdle:
 
 @dataclass(frozen=True, slots=True)
 class EvenSteps:
-    """Make the slowest instance's step as short as the others': a step ends with its slowest
-    instance.
+    """Shorten the slowest instance's step, with which a step ends.
 
-    Pending turns go wherever they can run. Running turns move from the instance with the longest
-    step to the one with the shortest while they differ by more than `tolerance`; a step's length is
-    known per turn and per token of context, so the number to move follows. Idle instances are the
-    extreme case, whatever the plateau: spreading the last turns shortens their steps, because
-    reading their context is most of them. At most `most_moves` a pair and `pairs` pairs at a time,
-    so that prefills never swamp an instance.
+    Pending turns go wherever they can run. Running turns move from the longest step to the shortest
+    while these differ by more than `tolerance`; how many follows from the step's cost per turn and
+    context token. Idle instances are the extreme case: spreading the last turns shortens their
+    steps. `most_moves` a pair and `pairs` pairs bound the prefills.
     """
 
     tolerance: float = 0.15

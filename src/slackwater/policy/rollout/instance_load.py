@@ -9,13 +9,9 @@ from slackwater.policy.rollout.working_set import Tokens, most_expected, nothing
 
 @dataclass(slots=True)
 class InstanceLoad:
-    """One instance's limits and load.
-
-    `waiting` is what the instance last said it holds but does not run; `kv_load_tokens` its last
-    report plus what was sent since. `residents` trajectories that come back are its working set:
-    they hold `resident_tokens` now and are expected to hold `expected_tokens` as contexts grow.
-    `produced_per_s` is its decode rate between its last two reports;
-    `slowness` how many times as long its steps take as those of the fleet's common law.
+    """One instance's limits and load. `waiting` and `kv_load_tokens` are its last report (the
+    latter plus what was sent since); `residents` are its working set, with `resident_tokens` now
+    and `expected_tokens` later; `slowness` is relative to the fleet's common law.
     """
 
     instance: InstanceId

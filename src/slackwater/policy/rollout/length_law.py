@@ -27,13 +27,11 @@ class LengthLaw:
         return float(self._table().mean()) if self._lengths else 0.0
 
     def sample_left(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A likely rest for each turn that has `made` tokens: spread evenly over the lengths above
+        """A likely rest for each turn that has `made` tokens, spread evenly over the lengths above
         it.
 
-        No randomness: the i-th turn takes the (i * golden ratio mod 1) quantile of its own
-        conditional law. Where too little is known (fewer ended than are running, or a turn longer
-        than any that ended) the rest is taken to be about as long as what was made: what has lasted
-        goes on lasting.
+        The i-th turn takes the (i * golden ratio mod 1) quantile of its conditional law. Where too
+        little is known, the rest is about as long as what was made.
         """
         table = self._table()
         share = np.modf(np.arange(1, len(made) + 1) * 0.6180339887498949)[0]

@@ -14,10 +14,8 @@ from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing
 
 @dataclass(frozen=True)
 class TurnNeed:
-    """One turn to place. `affine` served the trajectory's last turn and may hold its prefix.
-
-    `resident`: the trajectory belongs to the working set there. `growth` is its job's law of
-    context growth. `sequence` numbers turns as they were submitted.
+    """One turn to place. `affine` served the trajectory's last turn; `resident`: the trajectory is
+    in its working set; `growth` is the job's law of context growth; `sequence` counts submissions.
     """
 
     turn: TurnId
@@ -48,9 +46,7 @@ WAIT = Destination()
 
 
 class RoutingPolicy(Protocol):
-    """Chooses an instance for a turn among those that hold its weights and may serve its job, of
-    which our own come first.
-
+    """Chooses among instances that hold the turn's weights and may serve its job, own ones first.
     `started_first`: waiting turns of started trajectories go before those of new ones.
     """
 

@@ -1,8 +1,5 @@
-"""How long training nodes roll out themselves at the start of a step (RLBoost 4.1, Algorithm 1).
-
-Each step begins with local engines generating ("seeding"); then they give way to the trainer, while
-the remote instances go on with the unfinished turns. Pure: state and view in, decision or new state
-out.
+"""How long training nodes roll out themselves at the start of a step, before they give way to the
+trainer (RLBoost 4.1, Algorithm 1). Pure: state and view in, decision or new state out.
 """
 
 import math
@@ -15,11 +12,8 @@ from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 
 @dataclass(frozen=True, slots=True)
 class SeedingState:
-    """What is carried from step to step. `memory` is the window that suited each number of
-    instances.
-
-    `train_tokens_per_s` is learned; so is `pace`, by how much remote generation is slower than
-    forecast.
+    """What is carried from step to step: `memory` has the window by number of instances, `pace` is
+    how much slower than forecast remote generation is.
     """
 
     window_s: float
@@ -48,10 +42,8 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class SeedingView:
-    """The step at this moment. Without `forecast` too little has been learned to look ahead.
-
-    `ready_tokens` are complete and not yet trained on. `remote_joined` counts instances that still
-    pull.
+    """The step at this moment; no `forecast` before enough is known. `ready_tokens` are complete
+    and untrained; `remote_joined` counts instances that still pull.
     """
 
     elapsed_s: float
@@ -120,13 +112,10 @@ class Colocated:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveWindow:
-    """RLBoost: a window of time, moved by what trainer and instances waited in the last step.
-
-    The window is fixed when the step begins: when it is over the trainer takes its devices, whether
-    instances have their weights yet or not. `initial_s` and `eta` are those of the authors'
-    published manager. Without `seeds` the window is always 0 (all turns go to remote instances if
-    there are any); without `remembers` the window is not looked up when a number of instances
-    returns.
+    """RLBoost: a window of time, fixed when the step begins, moved by what trainer and instances
+    waited in the last step. `initial_s` and `eta` are those of the authors' published manager.
+    Without `seeds` the window is 0; without `remembers` it is not looked up when a number of
+    instances returns.
     """
 
     initial_s: float = 150.0

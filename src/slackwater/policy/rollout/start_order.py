@@ -1,8 +1,5 @@
-"""In which order new trajectories start. A step ends with its longest trajectory, so those that
-will last much longer than others start first.
-
-Nothing says how long a trajectory will last, but trajectories of one prompt last alike: a group's
-samples, or the same prompt in a later epoch.
+"""In which order new trajectories start: much longer ones first, since a step ends with its
+longest. Trajectories of one prompt last alike: a group's samples, or a later epoch's.
 """
 
 from collections import OrderedDict
@@ -36,11 +33,9 @@ class StartOrder:
             self._lasted_s.popitem(last=False)
 
     def order(self, waiting: Sequence[tuple[PromptKey, float]]) -> list[int]:
-        """Indices of waiting trajectories, given by prompt and since when they wait.
-
-        Those that will last much longer than most are ahead by as much as they will last, and one
-        of each unknown prompt by as much as any, so that something is learned of it. Hence none
-        waits for ever.
+        """Indices of waiting trajectories, given by prompt and since when they wait. Much longer
+        ones are ahead by their length, and one of each unknown prompt by as much as any, so that
+        something is learned of it; hence none waits for ever.
         """
         known_s = [self._lasted_s[prompt] for prompt, _ in waiting if prompt in self._lasted_s]
         if not known_s:

@@ -1,10 +1,6 @@
-"""How long a decode step takes, learned while engines run: a fixed part, a part per turn, a part
-per token read.
-
-Memory-bound decoding reads the weights once a step and every turn's context; so a step's length is
-linear in the batch and in the cached tokens. Three numbers describe an engine, and heartbeats are
-enough to find them; a fourth, the cost of a prefilled token, tells apart what prompts added to the
-time between two heartbeats.
+"""The length of a decode step, learned while engines run: a fixed part, a part per turn, a part per
+token of context, and a part per token prefilled beside it. Decoding is memory-bound: a step reads
+the weights once and every turn's context.
 """
 
 import math
@@ -61,11 +57,9 @@ class StepTimeFit:
         prefilled_tokens: float = 0.0,
         slowness: float = 1.0,
     ) -> None:
-        """One measurement: what a step of about this batch took, with so much prefilled beside each
-        step, on an engine that takes `slowness` times as long as the present law says.
-
-        Only what sets it apart from the others is taken out. If all of it were, nothing would hold
-        the law's scale, and uneven steps would make every engine look slower and slower.
+        """One step of an engine that takes `slowness` times as long as the present law says. Only
+        what sets it apart from the others is taken out: otherwise nothing would hold the law's
+        scale.
         """
         if batch <= 0 or step_s <= 0:
             return
@@ -132,11 +126,8 @@ class StepTimeFit:
 
 
 class Slowness:
-    """How many times as long one engine takes as the law of all says: 1 unless it is plainly
-    otherwise.
-
-    Engines of a fleet are mostly alike, and measurements scatter; so a difference within `_ALIKE`
-    counts as none.
+    """How many times as long one engine takes as the common law says: 1 unless it differs by more
+    than `_ALIKE`, since measurements scatter.
     """
 
     def __init__(self) -> None:

@@ -10,15 +10,13 @@ from slackwater.policy.rollout.routing import WAIT, Destination, TurnNeed, find_
 
 @dataclass(frozen=True, slots=True)
 class KeepWarm:
-    """Trajectories return to the instance that holds their prefix; new ones start where their
-    prefix will last.
+    """Trajectories return to the instance that holds their prefix; new ones start where it will
+    last.
 
-    Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, and starts new trajectories
-    wherever a slot is free; then contexts push each other out of the caches and every turn is
-    prefilled again. Here a trajectory of an instance's working set waits for its home; any other
-    starts only where the working set, with it and with the growth that is expected of all, still
-    fits the cache. A home whose steps take more than `slow_home` times as long is left for a
-    faster instance with room: decoding there would cost more than the prefill.
+    Affinity alone (ROSE 4.3) goes elsewhere whenever home is full, so that contexts push each other
+    out of the caches. Here a trajectory of a working set waits for its home, and any other starts
+    only where the working set with its expected growth still fits. A home `slow_home` times as slow
+    is left for a faster instance: decoding there would cost more than the prefill.
     """
 
     slow_home: float = 1.5

@@ -1,9 +1,5 @@
-"""How much KV cache the started trajectories of a job will want: learned from how they grow, return
-and end.
-
-A trajectory keeps its context cached between its turns, and the context grows with every turn. Too
-many started at once push each other out of the caches; too few leave engines idle. Nothing says
-how long a trajectory will get or that it has ended, so both are learned per job, from nothing.
+"""The KV cache that the started trajectories of a job will want, learned from how they grow, return
+and end. Too many started at once push each other out of the caches; too few leave engines idle.
 """
 
 from functools import lru_cache
@@ -34,11 +30,9 @@ def _grid(width: float) -> NDArray[np.float64]:
 
 
 class ContextGrowth:
-    """One job's law of context growth, and of the pauses between turns.
-
-    Contexts up to `longest_tokens` fall into `BINS` bins. Of those that reached a bin, a share
-    ended in it (Kaplan and Meier): running trajectories count as far as they came, and where none
-    has been yet, all are taken to go on. `turn_tokens` is what a turn adds on average.
+    """One job's law of context growth, and of the pauses between turns: of the contexts that
+    reached a bin, the share that ended in it (Kaplan and Meier). Without data all are taken to go
+    on.
     """
 
     def __init__(self, longest_tokens: int, *, keep: int = 512) -> None:
@@ -109,8 +103,8 @@ class ContextGrowth:
         return min(float(self._sorted_s[max(index, 0)]), longest_s)
 
     def expected(self, context_tokens: int, alive: float = 1.0) -> Tokens:
-        """The tokens a trajectory is expected to hold when contexts have grown by 0, 1, 2, ...
-        bins, with those that will have ended by then counted as nothing; and their variance.
+        """Expected tokens of a trajectory after growth by 0, 1, 2, ... bins (0 if ended), and
+        variance.
         """
         if self._stays is None:
             passed = np.array(self._passed, np.float64)

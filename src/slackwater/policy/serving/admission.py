@@ -44,11 +44,8 @@ class NoLending:
 
 @dataclass(frozen=True, slots=True)
 class AlternateSteps:
-    """Memory is shared with care and the device is not: a step of each in turn, as spatial sharing
-    gives.
-
-    With a large chunk it is what multiplexing engines do that treat both as requests alike (ROSE
-    6.1).
+    """Shares memory with care and the device in turns, as spatial sharing does; with a large chunk
+    it is what engines do that treat both as requests alike (ROSE 6.1).
     """
 
     chunk_tokens: int = 512

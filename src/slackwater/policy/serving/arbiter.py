@@ -1,7 +1,5 @@
-"""Who has a serving device for the next step: the service, the rollout, or nobody.
-
-One arbiter per device, the same in the live executor and in the simulator. It holds what was
-learned of the device (costs, arrivals) and of its memory (the budget); it touches nothing.
+"""Who has a serving device for the next step: the service, the rollout, or nobody. One arbiter per
+device, live and simulated, holds what was learned of its costs, arrivals and memory.
 """
 
 from dataclasses import replace

@@ -19,12 +19,10 @@ class LendableNode:
 
 @dataclass(frozen=True, slots=True)
 class LenderRule:
-    """A node lends while less than `most_kv` of its memory and `most_busy` of its time is used by
-    its service.
-
-    One that lends is taken back above `back_kv` at once or `back_busy` on the mean, or if its
-    borrower used less than `least_use` of every report for `trial_s`, and rests for `rest_s` then.
-    Each loan in a row that went unused doubles the rest, up to `longest_rest_s`.
+    """A node lends while its service uses less than `most_kv` of its memory and `most_busy` of its
+    time. It is taken back above `back_kv` at once, above `back_busy` on the mean, or if its
+    borrower used less than `least_use` for `trial_s`; then it rests for `rest_s`, twice as long
+    after each further unused loan, up to `longest_rest_s`.
     """
 
     most_kv: float = 0.5

@@ -1,7 +1,5 @@
-"""Whether a service breaks its promise lately: then nothing is lent, whoever is to blame.
-
-A service that misses more requests than its promise allows has no slack, whatever the slack of the
-next step says: work that a rollout puts off comes back in the next burst.
+"""Whether a service breaks its promise lately: then it has no slack, whatever the next step's slack
+says, since work that a rollout puts off comes back in the next burst.
 """
 
 from collections import deque

@@ -21,11 +21,8 @@ class QueuedPrompt(NamedTuple):
 
 @dataclass(slots=True)
 class ServingState:
-    """The service on one device, in the order in which it will be served.
-
-    `oldest_token_s`: when the decoding request that waits longest had its last token. `mean_due_s`:
-    by when the next token must be out so that no decoding request's mean time per token is above
-    the promise.
+    """The service on one device. `oldest_token_s` is the oldest last token of a decoding request;
+    by `mean_due_s` the next must be out for all mean times per token to keep the promise.
     """
 
     queued: Sequence[QueuedPrompt] = ()
@@ -55,13 +52,9 @@ class RolloutState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """What an admission rule looks at. Costs are multiplied with their factor to be on the safe
-    side.
-
-    `coming_s` is the longest that a request lately waited for its first token; `served_last` tells
-    who had the last step. `memory_left` is the share of the service's memory that it may still fill
-    before the rollout's budget is cut. `rollout_lately_s` is how much of the last `LATELY_S` the
-    rollout had while the service decoded, older time counting less.
+    """What an admission rule looks at. Factors make costs safe; `coming_s` is the longest recent
+    wait for a first token; `memory_left` is the share of its memory that the service may fill
+    before the budget is cut; `rollout_lately_s` fades over `LATELY_S`.
     """
 
     now_s: float

@@ -13,10 +13,9 @@ from slackwater.model.errors import ConfigError
 
 
 class StepWork(NamedTuple):
-    """One step: `rows` go through the weights, `pairs` of token and context through attention.
-
-    A decoding request is one row and as many pairs as its context is long; a prompt's chunk of n
-    tokens after c others is n rows and about n * (c + n / 2) `prompt_pairs`, which cost less each.
+    """One step: `rows` go through the weights, `pairs` of token and context through attention. A
+    prompt's n tokens after c others are n rows and about n * (c + n / 2) `prompt_pairs`, which cost
+    less each.
     """
 
     rows: int
@@ -105,11 +104,9 @@ class StepCost:
     def chunk_within(
         self, limit_s: float, decoding: int, context: float, prompt_context: float, most: int
     ) -> int:
-        """The most tokens of a prompt, `most` at most, that a step of `limit_s` has room for; 0 if
-        none.
-
-        Along each straight line of the curve the step is a parabola in the tokens: the last line
-        whose first token fits is solved.
+        """The most tokens of a prompt, up to `most`, in a step of `limit_s`; 0 if none fit. On each
+        line of the curve the step is a parabola in the tokens: the last whose first token fits is
+        solved.
         """
         curve, pair_s, half_s = self.prompt, self.prompt_pair_s, self.prompt_pair_s / 2
         spare_s, context_s = limit_s - context * self.pair_s, pair_s * prompt_context

@@ -30,9 +30,8 @@ def explain_refusal(
 ) -> str | None:
     """Why the deployment does not fit beside those that are kept; None if it does.
 
-    `images` are those of all of them; one that several share is there once. Warm ones have their
-    places on the host for good. The others must all fit on disk, and those that any one deployment
-    needs together must fit beside the warm ones, so that whatever is asked for can be brought up.
+    A shared image counts once. Warm images have their host memory for good; the others must all fit
+    on disk, and those of any one deployment beside the warm ones, so that it can be brought up.
     """
     if asked.device_bytes > budgets.device_bytes:
         return (

@@ -1,7 +1,5 @@
-"""Who should hold a weight version, and which version makes room for another.
-
-A version is pulled by as many instances as its turns can use, no more: with ten jobs on one base
-model, each instance holds what the turns it may get were sampled for (ROSE 4.2: pulled on demand).
+"""Who should hold a weight version, and which version makes room: as many instances pull a version
+as its turns can use (ROSE 4.2: pulled on demand).
 """
 
 from collections.abc import Iterable
@@ -29,11 +27,9 @@ class HeldVersion:
 
 
 def choose_victim(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
-    """The version that can be missed most: retired, then superseded by a newer one of its model,
-    then longest not needed.
-
-    One that turns ask for goes only if `needed_too`: rather one that another instance holds too,
-    then the one with the fewest.
+    """The version that can be missed most: retired, then superseded, then longest not needed. One
+    that turns ask for goes only if `needed_too`: first those held elsewhere, then with fewest
+    turns.
     """
     found = [version for version in held if needed_too or version.turns == 0]
     return min(found, key=_worth).version if found else None

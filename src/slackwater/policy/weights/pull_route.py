@@ -1,9 +1,5 @@
-"""How a holder of some versions comes to another one: by a chain of deltas or by a whole copy,
-whichever is smaller.
-
-ROSE 4.2: an instance that is one version behind takes a delta, one that is further behind a chain
-of them, and a new one the whole; what decides is bytes. Pure; ties are broken by fewer steps, then
-by name.
+"""How a holder of some versions comes to another: by deltas or a whole copy, whichever has fewer
+bytes (ROSE 4.2). Pure; ties are broken by fewer steps, then by name.
 """
 
 import heapq

@@ -1,9 +1,6 @@
-"""From whom a puller takes a version: one copy over the slow link, then from neighbour to neighbour
-(WEAVE 5.2).
-
-Members of one site share a fast network; between sites the links are slow. A member that is still
-pulling may already pass on what it has, so a site is a tree that fills while it grows. Pure; ties
-are broken by id.
+"""From whom a puller takes a version: one copy over the slow link between sites, then from
+neighbour to neighbour (WEAVE 5.2). A member may pass on what it has while it pulls, so a site is a
+tree. Pure; ties are broken by id.
 """
 
 from collections.abc import Sequence
@@ -13,10 +10,8 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class PayloadHolder:
-    """Somebody who has the version, or is on the way to it (`complete` is False).
-
-    `feeds` counts the pullers that take it from this holder now; `depth` is how many pulls lie
-    between it and a member that has all of it.
+    """A member that has the version, or not yet (`complete` is False). It feeds `feeds` pullers,
+    and is `depth` pulls away from a member that has all of it.
     """
 
     member: str
