@@ -254,18 +254,14 @@ class ActionBroker:
         match kind:
             case "deadline":
                 self._stop(ActionId(name), OutcomeKind.TIMED_OUT, "its deadline passed")
-            case "late":
+            case "late" | "stopped":
                 attempt = state.attempts.get(int(name))
-                if attempt is not None and not attempt.outcome_reported:
+                if attempt is None or attempt.outcome_reported:
+                    return
+                if kind == "late":
                     why = f"it ran longer than {attempt.action.spec.limit_s:g} s"
                     self._stop(attempt.action.spec.action, OutcomeKind.TIMED_OUT, why)
-            case "stopped":
-                attempt = state.attempts.get(int(name))
-                if (
-                    attempt is not None
-                    and not attempt.outcome_reported
-                    and attempt.stopping is not None
-                ):
+                elif attempt.stopping is not None:
                     state.end(attempt.action, attempt.stopping, attempt.stop_reason)
             case "limit":
                 state.touch_waiters(ResourceName(name))

@@ -72,11 +72,13 @@ class Lender:
         now_s = event.now_s
         match event:
             case events.ServiceOpened(_, service, most_nodes):
-                self._limits[service] = max(most_nodes, 0)
-                self._shrink(service)
+                most = self._limits[service] = max(most_nodes, 0)
+                why = "the service lends fewer nodes"
+                self._reclaim_surplus(self._lent_by(service), most, why)
             case events.LendingStopped(_, service, reason):
                 self._limits[service] = 0
-                self._reclaim_all(service, reason)
+                for name in self._lent_by(service):
+                    self._reclaim(name, reason)
             case events.ServingNodeJoined(_, node, service):
                 self._nodes.setdefault(node, _Node(service))
             case events.ServingNodeReported():
@@ -169,28 +171,18 @@ class Lender:
 
     def _set_demand(self, job: JobId, nodes: int) -> None:
         self._wanted[job] = max(nodes, 0)
-        surplus = self._count_loans(job) - self._wanted[job]
-        fullest = sorted(
-            (name for name, node in self._nodes.items() if node.lent_to == job),
-            key=lambda name: (-self._nodes[name].kv_share(), name),
-        )
-        for name in fullest[: max(surplus, 0)]:
-            self._reclaim(name, NO_LONGER_NEEDED)
+        lent = [name for name, node in self._nodes.items() if node.lent_to == job]
+        self._reclaim_surplus(lent, self._wanted[job], NO_LONGER_NEEDED)
 
-    def _shrink(self, service: ServiceName) -> None:
-        lending = [
-            name
-            for name, node in self._nodes.items()
-            if node.service == service and node.lent_to is not None
-        ]
-        lending.sort(key=lambda name: (-self._nodes[name].kv_share(), name))
-        for name in lending[: max(len(lending) - self._limits[service], 0)]:
-            self._reclaim(name, "the service lends fewer nodes")
+    def _lent_by(self, service: ServiceName) -> list[NodeId]:
+        mine = [item for item in self._nodes.items() if item[1].service == service]
+        return [name for name, node in mine if node.lent_to is not None]
 
-    def _reclaim_all(self, service: ServiceName, reason: str) -> None:
-        for name, node in self._nodes.items():
-            if node.service == service and node.lent_to is not None:
-                self._reclaim(name, reason)
+    def _reclaim_surplus(self, lent: list[NodeId], most: int, reason: str) -> None:
+        """Reclaim the fullest of these nodes, until `most` are lent."""
+        lent.sort(key=lambda name: (-self._nodes[name].kv_share(), name))
+        for name in lent[: max(len(lent) - most, 0)]:
+            self._reclaim(name, reason)
 
     def _reclaim(self, name: NodeId, reason: str) -> None:
         node = self._nodes[name]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from slackwater.control.weights import commands
+from slackwater.control.weights.director_state import Out
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
@@ -44,12 +45,12 @@ class Routes:
         self.brought = self.crossed = 0
 
     # ---- relays ----
-    def add_node(self, node: NodeId, site: str, out: list[commands.WeightCommand]) -> None:
+    def add_node(self, node: NodeId, site: str, out: Out) -> None:
         """A node's relay is here, and empty."""
         self.remove_node(node, out)
         self._sites[node] = site
 
-    def remove_node(self, node: NodeId, out: list[commands.WeightCommand]) -> None:
+    def remove_node(self, node: NodeId, out: Out) -> None:
         """A node's relay is gone, with what it held; who took from it is sent elsewhere."""
         if self._sites.pop(node, None) is None:
             return
@@ -70,11 +71,7 @@ class Routes:
 
     # ---- payloads ----
     def record_stock(
-        self,
-        node: NodeId,
-        version: str,
-        sizes: Iterable[tuple[str, int]],
-        out: list[commands.WeightCommand],
+        self, node: NodeId, version: str, sizes: Iterable[tuple[str, int]], out: Out
     ) -> None:
         """A publisher put payloads of a version, by base, on its node's relay."""
         if node not in self._sites:
@@ -95,15 +92,13 @@ class Routes:
         """The version was published: from now on what keeps its payloads is need."""
         self._unnamed.pop(version, None)
 
-    def forget(self, version: str, out: list[commands.WeightCommand]) -> None:
+    def forget(self, version: str, out: Out) -> None:
         """The version is deleted: so is every payload of it."""
         self._unnamed.pop(version, None)
         for payload in [payload for payload in self._flows if payload.version == version]:
             self._drop(payload, out)
 
-    def finish_fetch(
-        self, node: NodeId, payload: Payload, out: list[commands.WeightCommand]
-    ) -> None:
+    def finish_fetch(self, node: NodeId, payload: Payload, out: Out) -> None:
         """A node has all of a payload."""
         flow = self._flows.get(payload)
         if flow is None or node not in self._sites:
@@ -114,9 +109,7 @@ class Routes:
             flow.failed.pop(node, None)
         self._feed(payload, out)
 
-    def fail_fetch(
-        self, node: NodeId, payload: Payload, source: NodeId, out: list[commands.WeightCommand]
-    ) -> None:
+    def fail_fetch(self, node: NodeId, payload: Payload, source: NodeId, out: Out) -> None:
         """A node could not fetch a payload from another, which is not asked for it again."""
         flow = self._flows.get(payload)
         if flow is None or flow.parents.get(node) != source:
@@ -160,7 +153,7 @@ class Routes:
         lost = flow.failed.get(node, set())
         return node in flow.nodes() or bool(flow.have - lost)
 
-    def bring(self, node: NodeId, route: PullRoute, out: list[commands.WeightCommand]) -> None:
+    def bring(self, node: NodeId, route: PullRoute, out: Out) -> None:
         """Fetch the payloads of a route that are neither on the node nor on their way there."""
         for payload in payloads_of(route):
             flow = self._flows[payload]
@@ -168,7 +161,7 @@ class Routes:
                 flow.waiting[node] = None
                 self._feed(payload, out)
 
-    def _feed(self, payload: Payload, out: list[commands.WeightCommand]) -> None:
+    def _feed(self, payload: Payload, out: Out) -> None:
         """Give every waiting node a source; a node that nobody can feed gives it up."""
         flow = self._flows[payload]
         for node in list(flow.waiting):
@@ -213,7 +206,7 @@ class Routes:
         needed: Collection[str],
         held: Collection[str],
         pulling: Collection[str],
-        out: list[commands.WeightCommand],
+        out: Out,
     ) -> None:
         """Drop unneeded payloads of a model's versions, given oldest first."""
         mine = [version for version in order if any(c.version == version for c in self._flows)]
@@ -230,7 +223,7 @@ class Routes:
             if not self._flows[payload].parents and not self._flows[payload].waiting:
                 self._drop(payload, out)
 
-    def _drop(self, payload: Payload, out: list[commands.WeightCommand]) -> None:
+    def _drop(self, payload: Payload, out: Out) -> None:
         flow = self._flows.pop(payload)
         nodes = sorted(flow.nodes())
         out.extend(commands.DropPayload(node, payload.version, payload.base) for node in nodes)

@@ -78,9 +78,8 @@ def _run(
             _abort_measurement(engine)
         if load.prompts and len(prompts) == 1 and rows:
             computed = load.prompts[0].computed
-            if (
-                not computed or rows == engine.config.max_step_tokens
-            ):  # not a long prompt's last piece
+            # Not a long prompt's last piece.
+            if not computed or rows == engine.config.max_step_tokens:
                 prompted.append((step_work(0, 0, rows, computed), took_s))
         elif not load.prompts and rows:
             decoded.append((StepWork(rows, float(load.context)), took_s))

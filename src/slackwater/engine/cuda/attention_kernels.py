@@ -14,9 +14,8 @@ import triton.language as tl
 from slackwater.engine.cuda.early_start import let_successor_start, wait_for_predecessor
 
 
-@triton.jit(
-    do_not_specialize=["layer", "table_stride"]
-)  # else a compilation for numbers of another kind
+# Specialized numbers would mean a compilation for each kind.
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def decode_kernel(
     q, cache, tables, slots, positions, parts, stats, out,
     layer, scale, table_stride, block_stride,
@@ -102,9 +101,8 @@ def join_kernel(
     tl.store(out + at * D + d, (acc / total).to(out.dtype.element_ty))
 
 
-@triton.jit(
-    do_not_specialize=["layer", "table_stride"]
-)  # else a compilation for numbers of another kind
+# Specialized numbers would mean a compilation for each kind.
+@triton.jit(do_not_specialize=["layer", "table_stride"])
 def prompt_kernel(
     q, cache, tables, tiles, out,
     layer, scale, table_stride, block_stride,

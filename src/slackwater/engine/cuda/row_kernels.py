@@ -116,9 +116,8 @@ def norm_kernel(
         _norm_row(x, residual, weight, out, columns, part_stride, eps, ADD, BLOCK, PARTS)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "layer", "table_stride"]
-)  # else a compilation for numbers of another kind
+# Specialized numbers would mean a compilation for each kind.
+@triton.jit(do_not_specialize=["rows", "layer", "table_stride"])
 def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
     qkv, cos, sin, q_norm, k_norm, q, cache, tables, slots, positions, spread, tiles,
     rows, layer, row_stride, part_stride, table_stride, block_stride, eps,
@@ -152,9 +151,7 @@ def rotate_kernel(  # noqa: C901  (branches of compile-time constants)
         width: tl.constexpr = (HEADS + 2 * KV) * D
         k = tl.arange(0, 16)
         preloaded = ()
-        for ahead in tl.static_range(
-            PRELOADED
-        ):  # second factors, which no kernel of the step writes
+        for ahead in tl.static_range(PRELOADED):  # no kernel of the step writes second factors
             columns = ((first_unit + ahead) * width + head * D + at).to(tl.int64)
             factor = spread + columns[None, :] * 16 + k[:, None]
             preloaded = preloaded + (  # noqa: RUF005
@@ -247,9 +244,7 @@ def silu_mul_kernel(
         k = tl.arange(0, 16)
         inside = (at < columns)[None, :]
         preloaded = ()
-        for ahead in tl.static_range(
-            PRELOADED
-        ):  # second factors, which no kernel of the step writes
+        for ahead in tl.static_range(PRELOADED):  # no kernel of the step writes second factors
             line = ((first_unit + ahead) * 2 * columns + at).to(tl.int64)
             factor = spread + line[None, :] * 16 + k[:, None]
             there = inside & (ahead < units)
