@@ -1,5 +1,4 @@
-"""Where the time of a shared run went, by its timeline: phases, waits for a node that another job
-held, and the hand-over.
+"""Where the time of a shared run went: phases, waits for another job's phase, and the hand-over.
 
 The hand-over is the rest: the driver's own work between two phases, requests and answers, and
 publishing and pulling weights.

@@ -1,9 +1,8 @@
-"""The losses of a pass: each a SUM over tokens, never a mean, so that chunks of a batch just add
-up.
+"""The losses of a pass, each a SUM over tokens, never a mean, so that chunks of a batch add up.
 
 `lp` is the learner's log-prob of a target, q the sampler's (`logprobs`), A the `advantages`, and r
-= exp(lp - q). A loss computed by the caller needs no entry here: it arrives as `cross_entropy` with
-weights = -dC/dlp, which may be negative.
+= exp(lp - q). A loss computed by the caller arrives as `cross_entropy` with weights = -dC/dlp,
+which may be negative.
 """
 
 from collections.abc import Callable, Mapping
@@ -71,11 +70,8 @@ def _cispo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
 
 
 def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
-    """Direct reward optimization (Richemond et al. 2024): a quadratic penalty towards the sampler
-    instead of a clip.
-
-    A target with advantage 0 and log-prob 0 belongs to a prompt, which was not sampled: it has no
-    penalty.
+    """Direct reward optimization (Richemond et al. 2024): a quadratic penalty instead of a clip. A
+    target with advantage 0 and log-prob 0 is a prompt's and has no penalty.
     """
     q, advantages = inputs["logprobs"], inputs["advantages"]
     sampled = (q != 0) | (advantages != 0)
@@ -85,10 +81,7 @@ def _dro(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
 
 def _gspo(lp: Tensor, inputs: Inputs, config: LossConfig) -> Tensor:
     """Group sequence policy optimization (Zheng et al. 2025, eq. 5-7): one clipped ratio for a
-    whole sequence.
-
-    The ratio is the geometric mean over the targets whose advantage is not 0. Each sequence counts
-    once, however long.
+    sequence, the geometric mean over targets whose advantage is not 0. Each sequence counts once.
     """
     advantages, sequence = inputs["advantages"], inputs["sequence"]
     counted = (advantages != 0).to(lp.dtype)

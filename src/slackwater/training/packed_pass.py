@@ -107,11 +107,9 @@ def pack(alone: Sequence[int], after_previous: Sequence[int], budget: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The size of a micro-batch. It depends only on the net's shape and dtype and the device's
-    memory, so that replays pack alike.
-
-    `keys_per_token` is how many keys, copied for a sequence that attends to them, take the memory
-    of one token's activations.
+    """The size of a micro-batch, by the net's shape and dtype and the device's memory only, so that
+    replays pack alike. Keys are copied for a sequence that attends to them: `keys_per_token` take
+    the memory of one token's activations.
     """
 
     tokens: int

@@ -1,5 +1,4 @@
-"""A net spread over the ranks of a layout: slices for tensor parallelism, and PyTorch's FSDP2 over
-the data ranks.
+"""A net spread over ranks: slices for tensor parallelism, and FSDP2 over the data ranks.
 
 No rank ever holds the whole model: parameters are created on the meta device, sharded, allocated,
 and filled from one whole tensor at a time.

@@ -278,11 +278,8 @@ class Trainer:
         return read_state(directory, self.shard_map().rank(rank))
 
     def load_into(self, directory: Path, optimizer: bool) -> None:
-        """Load the weights saved there and, if `optimizer`, also moments, step count and gradient,
-        which are otherwise reset.
-
-        A state of another dtype can be loaded, since its tensors are fp32; this trainer's dtype
-        stays.
+        """Load the weights saved there and, if `optimizer`, moments, step count and gradient, which
+        are otherwise reset. The saved tensors are fp32; this trainer's dtype stays.
         """
         state = self._read(directory)
         if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(

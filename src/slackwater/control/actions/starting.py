@@ -1,5 +1,4 @@
-"""Starting the actions of a lane: the first that fit, with the units that the policy decides
-(ARL-Tangram 4.2).
+"""Starts the first actions of a lane that fit, with the policy's units (ARL-Tangram 4.2).
 
 An action that waits for cores or GPUs blocks them for all behind it, so none starves. One that
 waits for a limit lets others pass, but blocks that limit for later actions in every lane.

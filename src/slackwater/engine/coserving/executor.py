@@ -1,5 +1,4 @@
-"""The co-serving executor: one device, two engines on one pool of pages, one step at a time (ROSE
-4.1).
+"""The co-serving executor: one device, two engines on one pool of pages, in turns (ROSE 4.1).
 
 The arbiter decides whose step is next. The service has priority on pages: what it needs is taken
 from the rollout at once, first idle pages, then prefixes, then whole requests, which are given back

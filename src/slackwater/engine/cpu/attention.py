@@ -1,8 +1,7 @@
-"""Rotation and attention over the paged cache on the CPU: every row on its own, keys in fixed
-blocks of 16.
+"""Rotation and attention over the paged cache on the CPU, row by row, keys in blocks of 16.
 
-A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 16, d]`: scores
-are then vectors along tokens and outputs vectors along dimensions, without sums across lanes.
+A block holds, per layer, keys as `[kv_heads, d, 16]` and values as `[kv_heads, 16, d]`: scores are
+then vectors along tokens and outputs vectors along dimensions, without sums across lanes.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,7 @@
-"""The CPU's forward pass: weights in the layout that products read, and one loop over the layers on
-reused buffers.
+"""The CPU's forward pass: weights as products read them, and one loop on reused buffers.
 
-`nets/causal_lm.py` defines the model, and the tests compare this pass with it. This pass exists
-because a step of a small model would otherwise spend its time in Python modules, views and
-allocations.
+`nets/causal_lm.py` defines the model, and the tests compare this pass with it. A step of a small
+model would otherwise spend its time in Python modules, views and allocations.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,10 +1,8 @@
-"""Products with a weight stored in panels of 32 columns, each result one chain of fused
-multiply-adds.
+"""Products with a weight in panels of 32 columns, by chains of fused multiply-adds.
 
 A panel is `[depth, 32]` and is read sequentially. A tile of a few rows keeps its results in
-registers while the panel streams by once. Each result is summed over the depth in order, whatever
-the number of rows and threads, so a row's bits depend on nothing but the row. A BLAS library, in
-contrast, picks its order of summation by the number of rows.
+registers while the panel streams by once. Each result is summed over the depth in order, so a row's
+bits depend on nothing but the row; a BLAS library picks its order by the number of rows.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
-"""Writes weight rows into panels of 32 columns: squares of 16 by 16 are transposed in registers and
-stored past the caches.
+"""Writes weight rows into panels of 32 columns, by squares of 16 that are transposed in registers.
 
 Versions are written while steps run. Stores past the caches do not evict the weights that the steps
-read, and do not read memory first, so writing a version takes less time than copying it. A version
-is written in one call: each call needs the interpreter's lock, which delays the steps.
+read, and do not read memory first. A version is written in one call: each call needs the
+interpreter's lock, which delays the steps.
 """
 
 from typing import Any

@@ -1,8 +1,5 @@
-"""LLVM instructions on vectors of 16 floats, for loops that must keep their order of summation and
-their use of registers.
-
-The compiler splits a vector to the machine's width, and keeps a loop's sums in registers. Addresses
-are integers.
+"""LLVM instructions on vectors of 16 floats, for loops with a fixed order of summation and fixed
+use of registers. The compiler splits a vector to the machine's width; addresses are integers.
 """
 
 from collections.abc import Callable, Sequence

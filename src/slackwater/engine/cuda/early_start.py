@@ -1,11 +1,9 @@
-"""Kernels that begin before the one before them has ended (CUDA's programmatic dependent launch,
-from Hopper on).
+"""Kernels that begin before their predecessor has ended (CUDA's programmatic dependent launch).
 
 A kernel signals when its successor may be placed on the device, and waits for its predecessor to
 end before it reads what that wrote. Until then it may read only what no kernel of the step writes,
-such as weights. Every program of every such kernel waits before it touches anything else, so the
-order holds however far kernels run ahead. `EARLY` is off in Triton's interpreter and on older
-devices.
+such as weights. Every program waits before it touches anything else, so the order holds however far
+kernels run ahead. `EARLY` is off in Triton's interpreter and before Hopper.
 """
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 

@@ -1,11 +1,10 @@
-"""The CUDA forward pass: fused weights with room for adapters behind them, and one loop over the
-layers.
+"""The CUDA forward pass: fused weights with room for adapters, and one loop over the layers.
 
 `nets/causal_lm.py` defines the model, and the tests compare this pass with it. A layer is four
 products and five kernels: rotation (which also stores keys and values), attention, norm,
 activation, norm. Adapters add no kernel to a decode step. If few rows decode, the products are our
-own and the kernels start before their predecessors have ended (`early_start.py`). If ranks share
-the layers, their parts are added up after the second and the fourth product.
+own and kernels start early (`early_start.py`). Ranks that share the layers add their parts up after
+the second and the fourth product.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,9 @@
-"""Triton kernels over rows: norm, rotation with storing, activation, adapters' second factors,
-sampling.
+"""Triton kernels over rows: norm, rotation, activation, adapters' second factors, sampling.
 
 If a batch has adapters, a row of a product holds its outputs and, behind them, its low-rank states
 by unit of 16 ranks. The kernel that reads the outputs multiplies the states by the second factor
-(`spread`, `[units, outputs, 16]`) and adds the result. It reads the second factors of an adapter's
-first PRELOADED units before its predecessor has ended. A product may come in parts (`[parts, rows,
+(`spread`, `[units, outputs, 16]`) and adds the result; it reads the factors of an adapter's first
+PRELOADED units before its predecessor has ended. A product may come in parts (`[parts, rows,
 columns]`), which are added up first. Rows that share an adapter form tiles: first row, rows, first
 unit, units, scale (a float's bits).
 """

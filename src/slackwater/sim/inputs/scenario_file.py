@@ -1,9 +1,5 @@
-"""Scenario files: TOML in, a `ClusterScenario` out. Every part of it is optional but jobs or a
-workload.
-
-docs/reference/scenario-files.md lists the keys of a file: the two pools under `[fleet]`, jobs one
-by one under `[[jobs]]` or drawn from `[workload]`, arrivals from a trace under `[trace]`, the
-policy, and what may go wrong. Paths are relative to the file.
+"""Scenario files: TOML in, a `ClusterScenario` out. Only jobs or a workload are required;
+docs/reference/scenario-files.md lists the keys. Paths are relative to the file.
 """
 
 import dataclasses
@@ -71,11 +67,8 @@ class FleetEntry:
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """Public traces: arrivals and durations for a workload of kind "profiles", and response
-    lengths.
-
-    `limit` is how many jobs are taken, `limit_tokens` the token limit that lengths are shares of
-    (the longest, unless given).
+    """Public traces: arrivals and durations of `limit` jobs for a workload of kind "profiles", and
+    response lengths as shares of `limit_tokens` (the longest, unless given).
     """
 
     jobs: Path | None = None

@@ -1,14 +1,12 @@
-"""How given jobs should share a given fleet, and what that saves: the question behind `slackwater
-plan`.
+"""How given jobs should share a given fleet, and what that saves (`slackwater plan`).
 
-Placement is online, so the order in which jobs come matters; a planner may choose it. A few orders
-are given to fresh co-schedulers; of those that turn away fewest, each is run in virtual time at
-worst-case lengths, and the one that does most work for a dollar is kept. Plans are for the long
-run: jobs count as having many iterations before them.
+Placement is online, so the order of arrival matters; a planner may choose it. A few orders are
+given to fresh co-schedulers; of those that turn away fewest, each is run in virtual time at
+worst-case lengths, and the one with most work for a dollar is kept. Jobs count as having many
+iterations.
 
-The work is bounded: with many jobs fewer orders are tried, and no more iterations are run than show
-how jobs share. A job that fits nowhere is turned away alone, and so is one whose phases are beyond
-all reason: their lengths are taken for a slip of the pen.
+The work is bounded: with many jobs fewer orders are tried, and runs are only as long as sharing
+takes to show. A job that fits nowhere, or whose phases are beyond all reason, is turned away alone.
 """
 
 import dataclasses
@@ -231,11 +229,8 @@ def _exclusion_reason(profile: JobProfile, fleet: FleetView) -> str | None:
 
 
 def _as_a_backlog(jobs: Sequence[JobSpec]) -> tuple[JobSpec, ...]:
-    """All come now, in this order, with iterations enough for some cycles of the longest: they run
-    side by side throughout.
-
-    Beside one that takes a billion times as long, a job makes as many iterations as there is room
-    for, and leaves early.
+    """All come now, in this order, with iterations for some cycles of the longest: they run side by
+    side throughout. Beside a far longer one, a job makes as many as there is room for.
     """
     most = max(_CYCLES, _MOST_ITERATIONS // len(jobs))
     longest_s = max(spec.profile.solo_s * spec.slo for spec in jobs)

@@ -1,8 +1,5 @@
-"""What an engine's work costs: prefill by compute, decode by memory bandwidth and compute, KV by
-capacity.
-
-Inputs are hardware rates, model shapes and the efficiencies that engines reach; outcomes are never
-fitted.
+"""An engine's costs from hardware rates, model shapes and usual efficiencies, never from outcomes:
+prefill by compute, decode by memory bandwidth and compute, KV by capacity.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
-"""Simulated engines: the manager's commands become costs in virtual time, and costs become its
-events.
+"""Simulated engines: commands become costs in virtual time, and costs become events.
 
-Tokens are handed to the manager before anything that could move a turn, as if they had been
-streamed step by step; between such moments nobody could tell the difference, and a step of a
-million tokens costs little.
+Tokens are handed over before anything that could move a turn, as if they had been streamed step by
+step; nobody could tell the difference, and a step of a million tokens costs little.
 """
 
 from array import array

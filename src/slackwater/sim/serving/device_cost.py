@@ -18,11 +18,9 @@ def step_cost_of(engine: EngineCost) -> StepCost:
 
 @dataclass(frozen=True, slots=True)
 class SharedDevice:
-    """A serving engine and a rollout engine on the same accelerators.
-
-    Weights of the rollout are on the device only while it lends, `load_gb_per_s` from pinned host
-    memory; memory that is not weights is KV cache for both. `noise` is the spread of real steps
-    around their cost.
+    """A serving engine and a rollout engine on the same accelerators. A loan copies the rollout's
+    weights at `load_gb_per_s`; the other memory is KV cache for both. `noise` is the spread of
+    steps.
     """
 
     serving: EngineCost
