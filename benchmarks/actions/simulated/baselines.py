@@ -2,10 +2,24 @@
 first.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.scheduling import SchedulingView
+from slackwater.policy.actions.topology import Topology
+
+
+def count_fitting(topology: Topology, amounts: Sequence[int]) -> int:
+    """How many of these amounts, from the first on, can be had one after the other."""
+    state = topology.start
+    for count, units in enumerate(amounts):
+        if units >= topology.after.shape[1]:
+            return count
+        state = int(topology.after[state, units])
+        if state < 0:
+            return count
+    return len(amounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +45,7 @@ class FixedDegree:
 
     def decide(self, view: SchedulingView) -> list[int]:
         wanted = [self._units(curve) for curve in view.candidates]
-        starts = view.topology.fits(wanted)
+        starts = count_fitting(view.topology, wanted)
         return wanted[:starts] + [0] * (len(wanted) - starts)
 
     def _units(self, curve: DurationCurve) -> int:

@@ -8,7 +8,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Protocol
 
 import numpy as np
@@ -277,13 +277,8 @@ class PageArena:
 
 def runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Slices `[start, stop)` of `numbers` in which each number is one above the previous."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    for place in range(1, len(numbers) + 1):
-        if place == len(numbers) or numbers[place] != numbers[place - 1] + 1:
-            found.append((start, place))
-            start = place
-    return found
+    edges = [place for place in range(1, len(numbers)) if numbers[place] != numbers[place - 1] + 1]
+    return list(pairwise([0, *edges, len(numbers)])) if numbers else []
 
 
 def host_view(arena: PageArena) -> NDArray[np.float32]:

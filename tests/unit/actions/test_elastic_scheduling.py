@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.actions.simulated.arrange import arrange
-from benchmarks.actions.simulated.baselines import FixedDegree, LeastEach
+from benchmarks.actions.simulated.baselines import FixedDegree, LeastEach, count_fitting
 from benchmarks.actions.simulated.elastic import ElasticScheduling
 from benchmarks.actions.simulated.eviction import hand_out
 from slackwater.model.amounts import Amounts, Efficiency
@@ -104,11 +104,11 @@ def test_chunks_of_gpus_are_shared_within_their_topology(
         make_curve(Amounts.from_choices(1, 2, 4, 8), Efficiency.amdahl(0.95, 8), each, 1.0)
         for each in seconds
     ]
-    fitting = topology.fits([1] * len(curves))
+    fitting = count_fitting(topology, [1] * len(curves))
     total = sum(count << level for level, count in enumerate(free))
     amounts = ElasticScheduling().decide(view(topology, total, curves[:fitting], curves[fitting:]))
     started = [amount for amount in amounts if amount]
-    assert topology.fits(started) == len(started)
+    assert count_fitting(topology, started) == len(started)
     assert all(amount in (1, 2, 4, 8) for amount in started)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.actions.simulated.baselines import count_fitting
 from slackwater.model.amounts import Amounts, Efficiency
 from slackwater.policy.actions.curve import DurationCurve, make_curve
 from slackwater.policy.actions.load import ElasticLoad, LoadAverage
@@ -114,7 +115,7 @@ def test_chunks_fit_their_topology(seconds: list[float], free: tuple[int, int, i
     curves = [make_curve(Amounts.from_choices(1, 2, 4, 8), shape, each, 1.0) for each in seconds]
     total = sum(count << level for level, count in enumerate(free))
     started = [units for units in PricedScheduling().decide(view(topology, total, curves)) if units]
-    assert topology.fits(started) == len(started)
+    assert count_fitting(topology, started) == len(started)
 
 
 def test_load_is_forgotten_with_time() -> None:

@@ -25,17 +25,6 @@ class Topology:
     start: int
     plain: bool
 
-    def fits(self, amounts: Sequence[int]) -> int:
-        """How many of these amounts, from the first on, can be had one after the other."""
-        state = self.start
-        for count, units in enumerate(amounts):
-            if units >= self.after.shape[1]:
-                return count
-            state = int(self.after[state, units])
-            if state < 0:
-                return count
-        return len(amounts)
-
 
 @cache
 def _unit_moves(states: int, most: int) -> NDArray[np.int64]:

@@ -51,11 +51,6 @@ class LengthDistribution:
         """The longest response."""
         return self.tokens[-1]
 
-    @property
-    def mean_tokens(self) -> float:
-        """The area under the quantile function."""
-        return float(np.trapezoid(self.tokens, self.shares))
-
     def shares_of(self, limit_tokens: float, count: int) -> tuple[float, ...]:
         """`count` even quantiles as shares of a token limit, which also caps them."""
         tokens = np.interp(np.linspace(0.0, 1.0, count), self.shares, self.tokens)
