@@ -10,7 +10,8 @@ from typing import Any, Literal
 from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
 from slackwater.model.toml_text import read_toml
-from slackwater.rl.environments import AnyEnvironment, DataTasks
+from slackwater.rl.environments import AnyEnvironment
+from slackwater.rl.environments.data_tasks import DataTasks
 
 
 @dataclass(frozen=True, slots=True)

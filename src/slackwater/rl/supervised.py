@@ -12,8 +12,7 @@ import numpy as np
 import tinker
 
 from slackwater.rl.advantages import Floats
-from slackwater.rl.environments import DataTasks
-from slackwater.rl.environments.data_tasks import Row
+from slackwater.rl.environments.data_tasks import DataTasks, Row
 from slackwater.rl.grpo import Stage, Watch, adam, save_checkpoint, training_client
 from slackwater.rl.recipe import Recipe
 from slackwater.rl.rollout import ReferenceModel, Trajectory

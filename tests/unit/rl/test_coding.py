@@ -8,8 +8,8 @@ import pytest
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.actions import ActionOutcome
-from slackwater.rl.environments import Coding, playable
-from slackwater.rl.environments.coding import OPERATIONS
+from slackwater.rl.environments import playable
+from slackwater.rl.environments.coding import OPERATIONS, Coding
 from slackwater.rl.environments.episode import EnvironmentReply
 
 

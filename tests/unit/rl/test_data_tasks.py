@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import DataTasks
-from slackwater.rl.environments.data_tasks import load_verifier, read_rows
+from slackwater.rl.environments.data_tasks import DataTasks, load_verifier, read_rows
 from slackwater.rl.environments.episode import EnvironmentReply
 from slackwater.rl.recipe import load_recipe
 

@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slackwater.model.errors import ConfigError
-from slackwater.rl.environments import Arithmetic, CopyDigits, CountingTask, FrozenLake, GuessNumber
+from slackwater.rl.environments.arithmetic import Arithmetic, CopyDigits, CountingTask
+from slackwater.rl.environments.frozen_lake import FrozenLake
+from slackwater.rl.environments.guess_number import GuessNumber
 
 AnswersAtOnce = Arithmetic | CopyDigits | CountingTask | FrozenLake | GuessNumber
 ALL: list[AnswersAtOnce] = [

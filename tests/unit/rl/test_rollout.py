@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.rl.environments import GuessNumber
+from slackwater.rl.environments.guess_number import GuessNumber
 from slackwater.rl.recipe import SamplingSettings
 from slackwater.rl.rollout import Rollout, TrajectoryGroup
 from slackwater.rl.run_directory import PromptOrder

@@ -26,17 +26,3 @@ def playable(environment: AnyEnvironment, actions: ActionThread | None) -> Episo
     if actions is None:
         raise ConfigError.of("environment.kind", environment.kind, "needs a service with sandboxes")
     return environment.on(actions)
-
-
-__all__ = [
-    "AnyEnvironment",
-    "Arithmetic",
-    "Coding",
-    "CopyDigits",
-    "CountingTask",
-    "DataTasks",
-    "FrozenLake",
-    "GuessNumber",
-    "needs_sandboxes",
-    "playable",
-]
