@@ -70,7 +70,7 @@ RentalCommand: TypeAlias = RentNodes | ReturnNodes | SetTimer
 
 
 class RentalController:
-    """A rented node is kept while any job wants instances: a start costs more than it saves."""
+    """Keeps rented nodes while any job wants instances: a start costs more than a return saves."""
 
     def __init__(
         self, terms: Mapping[str, RentalTerms], spent: Mapping[str, float] | None = None

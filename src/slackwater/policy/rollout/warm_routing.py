@@ -27,7 +27,8 @@ class KeepWarm:
         if home is None:
             return self._least_loaded(need, eligible)
         if home.slowness > self.slow_home * min(load.slowness for load in eligible):
-            best = self._least_loaded(need, [load for load in eligible if self._beats(load, home)])
+            faster = [one for one in eligible if home.slowness > self.slow_home * one.slowness]
+            best = self._least_loaded(need, faster)
             if best.instance is not None:
                 return best
         if self.takes(need, home):
@@ -35,9 +36,6 @@ class KeepWarm:
         if need.resident:
             return Destination(bound_to=home.instance)
         return self._least_loaded(need, eligible)
-
-    def _beats(self, load: InstanceLoad, home: InstanceLoad) -> bool:
-        return home.slowness > self.slow_home * load.slowness
 
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best, least, owned = None, inf, True
