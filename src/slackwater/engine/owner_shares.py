@@ -1,18 +1,15 @@
-"""Fair shares of a step between owners (tenants), so that one owner's many requests do not slow
-another owner's few.
+"""Fair shares of a step between owners: many requests of one do not slow the few of another.
 
-A step takes about a + b * tokens. Both are learned from measured steps, some of which are kept
-short for this purpose. While several owners are active, a step may take only a quarter longer, per
-further owner, than a step for the owner with the least work. Within that limit owners get equal
-shares, and unused shares go to the others. An owner stays active for a while after its last
-request; otherwise its next request would wait for a long step. Where a step's fixed part outweighs
-its tokens, as on a GPU, no owner is throttled.
+A step takes about a + b * tokens, learned from measured steps, some of them kept short for this.
+With several active owners a step may take a quarter longer, per further owner, than one for the
+owner with the least work. Within that owners get equal shares, and unused shares go to others. An
+owner stays active for a while after its last request. Where a step's fixed part outweighs its
+tokens, as on a GPU, no owner is throttled.
 
-A step with a prompt in it takes longer than its tokens say: rows are set up and leave the path of
-pure decoding. So prompts are also charged by time. An owner whose prompts took more than those of
-the others waits with the next one until it has let others decode for four times as long. Owners
-with equally many prompts do not throttle each other, and an owner's only request does not wait: a
-prompt that was cut in two would wait between its parts.
+Prompts are also charged by time, since they leave the path of pure decoding: an owner whose prompts
+took more than the others' waits with the next one until others have decoded four times as long.
+Owners with equally many prompts do not throttle each other, and an owner's only request does not
+wait: a prompt that was cut in two would wait between its parts.
 """
 
 from collections import Counter
@@ -56,10 +53,8 @@ class _Mean:
 
 class StepTimeModel:
     """Seconds of a step by its tokens: the line through recent short steps and recent long ones.
-
-    Steps of equal size do not determine a line, and the cost of a token grows with the contexts, so
-    every now and then a step is kept short. No step has more than twice the tokens of the last long
-    one: a wrong line is then corrected by a step that is only a little too long.
+    Every now and then a step is kept short, since steps of equal size determine no line; none has
+    more than twice the tokens of the last long one, so that a wrong line costs little.
     """
 
     def __init__(self) -> None:
@@ -180,9 +175,9 @@ class OwnerShares:
     def charge_prompts(self, tokens: Mapping[str, int], seconds: float) -> None:
         """Charge a step to the owners of the prompt tokens in it (none: a pure decode step).
 
-        All owners are allowed a quarter of the time that passes, and what the active owner with
-        the fewest prompts used. A step that compiled a kernel takes seconds once, so what an owner
-        owes is limited: to nothing but the next step until a short step's time is known.
+        All are allowed a quarter of the time that passes, and what the active owner with the fewest
+        prompts used. What an owner owes is limited, since a step that compiles a kernel takes
+        seconds: to nothing but the next step until a short step's time is known.
         """
         charged, total = self._prompt_s, sum(tokens.values())
         if total:

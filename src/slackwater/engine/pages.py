@@ -151,11 +151,9 @@ class HostPagePool:
 
 
 class PageArena:
-    """One model's virtual range. A page is mapped when a held span first touches it, and stays
-    mapped, idle, after the last release until `reclaim` unmaps it.
-
-    `limit` bounds the mapped pages. `on_exhausted(pages)` is called once when the pool runs out: it
-    may return pages to the pool.
+    """One model's virtual range: a page is mapped when a held span first touches it, and stays
+    mapped, idle, until `reclaim` unmaps it. `limit` bounds the mapped pages; `on_exhausted(pages)`
+    is called once when the pool runs out, and may return pages to it.
     """
 
     def __init__(self, pool: PagePool, size_bytes: int) -> None:

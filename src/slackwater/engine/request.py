@@ -17,10 +17,8 @@ _SLACK_TOKENS = 8  # a character may span tokens, and a tokenizer may merge spac
 
 
 class Guide(Protocol):
-    """Which tokens a grammar allows next in one generation.
-
-    `stopped`: the answer is complete and no token can follow. `failed`: why the grammar cannot be
-    followed any further.
+    """Which tokens a grammar allows next in one generation. `stopped`: the answer is complete and
+    no token can follow. `failed`: why the grammar cannot be followed any further.
     """
 
     stopped: bool
@@ -43,10 +41,9 @@ class Guides(Protocol):
 def completes_stop_string(
     tokens: Sequence[int], stop_strings: Sequence[str], decode: Decode
 ) -> bool:
-    """Whether the text of `tokens` contains a stop string; called after every token.
-
-    Only the tail is decoded: a stop string of n bytes that ends in the newest token lies within the
-    last n tokens, plus some slack.
+    """Whether the text of `tokens` contains a stop string; called after every token. Only the tail
+    is decoded: a stop string of n bytes that ends in the newest token lies within the last n
+    tokens, plus some slack.
     """
     window = max(len(text.encode()) for text in stop_strings) + _SLACK_TOKENS
     text = decode(tokens[-window:])

@@ -104,10 +104,8 @@ class GrpoSettings:
 
 @dataclass(frozen=True, slots=True)
 class SupervisedSettings:
-    """Supervised (`sft`) and preference (`dpo`) training on a data set.
-
-    `beta` is how strongly preferences count against the distance to the reference model: the base
-    model, or the saved weights that `reference` names.
+    """Supervised (`sft`) and preference (`dpo`) training on a data set. `beta` weighs preferences
+    against the distance to the reference model: the base model, or the saved weights `reference`.
     """
 
     steps: int = 100

@@ -73,10 +73,8 @@ class AdapterSlot:
 
 @dataclass(frozen=True, slots=True)
 class AdapterRows:
-    """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that work row by row.
-
-    `extent` is how many units the products compute. `fused`: the kernels after a product add the
-    updates.
+    """On the device: `tiles [T, 5]`, and `rows [N, 3]` for kernels that work row by row. `extent`
+    is how many units the products compute. `fused`: kernels after a product add the updates.
     """
 
     extent: int

@@ -26,9 +26,7 @@ SlotSpans = Sequence[tuple[int, int, AdapterSlot]]
 
 @dataclass(slots=True)
 class QueuedStep:
-    """A step on the device: its inputs, and where its answer will be (`answer` on the device, and
-    the host's `buffer` of the two).
-
+    """A step on the device: its inputs, its `answer` there, and the number of the host's `buffer`.
     `tokens` are its rows' input tokens, once the previous step's answer has been read.
     """
 
