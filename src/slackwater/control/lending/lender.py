@@ -74,10 +74,10 @@ class Lender:
             case events.ServiceOpened(_, service, most_nodes):
                 most = self._limits[service] = max(most_nodes, 0)
                 why = "the service lends fewer nodes"
-                self._reclaim_surplus(self._lent_by(service), most, why)
+                self._reclaim_surplus(self._list_lent(service), most, why)
             case events.LendingStopped(_, service, reason):
                 self._limits[service] = 0
-                for name in self._lent_by(service):
+                for name in self._list_lent(service):
                     self._reclaim(name, reason)
             case events.ServingNodeJoined(_, node, service):
                 self._nodes.setdefault(node, _Node(service))
@@ -174,7 +174,7 @@ class Lender:
         lent = [name for name, node in self._nodes.items() if node.lent_to == job]
         self._reclaim_surplus(lent, self._wanted[job], NO_LONGER_NEEDED)
 
-    def _lent_by(self, service: ServiceName) -> list[NodeId]:
+    def _list_lent(self, service: ServiceName) -> list[NodeId]:
         mine = [item for item in self._nodes.items() if item[1].service == service]
         return [name for name, node in mine if node.lent_to is not None]
 
