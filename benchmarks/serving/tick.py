@@ -59,13 +59,13 @@ def _ticks(mode: str, ticks: int, seed: int) -> tuple[list[float], list[float]]:
         serving = ServingState(queued, decoding, decoding * 1500, now_s - age_s, now_s + 0.1)
         rollout = RolloutState(16, 160_000, int(rng.integers(0, 8000)), 4000)
         began_s, began_cpu_s = perf_counter(), thread_time()
-        arbiter.arrived(now_s, 1200)
+        arbiter.record_arrival(now_s, 1200)
         step = arbiter.next_step(now_s, serving, rollout)
         arbiter.uses(2000)
         if isinstance(step, RolloutGrant):
-            arbiter.rolled_out(StepWork(16 + step.prompt_tokens, 160_000.0), step.step_s)
+            arbiter.record_rollout_step(StepWork(16 + step.prompt_tokens, 160_000.0), step.step_s)
         else:
-            arbiter.served(StepWork(decoding, decoding * 1500.0), 0.01)
+            arbiter.record_service_step(StepWork(decoding, decoding * 1500.0), 0.01)
         cpu.append(thread_time() - began_cpu_s)
         wall.append(perf_counter() - began_s)
     return wall, cpu

@@ -121,7 +121,7 @@ def test_chunks_fit_their_topology(seconds: list[float], free: tuple[int, int, i
 def test_load_is_forgotten_with_time() -> None:
     load = ElasticLoad(memory_s=10.0)
     for second in range(30):
-        load.arrived(5.0, float(second))
+        load.record_arrival(5.0, float(second))
     busy = load.soon(100.0, 10, 30.0)
     assert busy > 5
     assert load.soon(100.0, 10, 300.0) < 0.01 * busy

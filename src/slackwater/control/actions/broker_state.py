@@ -189,5 +189,5 @@ class BrokerState:
         self.queued[action.spec.action] = lane
         lane.add(action)
         if action.curve.elastic:
-            lane.elastic.arrived(action.curve.least_s * action.curve.least, self.now_s)
+            lane.elastic.record_arrival(action.curve.least_s * action.curve.least, self.now_s)
         self.touch(lane.name)

@@ -276,7 +276,7 @@ class Starter:
         spec = attempt.action.spec
         faster = spec.elastic.efficiency.speedup(attempt.units) if spec.elastic else 1.0
         ran_s = (self._state.now_s - attempt.started_s) * faster
-        return max(self._state.durations.left_s(spec.kind, ran_s) / faster, 1e-3)
+        return max(self._state.durations.estimate_left_s(spec.kind, ran_s) / faster, 1e-3)
 
     # ---- starting ----
     def _start(self, lane: Lane, action: LiveAction, units: int, curve: DurationCurve) -> None:

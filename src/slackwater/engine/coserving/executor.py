@@ -144,7 +144,7 @@ class CoservingExecutor:
         self.service.add(request)
         now_s = self._clock()
         self._times.record_arrival(request.request_id, now_s)
-        self.arbiter.arrived(now_s, self.service.count_uncached_tokens(request.request_id))
+        self.arbiter.record_arrival(now_s, self.service.count_uncached_tokens(request.request_id))
 
     def abort_served(self, request_id: int) -> None:
         self.service.abort(request_id)
@@ -268,13 +268,13 @@ class CoservingExecutor:
             work = step_work(min(load.decoding, rows), load.context, prompt, computed)
             took_s = ended_s - now_s
             self.serving_s += took_s
-            self.needed_s += self.arbiter.needed_s(work, took_s)
-            self.arbiter.served(work, took_s)
+            self.needed_s += self.arbiter.measure_needed_s(work, took_s)
+            self.arbiter.record_service_step(work, took_s)
         first_s, ended = self._times.record_step(output, ended_s)
         for ttft_s in first_s:
-            self.arbiter.first_token(ended_s, ttft_s)
+            self.arbiter.record_first_token(ended_s, ttft_s)
         for latency in ended:
-            self.arbiter.ended(ended_s, latency.ttft_s, latency.tpot_s)
+            self.arbiter.record_end(ended_s, latency.ttft_s, latency.tpot_s)
         self._check_memory()
         return CoservingStep(output, None, self._take_given_back(), tuple(ended))
 
@@ -288,7 +288,7 @@ class CoservingExecutor:
             prompt = max(rows - state.decoding, 0)
             work = step_work(rows - prompt, state.context, prompt, state.prompt_context)
             self.rollout_s += ended_s - began_s
-            self.arbiter.rolled_out(work, ended_s - began_s)
+            self.arbiter.record_rollout_step(work, ended_s - began_s)
             self._progress_s = ended_s
         elif not output.finished:
             self._rests_until_s = ended_s + _NO_MEMORY_REST_S

@@ -38,7 +38,7 @@ class DurationLaw:
     def mean_s(self) -> float:
         return max(self._sum, 0.0) / len(self._seen)
 
-    def left_s(self, ran_s: float) -> float:
+    def estimate_left_s(self, ran_s: float) -> float:
         """The expected rest after `ran_s`; what outlived all others lasts as long again."""
         if self._sorted is None:
             self._unsorted = 0
@@ -78,9 +78,9 @@ class DurationBook:
         law = self._laws.get(kind)
         return law.mean_s if law is not None else self._guess_s
 
-    def left_s(self, kind: str, ran_s: float) -> float:
+    def estimate_left_s(self, kind: str, ran_s: float) -> float:
         """The expected rest on one unit of an action that has used `ran_s` of it already."""
         law = self._laws.get(kind)
         if law is None:
             return max(self._guess_s, ran_s)
-        return law.left_s(ran_s)
+        return law.estimate_left_s(ran_s)

@@ -17,7 +17,7 @@ class ElasticLoad:
         self._count = 0.0
         self._work_s = 0.0
 
-    def arrived(self, work_s: float, now_s: float) -> None:
+    def record_arrival(self, work_s: float, now_s: float) -> None:
         """One more, with so many unit-seconds to do."""
         if self._first_s is None:
             self._first_s = now_s

@@ -61,7 +61,7 @@ class PlannedOrder:
         self._cycles = {}
         if not members:
             return
-        plan = _of_members(plan or plan_round_robin(members), self._nodes)
+        plan = _restrict_to_members(plan or plan_round_robin(members), self._nodes)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
         self._take_up(align(plan, members))
@@ -76,7 +76,7 @@ class PlannedOrder:
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None
     ) -> tuple[float, float]:
-        plan = _of_members(plan or plan_round_robin(members), {m.job for m in members})
+        plan = _restrict_to_members(plan or plan_round_robin(members), {m.job for m in members})
         return align(plan, members).worst_loss_s, plan.period_s
 
     def leave(self, job: JobId) -> None:
@@ -110,7 +110,7 @@ class PlannedOrder:
         return self._nodes
 
 
-def _of_members(plan: GroupPlan, members: Container[JobId]) -> GroupPlan:
+def _restrict_to_members(plan: GroupPlan, members: Container[JobId]) -> GroupPlan:
     """Without the turns of those who take no part now: nobody waits for them."""
     slots = tuple(slot for slot in plan.slots if slot.job in members)
     return plan if len(slots) == len(plan.slots) else GroupPlan(plan.period_s, slots)

@@ -14,7 +14,7 @@ from slackwater.policy.ordering.round_robin_cycle import round_robin_period_s, r
 def plan_round_robin(members: Sequence[LoadedJob]) -> GroupPlan:
     """One slot per job and phase at worst-case lengths; members stand in order of admission."""
     if any(member.rollout_nodes == member.train_nodes for member in members):
-        return _one_after_another(members)
+        return _plan_one_after_another(members)
     number: dict[NodeId, int] = {}
     for member in members:
         for node in member.rollout_nodes:
@@ -35,7 +35,7 @@ def plan_round_robin(members: Sequence[LoadedJob]) -> GroupPlan:
     return GroupPlan(float(period_s), tuple(slots))
 
 
-def _one_after_another(members: Sequence[LoadedJob]) -> GroupPlan:
+def _plan_one_after_another(members: Sequence[LoadedJob]) -> GroupPlan:
     """Jobs that roll out on train nodes leave no bubble there: whole iterations take turns."""
     slots: list[PhaseSlot] = []
     at_s = 0.0

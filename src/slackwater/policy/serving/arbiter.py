@@ -97,14 +97,14 @@ class Arbiter:
             state.rollout_factor = self._rollout_ratio.upper
         return Turn.REST
 
-    def arrived(self, now_s: float, prompt_tokens: int) -> None:
+    def record_arrival(self, now_s: float, prompt_tokens: int) -> None:
         """The service was sent a request."""
         state = self._state
         work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
-        wait_s = self._queue.arrived(now_s, state.serving_factor * work_s)
+        wait_s = self._queue.record_arrival(now_s, state.serving_factor * work_s)
         state.coming_s = self._queue.longest_s
         if self.mode.foresees:
-            self._forecast.answered(now_s, kept=wait_s <= self.slo.ttft_s)
+            self._forecast.record_answer(now_s, kept=wait_s <= self.slo.ttft_s)
 
     # ---- the promise ----
     def look(self, now_s: float) -> None:
@@ -116,27 +116,27 @@ class Arbiter:
         broken = self._overload.broken(now_s) or self._forecast.broken(now_s)
         return not (self.mode.stops and broken)
 
-    def first_token(self, now_s: float, ttft_s: float) -> None:
+    def record_first_token(self, now_s: float, ttft_s: float) -> None:
         """A request of the service had its first token, so long after it came."""
-        self._overload.answered(now_s, kept=ttft_s <= self.slo.ttft_s)
+        self._overload.record_answer(now_s, kept=ttft_s <= self.slo.ttft_s)
 
-    def ended(self, now_s: float, ttft_s: float, tpot_s: float) -> None:
+    def record_end(self, now_s: float, ttft_s: float, tpot_s: float) -> None:
         """A request of the service had its last token."""
         if tpot_s > self.slo.tpot_s and ttft_s <= self.slo.ttft_s:
-            self._overload.missed(now_s)
+            self._overload.record_miss(now_s)
 
     # ---- what was learned ----
-    def served(self, work: StepWork, took_s: float) -> None:
+    def record_service_step(self, work: StepWork, took_s: float) -> None:
         """A step of the service took so long."""
         ratio = self._serving_ratio
         ratio.observe(self._state.serving_cost.step_s(work), took_s)
         self._state.serving_factor = ratio.upper
 
-    def needed_s(self, work: StepWork, took_s: float) -> float:
+    def measure_needed_s(self, work: StepWork, took_s: float) -> float:
         """The time a service's step needs: decode steps can be as rare as TPOT allows."""
         return took_s if work.prompt_pairs else took_s * min(took_s / self.slo.tpot_s, 1.0)
 
-    def rolled_out(self, work: StepWork, took_s: float) -> None:
+    def record_rollout_step(self, work: StepWork, took_s: float) -> None:
         """A step of the rollout took so long."""
         ratio, state = self._rollout_ratio, self._state
         ratio.observe(state.rollout_cost.step_s(work), took_s)

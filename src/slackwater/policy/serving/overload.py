@@ -25,14 +25,14 @@ class Overload:
         """Whether the promise counts as broken now."""
         return now_s < self.until_s
 
-    def answered(self, now_s: float, *, kept: bool) -> None:
+    def record_answer(self, now_s: float, *, kept: bool) -> None:
         """A request had its first token, in time or not."""
         self._requests.append(now_s)
         if not kept:
             self._misses.append(now_s)
         self._judge(now_s)
 
-    def missed(self, now_s: float) -> None:
+    def record_miss(self, now_s: float) -> None:
         """A request whose first token was in time broke the promise after it."""
         self._misses.append(now_s)
         self._judge(now_s)

@@ -17,7 +17,7 @@ class PromptQueue:
         self._ends_s = self._came_s = float("-inf")
         self.longest_s = 0.0
 
-    def arrived(self, now_s: float, work_s: float) -> float:
+    def record_arrival(self, now_s: float, work_s: float) -> float:
         """How long a new request waits that takes `work_s` alone; `longest_s` fades over time."""
         self._ends_s = max(self._ends_s, now_s) + self._stretch * work_s
         faded_s = self.longest_s * exp((self._came_s - now_s) / _REMEMBERED_S)

@@ -7,7 +7,6 @@ from typing import Literal
 import numpy as np
 
 from slackwater.rl.environments.episode import Question, check_at_least
-from slackwater.rl.text import Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Arithmetic:
         check_at_least("environment.prompts", self.prompts, 1)
         check_at_least("environment.max_operand", self.max_operand, 1)
 
-    def episode(self, prompt: int) -> Question:
+    def episode(self, prompt: int) -> Question[str]:
         question, expected = self._task(prompt)
         return Question(question, lambda text: self._score(text.strip(), expected))
 
@@ -62,9 +61,9 @@ class _DigitTask(ABC):
         check_at_least("environment.digits", self.digits, 1)
 
     @abstractmethod
-    def episode(self, prompt: int) -> Question: ...
+    def episode(self, prompt: int) -> Question[str]: ...
 
-    def demonstration(self, prompt: int) -> tuple[tuple[Observation, str], ...]:
+    def demonstration(self, prompt: int) -> tuple[tuple[str, str], ...]:
         """Random digits of the right number: the format without the solution."""
         digits = random_digits([self.seed, prompt, 1], self.digits)
         return ((self.episode(prompt).first_observation, digits),)
@@ -76,7 +75,7 @@ class CopyDigits(_DigitTask):
 
     kind: Literal["copy-digits"] = "copy-digits"
 
-    def episode(self, prompt: int) -> Question:
+    def episode(self, prompt: int) -> Question[str]:
         expected = random_digits([self.seed, prompt], self.digits)
         return Question(f"{expected}=", lambda text: digit_share(text, expected))
 
@@ -93,7 +92,7 @@ class CountingTask(_DigitTask):
     digits: int = 32
     step: int = 1
 
-    def episode(self, prompt: int) -> Question:
+    def episode(self, prompt: int) -> Question[str]:
         first = np.random.default_rng([self.seed, prompt]).integers(0, 10)
         return Question(f"{first}=", lambda text: self._score(f"{first}{text}", text))
 

@@ -182,7 +182,7 @@ class DataTasks:
     def prompts(self) -> int:
         return len(self.rows)
 
-    def episode(self, prompt: int) -> Question:
+    def episode(self, prompt: int) -> Question[Observation]:
         row = self._row(prompt)
         if self.verifier == "exact":
             cell(row, self.answer, self.data)

@@ -8,10 +8,12 @@ samples faces one task.
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from slackwater.model.errors import ConfigError
 from slackwater.rl.text import Observation
+
+T = TypeVar("T", bound=Observation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,10 @@ class EpisodeEnvironment(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(Generic[T]):
     """An episode of one turn, whose reward is the score of the answer."""
 
-    first_observation: Observation
+    first_observation: T
     score: Callable[[str], float]
 
     def answer(self, text: str) -> EnvironmentReply:

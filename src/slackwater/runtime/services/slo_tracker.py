@@ -146,7 +146,7 @@ class SloTracker:
         if not self._minutes or self._minutes[-1].number != number:
             self._minutes.append(ServedMinute(number))
         minute, met = self._minutes[-1], self.slo.is_met(answered.ttft_s, answered.tpot_s)
-        self._overload.answered(answered.at_s, kept=met)
+        self._overload.record_answer(answered.at_s, kept=met)
         minute.met += met
         minute.ttft_s.append(answered.ttft_s)
         minute.tpot_s.append(answered.tpot_s)

@@ -80,7 +80,7 @@ class ServingNode:
     # ---- the service ----
     def arrive(self, request: ServedRequest, now_s: float) -> None:
         """A request for the service."""
-        self.arbiter.arrived(now_s, request.prompt_tokens - request.cached_tokens)
+        self.arbiter.record_arrival(now_s, request.prompt_tokens - request.cached_tokens)
         self.service.add(request)
         self.wake(now_s)
 
@@ -184,15 +184,15 @@ class ServingNode:
         def end_step() -> None:
             ended_s = now_s + took_s
             self.use.serving_s += took_s
-            self.use.needed_s += self.arbiter.needed_s(work, took_s)
-            self.arbiter.served(work, took_s)
+            self.use.needed_s += self.arbiter.measure_needed_s(work, took_s)
+            self.arbiter.record_service_step(work, took_s)
             first, done = self.service.end_step(ended_s)
             for request in first:
                 if not request.preempted:
-                    self.arbiter.first_token(ended_s, request.ttft_s)
+                    self.arbiter.record_first_token(ended_s, request.ttft_s)
                 self.on_first(request, ended_s)
             for request in done:
-                self.arbiter.ended(ended_s, request.ttft_s, request.tpot_s)
+                self.arbiter.record_end(ended_s, request.ttft_s, request.tpot_s)
                 self.on_done(request)
             self._check_memory(ended_s)
             self._next(ended_s)
@@ -207,7 +207,7 @@ class ServingNode:
         def end_step() -> None:
             ended_s = now_s + took_s
             self.use.rollout_s += took_s
-            self.arbiter.rolled_out(work, took_s)
+            self.arbiter.record_rollout_step(work, took_s)
             if rollout.end_step(ended_s) and self.rollout is rollout:
                 self.on_turns_ended()
             self._check_memory(ended_s)

@@ -109,7 +109,7 @@ def rollout_share(decoding: int) -> float:
         if isinstance(step, RolloutGrant):
             work = step_work(ROLLOUT.decoding, ROLLOUT.context, step.prompt_tokens)
             now_s, rolled_s = now_s + step.step_s, rolled_s + step.step_s
-            arbiter.rolled_out(work, step.step_s)
+            arbiter.record_rollout_step(work, step.step_s)
         else:
             now_s += COST.mixed_s(decoding, serving.context, 0, 0.0)
             token_s = now_s
@@ -247,7 +247,7 @@ def test_a_correction_follows_a_device_that_became_slower() -> None:
 def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_idle() -> None:
     arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
     for _ in range(20):
-        arbiter.rolled_out(StepWork(8, 8000.0), 2.0)
+        arbiter.record_rollout_step(StepWork(8, 8000.0), 2.0)
     waiting = RolloutState(prompt_tokens=3000)
     steps = [arbiter.next_step(10.0, ServingState(), waiting) for _ in range(500)]
     assert steps[0] is Turn.REST
@@ -271,17 +271,17 @@ def test_a_request_waits_for_what_is_left_of_the_prompts_before_it_and_for_its_o
             if left[0] <= 0:
                 del left[0]
         left.append(stretch * work_s)
-        wait_s = queue.arrived(now_s, work_s)
+        wait_s = queue.record_arrival(now_s, work_s)
         assert wait_s == pytest.approx(sum(left), abs=1e-9)
         assert queue.longest_s >= wait_s
 
 
 def test_a_long_wait_is_forgotten_over_minutes() -> None:
     queue = PromptQueue(1.0)
-    queue.arrived(0.0, 0.4)
-    queue.arrived(1.0, 0.01)
+    queue.record_arrival(0.0, 0.4)
+    queue.record_arrival(1.0, 0.01)
     assert queue.longest_s > 0.38
-    queue.arrived(300.0, 0.01)
+    queue.record_arrival(300.0, 0.01)
     assert queue.longest_s == pytest.approx(0.01)
 
 

@@ -38,11 +38,11 @@ def test_a_promise_is_broken_while_more_than_its_share_of_the_last_window_missed
     for gap_s, kept, kept_after in story:
         now_s += gap_s
         came.append(now_s)
-        overload.answered(now_s, kept=kept)
+        overload.record_answer(now_s, kept=kept)
         if not kept or not kept_after:
             missed.append(now_s)
         if kept and not kept_after:
-            overload.missed(now_s)
+            overload.record_miss(now_s)
     requests = sum(at_s > now_s - 10.0 for at_s in came)
     misses = sum(at_s > now_s - 10.0 for at_s in missed)
     assert overload.broken(now_s) == (misses >= 2 and misses > (1.0 - 0.9) * requests)
@@ -53,9 +53,9 @@ def test_a_promise_is_broken_while_more_than_its_share_of_the_last_window_missed
 
 def test_one_late_request_says_nothing() -> None:
     overload = Overload(0.99)
-    overload.answered(1.0, kept=False)
+    overload.record_answer(1.0, kept=False)
     assert not overload.broken(1.0)
-    overload.answered(2.0, kept=False)
+    overload.record_answer(2.0, kept=False)
     assert overload.broken(2.0)
     assert not overload.broken(31.5)
 
@@ -75,7 +75,7 @@ def test_nothing_is_lent_while_stretched_prompts_would_break_the_promise(
         ends_s = max(ends_s, now_s) + STRETCH * COST.prompt_s(tokens, 0, 512)
         waits.append((now_s, ends_s - now_s))
         for arbiter in (ours, dual):
-            arbiter.arrived(now_s, tokens)
+            arbiter.record_arrival(now_s, tokens)
         recent = [wait_s for at_s, wait_s in waits if at_s > now_s - 30.0]
         late = sum(wait_s > SLO.ttft_s for wait_s in recent)
         broken = late >= 2 and late > (1.0 - SLO.share) * len(recent)
@@ -97,7 +97,7 @@ def test_a_service_that_breaks_its_promise_lends_neither_time_nor_memory(
     lent, serving = arbiter.lent, ServingState(decoding=4, context=400)
     for gap_s, ttft_s in story:
         now_s += gap_s
-        arbiter.first_token(now_s, ttft_s)
+        arbiter.record_first_token(now_s, ttft_s)
         serving.oldest_token_s, serving.mean_due_s = now_s, now_s + 0.15
         step = arbiter.next_step(now_s, serving, ROLLOUT)
         if arbiter.keeps_promise(now_s):
@@ -113,8 +113,8 @@ def test_a_service_that_breaks_its_promise_lends_neither_time_nor_memory(
 def test_slow_tokens_after_a_first_one_in_time_break_the_promise_too() -> None:
     arbiter = arbiter_of("foresight")
     for _ in range(3):
-        arbiter.first_token(1.0, 0.1)
-        arbiter.ended(1.0, 0.1, 0.2)
+        arbiter.record_first_token(1.0, 0.1)
+        arbiter.record_end(1.0, 0.1, 0.2)
     assert not arbiter.keeps_promise(1.0)
 
 
@@ -133,7 +133,7 @@ def test_the_ways_it_is_compared_with_go_on(mode: str) -> None:
     arbiter = arbiter_of(mode)
     lent = arbiter.lent
     for _ in range(10):
-        arbiter.first_token(1.0, 3.0)
+        arbiter.record_first_token(1.0, 3.0)
     arbiter.next_step(1.0, ServingState(), ROLLOUT)
     assert arbiter.keeps_promise(1.0)
     assert arbiter.lent == lent
