@@ -160,8 +160,11 @@ class ServingCluster:
             case commands.BeginStep(node):
                 self._begin_step(node)
 
+    def _borrower_of(self, name: NodeId) -> JobId | None:
+        return self.lender.loans().get(name)
+
     def _activate(self, name: NodeId, job: JobId) -> None:
-        if self.lender.loans().get(name) != job or name in self._borrowed:
+        if self._borrower_of(name) != job or name in self._borrowed:
             return  # taken back while its weights were on the way
         node, now_s = self.nodes[name], self.body.now_s
         cost = self.plan.device.rollout
