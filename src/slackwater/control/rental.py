@@ -89,7 +89,7 @@ class RentalController:
 
     @property
     def ended_cost(self) -> dict[str, float]:
-        """What each provider's nodes have cost that are not rented any more."""
+        """What each provider's nodes have cost at most that are not rented any more."""
         return dict(self._spent)
 
     def cost_of(self, provider: str, now_s: float) -> float:
@@ -126,7 +126,7 @@ class RentalController:
         out: list[RentalCommand] = []
         returned = [node for node in self._rented if not self._may_stay(node, now_s)]
         for node in returned:
-            self._end(node, now_s)
+            self._end(node, now_s + _RETURN_S)
         if returned:
             out.append(ReturnNodes(tuple(returned)))
         if taken := self._take(now_s):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
@@ -97,6 +97,17 @@ STEPS = st.tuples(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEPS, max_size=60), st.floats(0.5, 50.0))
+@example(
+    [  # a node is returned when idle, and another one is rented while that one still costs
+        ("offer", 0, 0.0),
+        ("limit", 2, 0.0),
+        ("offer", 1, 120.0),
+        ("offer", 0, 80.0),
+        ("limit", 1, 400.0),
+        ("offer", 0, 241.0),
+    ],
+    8.0,
+)
 def test_no_sequence_of_events_costs_more_than_the_budget(
     steps: list[tuple[str, int, float]], budget: float
 ) -> None:
