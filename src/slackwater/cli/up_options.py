@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from slackwater.model.config import plain
 from slackwater.model.instance import EngineName
@@ -14,16 +15,17 @@ from slackwater.model.instance import EngineName
 DEFAULT_STATE = Path("~/.local/share/slackwater")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Marks an option that sets this key of `ServiceSettings`."""
+class Setting(OptionInfo):
+    """An option that sets the key of `ServiceSettings` with its own name, or another `key`."""
 
-    key: str
+    def __init__(self, help: str, *names: str, key: str = "", **options: Any) -> None:
+        super().__init__(default=..., param_decls=names, help=help, **options)
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """Command-line options of `up`; those without a `Setting` set none or several keys."""
+    """Command-line options of `up`; those that are no `Setting` set none or several keys."""
 
     model: Annotated[
         list[str] | None,
@@ -33,9 +35,7 @@ class UpOptions:
         ),
     ] = None
     engines: Annotated[
-        int | None,
-        typer.Option(help="Engines per model. Default: on all devices without a trainer."),
-        Setting("engines"),
+        int | None, Setting("Engines per model. Default: on all devices without a trainer.")
     ] = None
     serve: Annotated[
         str | None, typer.Option(metavar="[NAME=]MODEL", help="Model to serve with an SLO (--slo).")
@@ -57,65 +57,40 @@ class UpOptions:
         ),
     ] = None
     local_engines: Annotated[
-        int,
-        typer.Option(
-            help="Engines per model on the trainers' devices, active while these are idle."
-        ),
-        Setting("local_engines"),
+        int, Setting("Engines per model on the trainers' devices, active while these are idle.")
     ] = 0
     local_engine: Annotated[
-        EngineName,
-        typer.Option(help="Kind of --local-engines; a server sleeps while the trainers work."),
-        Setting("local_engine"),
+        EngineName, Setting("Kind of --local-engines; a server sleeps while the trainers work.")
     ] = "embedded"
-    trainers: Annotated[
-        int, typer.Option(help="Number of trainer processes."), Setting("trainers")
-    ] = 1
+    trainers: Annotated[int, Setting("Number of trainer processes.")] = 1
     sandboxes: Annotated[
-        int,
-        typer.Option(help="Number of sandbox processes for actions; they share the cores."),
-        Setting("sandboxes"),
+        int, Setting("Number of sandbox processes for actions; they share the cores.")
     ] = 0
     sandbox_backend: Annotated[
-        str,
-        typer.Option(
-            help="auto (bubblewrap if it works here), process, bubblewrap, docker or gvisor."
-        ),
-        Setting("sandbox_backend"),
+        str, Setting("auto (bubblewrap if it works here), process, bubblewrap, docker or gvisor.")
     ] = "auto"
     sandbox_folder: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for environments; as root, other users must be able to enter it."
-        ),
-        Setting("sandbox_folder"),
+        Setting("Folder for environments; as root, other users must be able to enter it."),
     ] = None
     sandbox_image: Annotated[
-        str | None,
-        typer.Option(help="Image of docker containers. Default: python:3.11-slim."),
-        Setting("sandbox_image"),
+        str | None, Setting("Image of docker containers. Default: python:3.11-slim.")
     ] = None
     sandbox_allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST:PORT", help="Address that actions may reach; repeatable."),
-        Setting("sandbox_allow"),
+        Setting("Address that actions may reach; repeatable.", metavar="HOST:PORT"),
     ] = None
     trust_tenants: Annotated[
         bool,
-        typer.Option("--trust-tenants", help="Allow actions of several tenants without isolation."),
-        Setting("trust_tenants"),
+        Setting("Allow actions of several tenants without isolation.", "--trust-tenants"),
     ] = False
     max_waiting_actions: Annotated[
-        int,
-        typer.Option(help="Maximum number of waiting actions; more are refused (429)."),
-        Setting("max_waiting_actions"),
+        int, Setting("Maximum number of waiting actions; more are refused (429).")
     ] = 20_000
     state: Annotated[Path, typer.Option(help="Folder for the service's state.")] = DEFAULT_STATE
-    host: Annotated[str, typer.Option(help="Address to listen on."), Setting("host")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Port to listen on."), Setting("port")] = 8123
-    front_ends: Annotated[
-        int, typer.Option(help="Number of HTTP processes."), Setting("front_ends")
-    ] = 1
+    host: Annotated[str, Setting("Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Setting("Port to listen on.")] = 8123
+    front_ends: Annotated[int, Setting("Number of HTTP processes.")] = 1
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(
@@ -128,56 +103,35 @@ class UpOptions:
     ] = None
     database: Annotated[
         str | None,
-        typer.Option(help="Database URL, such as postgresql://... Default: SQLite in --state."),
-        Setting("database_url"),
+        Setting(
+            "Database URL, such as postgresql://... Default: SQLite in --state.", key="database_url"
+        ),
     ] = None
-    device: Annotated[str, typer.Option(help="cpu or cuda."), Setting("device")] = "cpu"
-    devices: Annotated[
-        int,
-        typer.Option(help="On a CPU: split the cores into this many devices."),
-        Setting("devices"),
-    ] = 1
+    device: Annotated[str, Setting("cpu or cuda.")] = "cpu"
+    devices: Annotated[int, Setting("On a CPU: split the cores into this many devices.")] = 1
     gpu_ids: Annotated[
         str | None, typer.Option(help="GPUs to use, such as 0,1,2. Default: all.")
     ] = None
     engine_layout: Annotated[
-        str,
-        typer.Option(help="Devices of each engine, such as tp=2. Default: one."),
-        Setting("engine_layout"),
+        str, Setting("Devices of each engine, such as tp=2. Default: one.")
     ] = ""
     trainer_layout: Annotated[
-        str,
-        typer.Option(help="Devices of each trainer, such as tp=2,dp=2. Default: one."),
-        Setting("trainer_layout"),
+        str, Setting("Devices of each trainer, such as tp=2,dp=2. Default: one.")
     ] = ""
     train_dtype: Annotated[
         str | None,
-        typer.Option(
-            help="float32 or bfloat16, with fp32 master weights. Default: bfloat16 on cuda."
-        ),
-        Setting("train_dtype"),
+        Setting("float32 or bfloat16, with fp32 master weights. Default: bfloat16 on cuda."),
     ] = None
-    threads: Annotated[
-        int, typer.Option(help="Compute threads per worker."), Setting("threads")
-    ] = 1
-    kv_mb: Annotated[
-        int, typer.Option(help="KV cache of each engine, in MiB."), Setting("kv_mb")
-    ] = 1024
-    max_running: Annotated[
-        int,
-        typer.Option(help="Maximum number of concurrent turns per engine."),
-        Setting("max_running"),
-    ] = 64
+    threads: Annotated[int, Setting("Compute threads per worker.")] = 1
+    kv_mb: Annotated[int, Setting("KV cache of each engine, in MiB.")] = 1024
+    max_running: Annotated[int, Setting("Maximum number of concurrent turns per engine.")] = 64
     session_timeout: Annotated[
         float,
-        typer.Option(help="Seconds of silence after which a client's session ends."),
-        Setting("session_silent_after_s"),
+        Setting(
+            "Seconds of silence after which a client's session ends.", key="session_silent_after_s"
+        ),
     ] = 300.0
-    record: Annotated[
-        Path | None,
-        typer.Option(help="File to record the controllers' events in."),
-        Setting("record"),
-    ] = None
+    record: Annotated[Path | None, Setting("File to record the controllers' events in.")] = None
     background: Annotated[
         bool,
         typer.Option(
@@ -200,8 +154,8 @@ class UpOptions:
 def command_line_settings(ctx: typer.Context) -> dict[str, Any]:
     """The settings given on the command line, by key."""
     return {
-        setting.key: plain(ctx.params[name])
-        for name, setting in option_settings().items()
+        key: plain(ctx.params[name])
+        for name, key in option_settings().items()
         if is_given(ctx, name)
     }
 
@@ -211,15 +165,11 @@ def is_given(ctx: typer.Context, name: str) -> bool:
     return str(ctx.get_parameter_source(name)).endswith("COMMANDLINE")
 
 
-def option_settings() -> dict[str, Setting]:
-    """The setting of each option, by the option's name."""
+def option_settings() -> dict[str, str]:
+    """The key that each option of a setting sets, by the option's name."""
     hints = get_type_hints(UpOptions, include_extras=True)
-    return {
-        name: mark
-        for name, hint in hints.items()
-        for mark in hint.__metadata__
-        if isinstance(mark, Setting)
-    }
+    options = {name: hint.__metadata__[0] for name, hint in hints.items()}
+    return {name: each.key or name for name, each in options.items() if isinstance(each, Setting)}
 
 
 def with_up_options(command: Callable[[typer.Context, UpOptions], int]) -> Callable[..., int]:

@@ -160,9 +160,9 @@ def test_every_option_of_a_setting_names_a_field_and_has_its_default() -> None:
     of_options = {field.name: field.default for field in fields(UpOptions)}
     settings = option_settings()
     assert len(settings) == 25
-    for name, setting in settings.items():
-        assert setting.key in of_settings, f"--{name} sets {setting.key}, which is no setting"
-        assert (of_options[name] or None) == (of_settings[setting.key] or None), name
+    for name, key in settings.items():
+        assert key in of_settings, f"--{name} sets {key}, which is no setting"
+        assert (of_options[name] or None) == (of_settings[key] or None), name
 
 
 def test_options_whose_setting_has_another_name_reach_it(tmp_path: Path) -> None:
