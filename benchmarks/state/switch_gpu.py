@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slackwater.control.state.events import NextHinted
 from slackwater.model.residency import PartRole, StateBudgets, StateKey, StoredPart, Tier
 from slackwater.state.device import DeviceTier
 from slackwater.state.image import HostImage
@@ -163,7 +164,7 @@ class Bench:
         self.wait()
         work.start()
         began_s = time.perf_counter()
-        self.manager.prefetch([name])
+        self.manager.tell(NextHinted(time.monotonic(), (name,)))
         self.manager.ensure(name, Tier.DEVICE)
         load_s = time.perf_counter() - began_s
         self.tier.evict(name)
@@ -182,7 +183,8 @@ class Bench:
         self.manager.ensure("full0", Tier.DEVICE)
         self.wait()
         began_s = time.perf_counter()
-        self.manager.prefetch(["lora0"])  # fits beside: its load begins now
+        # It fits beside: its load begins now.
+        self.manager.tell(NextHinted(time.monotonic(), ("lora0",)))
         self.tier.evict("full0")
         self.manager.ensure("lora0", Tier.DEVICE)
         taken_s = time.perf_counter() - began_s

@@ -52,3 +52,8 @@ class NotFoundError(SlackwaterError, LookupError):
 
 class UnavailableError(SlackwaterError, ConnectionError):
     """A peer or resource is unavailable for now; a retry may work."""
+
+
+def describe(error: Exception) -> str:
+    """The error's message, with its type unless it is one of these."""
+    return str(error) if isinstance(error, SlackwaterError) else f"{type(error).__name__}: {error}"

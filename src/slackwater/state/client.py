@@ -5,10 +5,11 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import msgspec
+from msgspec import structs
 
 from slackwater.model import errors
 from slackwater.model.errors import SlackwaterError, UnavailableError
@@ -52,48 +53,44 @@ class StateClient:
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registration:
-        said = self._ask(lambda ask: messages.RegisterState(ask, deployment, list(parts), warm))
+        said = self._ask(messages.RegisterState(deployment, list(parts), warm))
         assert said.registration is not None
         return said.registration
 
     def ensure(
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
-        self._ask(
-            lambda ask: messages.EnsureState(ask, deployment, tier, lease, timeout_s), timeout_s
-        )
+        self._ask(messages.EnsureState(deployment, tier, lease, timeout_s), timeout_s)
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
-        self._ask(lambda ask: messages.EvictState(ask, deployment, tier, timeout_s), timeout_s)
+        self._ask(messages.EvictState(deployment, tier, timeout_s), timeout_s)
 
     def release(self, deployment: str) -> None:
-        self._ask(lambda ask: messages.NoteState(ask, deployment, "release"))
+        self._ask(messages.NoteState(deployment, "release"))
 
     def forget(self, deployment: str) -> None:
-        self._ask(lambda ask: messages.NoteState(ask, deployment, "forget"))
+        self._ask(messages.NoteState(deployment, "forget"))
 
     def forget_when_unused(self, deployment: str) -> None:
-        self._ask(lambda ask: messages.NoteState(ask, deployment, "forget_when_unused"))
+        self._ask(messages.NoteState(deployment, "forget_when_unused"))
 
     def forget_abandoned(self, prefix: str) -> None:
-        self._ask(lambda ask: messages.NoteState(ask, prefix, "forget_abandoned"))
+        self._ask(messages.NoteState(prefix, "forget_abandoned"))
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
-        return self._ask(lambda ask: messages.FindSurvivor(ask, prefix, after, at_most)).survivor
+        return self._ask(messages.FindSurvivor(prefix, after, at_most)).survivor
 
     def close(self) -> None:
         self._frames.close()
 
-    def _ask(
-        self, make: Callable[[int], messages.FromHolder], timeout_s: float = 0.0
-    ) -> messages.StateAnswer:
+    def _ask(self, request: messages.StateRequest, timeout_s: float = 0.0) -> messages.StateAnswer:
         ask = next(self._numbers)
         waiting: Future[messages.StateAnswer] = Future()
         with self._lock:
             if self._closed:
                 raise UnavailableError("state manager: the connection has ended")
             self._asks[ask] = waiting
-        self._frames.send(make(ask))
+        self._frames.send(structs.replace(request, ask=ask))
         try:
             said = waiting.result(timeout_s + _ANSWER_S)
         except TimeoutError:
@@ -151,16 +148,8 @@ class StateClient:
         if self._holder is None:
             on_end(MoveOutcome(failed=f"{self.name} holds no device memory"))
             return
-        move = HolderMove(
-            order.deployment,
-            order.to,
-            order.blank,
-            images,
-            order.about,
-            arrival,
-            order.fills,
-        )
-        self._holder.begin(move, on_end)
+        how = (order.deployment, order.to, order.blank, images, order.about, arrival, order.fills)
+        self._holder.begin(HolderMove(*how), on_end)
 
     def _update_arrival(self, number: int, reached: int, why: str | None) -> None:
         arrival = self._arrivals.get(number)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from slackwater.model.errors import RefusedError, SlackwaterError
+from slackwater.model.errors import RefusedError, describe
 from slackwater.model.residency import ImageRange, StateKey, StoredPart, Tier
 from slackwater.policy.state.layout import ImageLayout, align_up
 from slackwater.state.catalogue import Catalogue
@@ -293,12 +293,7 @@ class DeviceTier:
             try:
                 about = self._load(move) if up else self._save(move)
             except Exception as error:  # noqa: BLE001  (a move fails, not the worker: the state stays where it is)
-                said = (
-                    str(error)
-                    if isinstance(error, SlackwaterError)
-                    else f"{type(error).__name__}: {error}"
-                )
-                on_end(MoveOutcome(failed=said))
+                on_end(MoveOutcome(failed=describe(error)))
             else:
                 on_end(MoveOutcome(about))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slackwater.control.state import commands, events
 from slackwater.control.state.residency_controller import ResidencyController
-from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
+from slackwater.model.errors import RefusedError, UnavailableError, describe
 from slackwater.model.residency import StateBudgets, Tier
 from slackwater.state.catalogue import Catalogue
 from slackwater.state.disk import DiskTier
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class ResidencyExecutor:
-    """Callers hold `lock`, except for `ask` and `close`, which wait for other threads."""
+    """The controller and what its commands change, under one `lock`."""
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
         self.lock = threading.RLock()
@@ -38,7 +38,7 @@ class ResidencyExecutor:
         self._answers: dict[int, str | None] = {}  # by ticket: why it was refused, or None
         self._answered = threading.Condition(self.lock)
         self._tickets = itertools.count(1)
-        self.moved_bytes: dict[tuple[Tier, Tier], int] = {}
+        self.moved_bytes: dict[tuple[Tier, Tier], int] = {}  # by origin and target tier
         # Images that are being read from disk.
         self._arriving: dict[str, tuple[HostImage, ImageArrivalProgress]] = {}
         # Loads onto the device that follow a read from disk: those that wait for the read's first
@@ -50,11 +50,12 @@ class ResidencyExecutor:
 
     def remove_holder(self, name: str) -> None:
         """A worker has ended: states on its device fall back to their last image."""
-        self.holders.pop(name, None)
-        self.tell(events.HolderGone(time.monotonic(), name))
-        for deployment in [d for d, holder in self.held_by.items() if holder == name]:
-            self._waiting_followers.pop(deployment, None)
-            self._end_follower(deployment)
+        with self.lock:
+            self.holders.pop(name, None)
+            self.tell(events.HolderGone(time.monotonic(), name))
+            for deployment in [d for d, holder in self.held_by.items() if holder == name]:
+                self._waiting_followers.pop(deployment, None)
+                self._end_follower(deployment)
 
     def has_worker(self, deployment: str) -> bool:
         """Whether the worker that last had the state still runs."""
@@ -62,8 +63,9 @@ class ResidencyExecutor:
 
     def forget(self, deployment: str) -> None:
         """Delete the state; refused while other deployments share its image."""
-        self.catalogue.check_unused(deployment)
-        self.forget_when_unused(deployment)
+        with self.lock:
+            self.catalogue.check_unused(deployment)
+            self.forget_when_unused(deployment)
 
     def forget_when_unused(self, deployment: str) -> None:
         """As `forget`, but parts that others share stay until those are forgotten too."""
@@ -156,10 +158,9 @@ class ResidencyExecutor:
         held = self.held_by[name]
         if arrival is not None:
             self._follower_failures[name] = None
+        fills = self._find_blank_images(shared)
         holder.begin(
-            HolderMove(
-                name, to, move.blank, images, about, arrival, self._find_blank_images(shared)
-            ),
+            HolderMove(name, to, move.blank, images, about, arrival, fills),
             lambda ended: self._finish_device_move(name, to, held, ended),
         )
 
@@ -175,9 +176,9 @@ class ResidencyExecutor:
             now_s = time.monotonic()
             if ended.failed is not None:
                 self.tell(events.MoveFailed(now_s, name, to, ended.failed))
-                self._end_follower(name)
-                return
             self._end_follower(name)
+            if ended.failed is not None:
+                return
             if to is Tier.HOST:
                 self.abouts[name] = ended.about or {}
             origin = Tier.HOST if to is Tier.DEVICE else Tier.DEVICE
@@ -196,12 +197,7 @@ class ResidencyExecutor:
                     image, about = self.images[name], dict(self.abouts.get(name, {}))
                 self.disk.write(name, image.pages, about)
         except Exception as error:  # noqa: BLE001  (a move fails, and whoever waits is told)
-            said = (
-                str(error)
-                if isinstance(error, SlackwaterError)
-                else f"{type(error).__name__}: {error}"
-            )
-            self._disk_move_failed(name, to, said)
+            self._disk_move_failed(name, to, describe(error))
             return
         with self.lock:
             if not move.blank:

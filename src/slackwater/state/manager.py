@@ -31,36 +31,28 @@ class StoredParts:
     stored: dict[int, Bytes]
 
 
-class StateManager:
+class StateManager(ResidencyExecutor):
     """Keeps states on the device, in host memory or on disk. `StateClient` has a worker's calls."""
 
     def __init__(self, budgets: StateBudgets, folder: Path) -> None:
-        self._executor = executor = ResidencyExecutor(budgets, folder)
-        self.controller, self.catalogue, self.disk = (
-            executor.controller,
-            executor.catalogue,
-            executor.disk,
-        )
-        self.moved_bytes = executor.moved_bytes  # by origin and target tier
+        super().__init__(budgets, folder)
         self._devices: dict[str, str] = {}  # by holder
 
     def attach(self, name: str, holder: DeviceHolder, device: str = "") -> None:
         """Add a worker, with its device of the node or its part of the only one."""
-        with self._executor.lock:
-            self._executor.holders[name] = holder
+        with self.lock:
+            self.holders[name] = holder
             self._devices[name] = device
 
     def remove_holder(self, name: str) -> None:
-        """A worker has ended: states on its device fall back to their last image."""
-        with self._executor.lock:
-            self._executor.remove_holder(name)
-            self._devices.pop(name, None)
+        super().remove_holder(name)
+        self._devices.pop(name, None)
 
     def register(
         self, deployment: str, holder: str, parts: Sequence[StoredPart], *, warm: bool = True
     ) -> Registration:
         """Add a state, or adopt one whose worker has ended; RefusedError if it does not fit."""
-        with self._executor.lock:
+        with self.lock:
             known = self.catalogue.entries.get(deployment)
             entry = self.catalogue.entry_for(deployment, parts)
             if known is not None and known.on_device != entry.on_device:
@@ -80,11 +72,11 @@ class StateManager:
                 borrows,
                 device=self._devices.get(holder, ""),
             )
-            command = self._executor.tell(event)[0]
+            command = self.tell(event)[0]
             if isinstance(command, commands.Refuse):
                 raise RefusedError(command.reason)
             assert isinstance(command, commands.Admit)
-            self._executor.held_by[deployment] = holder
+            self.held_by[deployment] = holder
             self.catalogue.add(deployment, entry)
             stretches = self.catalogue.stretches(deployment)
             return Registration(command.blank, stretches, entry.on_device.bytes)
@@ -93,29 +85,25 @@ class StateManager:
         self, deployment: str, tier: Tier, *, lease: bool = False, timeout_s: float = 600.0
     ) -> None:
         """Wait until the state is at least on that tier; with `lease` it stays until `release`."""
-        self._executor.ask(
+        self.ask(
             lambda ticket: events.ResidencyAsked(time.monotonic(), ticket, deployment, tier, lease),
             timeout_s,
             f"{deployment} on the {tier.name.lower()} tier",
         )
 
     def release(self, deployment: str) -> None:
-        self._executor.tell(events.LeaseReleased(time.monotonic(), deployment))
+        self.tell(events.LeaseReleased(time.monotonic(), deployment))
 
     def evict(self, deployment: str, tier: Tier = Tier.HOST, *, timeout_s: float = 600.0) -> None:
         """Wait until the state is at most on that tier; a running operation ends first."""
-        self._executor.ask(
+        self.ask(
             lambda ticket: events.EvictionAsked(time.monotonic(), ticket, deployment, tier),
             timeout_s,
             f"{deployment} off the tiers above {tier.name.lower()}",
         )
 
-    def prefetch(self, deployments: Sequence[str]) -> None:
-        """A hint which deployments run next, in order. Returns at once."""
-        self._executor.tell(events.NextHinted(time.monotonic(), tuple(deployments)))
-
     def prefetch_models(self, models: Sequence[str], holding: Sequence[str] = ()) -> None:
-        """As `prefetch`, for the deployments of trainers' models, which are named MODEL@WORKER.
+        """A hint which trainers' models run next, in order; their deployments are MODEL@WORKER.
 
         Models in `holding` are in the middle of a phase: prefetching does not evict them.
         """
@@ -123,10 +111,10 @@ class StateManager:
         def find_deployments(names: Sequence[str]) -> tuple[str, ...]:
             return tuple(d for name in names for d in known if d.startswith(f"{name}@"))
 
-        with self._executor.lock:
+        with self.lock:
             known = list(self.catalogue.entries)
             next_up, kept = find_deployments(models), find_deployments(holding)
-            self._executor.tell(events.NextHinted(time.monotonic(), next_up, kept))
+            self.tell(events.NextHinted(time.monotonic(), next_up, kept))
 
     def counts(self) -> dict[str, float]:
         """Operations that found their state on the device, those that waited, and early loads."""
@@ -140,19 +128,19 @@ class StateManager:
     @contextlib.contextmanager
     def reading(self, deployment: str) -> Iterator[HostImage]:
         """The host image, unchanged inside the context; NotFoundError if there is none."""
-        with self._executor.lock:
+        with self.lock:
             image = self.image(deployment)
-            self._executor.tell(events.ReadingBegan(time.monotonic(), deployment))
+            self.tell(events.ReadingBegan(time.monotonic(), deployment))
         try:
             yield image
         finally:
-            self._executor.tell(events.ReadingEnded(time.monotonic(), deployment))
+            self.tell(events.ReadingEnded(time.monotonic(), deployment))
 
     @contextlib.contextmanager
     def reading_parts(self, deployment: str) -> Iterator[StoredParts]:
         """All parts in host memory, including shared ones, unchanged inside the context."""
         with contextlib.ExitStack() as stack:
-            with self._executor.lock:
+            with self.lock:
                 entry = self.catalogue.entries.get(deployment)
                 if entry is None:
                     raise NotFoundError(f"state of {deployment}: is not known here")
@@ -172,58 +160,43 @@ class StateManager:
 
     def is_blank(self, deployment: str) -> bool:
         """Whether the state has no content yet, or is unknown."""
-        with self._executor.lock:
+        with self.lock:
             return self.controller.is_blank(deployment)
-
-    def forget(self, deployment: str) -> None:
-        """Delete the state; refused while other deployments share its image."""
-        with self._executor.lock:
-            self._executor.forget(deployment)
-
-    def forget_when_unused(self, deployment: str) -> None:
-        """As `forget`, but parts that others share stay until those are forgotten too."""
-        self._executor.forget_when_unused(deployment)
 
     def forget_abandoned(self, prefix: str) -> None:
         """Forget the deployments with that prefix whose workers have ended."""
-        with self._executor.lock:
+        with self.lock:
             for name in [n for n in self.catalogue.entries if n.startswith(prefix)]:
-                if not self._executor.has_worker(name):
-                    self._executor.forget_when_unused(name)
+                if not self.has_worker(name):
+                    self.forget_when_unused(name)
 
     def find_active(self, prefix: str) -> str | None:
         """A deployment with that prefix whose worker runs."""
-        with self._executor.lock:
+        with self.lock:
             known = [name for name in self.catalogue.entries if name.startswith(prefix)]
-            return next((n for n in known if self._executor.has_worker(n)), None)
+            return next((n for n in known if self.has_worker(n)), None)
 
     def survivor(self, prefix: str, after: int, at_most: int) -> str | None:
         """The newest state of that prefix without a worker, with `after` < seq <= `at_most`."""
-        with self._executor.lock:
+        with self.lock:
             found = [
-                (int(self._executor.abouts.get(name, {}).get("seq", -1)), name)
+                (int(self.abouts.get(name, {}).get("seq", -1)), name)
                 for name in self.catalogue.entries
-                if name.startswith(prefix) and not self._executor.has_worker(name)
+                if name.startswith(prefix) and not self.has_worker(name)
                 if not self.controller.is_blank(name)
             ]
             return max((each for each in found if after < each[0] <= at_most), default=(0, None))[1]
 
-    def tiers(self) -> dict[str, Tier]:
-        """The tier of every deployment's newest state."""
-        with self._executor.lock:
-            found = {name: self.controller.tier(name) for name in self.catalogue.entries}
-            return {name: tier for name, tier in found.items() if tier is not None}
-
     def about(self, deployment: str) -> About:
         """The `about` of the state when it was last saved."""
-        with self._executor.lock:
-            return self._executor.abouts.get(deployment, {})
+        with self.lock:
+            return self.abouts.get(deployment, {})
 
     def image(self, deployment: str) -> HostImage:
         """The host image; NotFoundError if it is not in host memory."""
-        with self._executor.lock:
+        with self.lock:
             try:
-                return self._executor.images[deployment]
+                return self.images[deployment]
             except KeyError:
                 raise NotFoundError(f"state of {deployment}: is not in host memory") from None
 
@@ -249,18 +222,18 @@ class StateManager:
                     if part.key in missing
                 }
                 self._mark_filled(deployment)
-            with self._executor.lock:
+            with self.lock:
                 if deployment not in self.catalogue.entries:
                     raise UnavailableError(f"state of {deployment}: was forgotten while it arrived")
-                self._executor.abouts[deployment] = about
-                self._executor.tell(events.HolderGone(time.monotonic(), holder))
+                self.abouts[deployment] = about
+                self.tell(events.HolderGone(time.monotonic(), holder))
         except BaseException:
             self.forget_when_unused(deployment)
             raise
 
     def _find_missing(self, deployment: str) -> set[StateKey]:
         """The deployment's parts whose image on this node has no content yet."""
-        with self._executor.lock:
+        with self.lock:
             places = self.catalogue.places(deployment)
             parts = self.catalogue.entries[deployment].on_device.parts
             return {
@@ -271,12 +244,8 @@ class StateManager:
 
     def _mark_filled(self, deployment: str) -> None:
         """Its own image, and the new images of frozen parts, are complete in host memory."""
-        with self._executor.lock:
+        with self.lock:
             entry = self.catalogue.entries.get(deployment)
             for image in (*entry.shared, deployment) if entry is not None else ():
                 if self.controller.is_blank(image):
-                    self._executor.tell(events.DeploymentFilled(time.monotonic(), image))
-
-    def close(self) -> None:
-        """Free all host memory. Holders must have ended."""
-        self._executor.close()
+                    self.tell(events.DeploymentFilled(time.monotonic(), image))

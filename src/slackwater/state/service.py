@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from slackwater.model.errors import SlackwaterError
+from slackwater.model.errors import SlackwaterError, UnavailableError, describe
 from slackwater.state.frames import Frames, close_all, socket_address
 from slackwater.state.manager import StateManager
 from slackwater.state.port import HolderMove, MoveOutcome
@@ -134,7 +134,7 @@ class StateServer:
                 close_all(descriptors)
                 if isinstance(message, messages.StateMoveEnded):
                     holder.finish_move(message)
-                elif not isinstance(message, messages.HolderHello):
+                elif isinstance(message, messages.StateRequest):
                     # A request may wait for long, so each has its own thread.
                     threading.Thread(
                         target=self._answer, args=(frames, name, message), daemon=True
@@ -145,40 +145,31 @@ class StateServer:
             if holder is not None:
                 self._manager.remove_holder(name)
 
-    def _answer(self, frames: Frames, holder: str, message: messages.FromHolder) -> None:
-        ask: int = getattr(message, "ask", 0)
+    def _answer(self, frames: Frames, holder: str, message: messages.StateRequest) -> None:
         try:
-            answer = self._do(ask, holder, message)
-        except SlackwaterError as error:
-            answer = messages.StateAnswer(ask, str(error), type(error).__name__)
+            answer = self._do(message.ask, holder, message)
         except Exception as error:
-            logger.exception("state manager")
-            answer = messages.StateAnswer(
-                ask, f"{type(error).__name__}: {error}", "UnavailableError"
-            )
+            kind = type(error) if isinstance(error, SlackwaterError) else UnavailableError
+            if kind is not type(error):
+                logger.exception("state manager")
+            answer = messages.StateAnswer(message.ask, describe(error), kind.__name__)
         try:
             frames.send(answer)
         except SlackwaterError:
             logger.info("holder %s has gone", holder)
 
-    def _do(self, ask: int, holder: str, message: messages.FromHolder) -> messages.StateAnswer:
+    def _do(self, ask: int, holder: str, message: messages.StateRequest) -> messages.StateAnswer:
         manager = self._manager
         match message:
-            case messages.RegisterState(_, deployment, parts, warm):
+            case messages.RegisterState(deployment, parts, warm):
                 made = manager.register(deployment, holder, parts, warm=warm)
                 return messages.StateAnswer(ask, registration=made)
-            case messages.EnsureState(_, deployment, tier, lease, timeout_s):
+            case messages.EnsureState(deployment, tier, lease, timeout_s):
                 manager.ensure(deployment, tier, lease=lease, timeout_s=timeout_s)
-            case messages.EvictState(_, deployment, tier, timeout_s):
+            case messages.EvictState(deployment, tier, timeout_s):
                 manager.evict(deployment, tier, timeout_s=timeout_s)
-            case messages.FindSurvivor(_, prefix, after, at_most):
+            case messages.FindSurvivor(prefix, after, at_most):
                 return messages.StateAnswer(ask, survivor=manager.survivor(prefix, after, at_most))
-            case messages.NoteState(_, deployment, what):
-                notes = {
-                    "release": manager.release,
-                    "forget": manager.forget,
-                    "forget_when_unused": manager.forget_when_unused,
-                    "forget_abandoned": manager.forget_abandoned,
-                }
-                notes[what](deployment)
+            case messages.NoteState(deployment, what):
+                getattr(manager, what)(deployment)
         return messages.StateAnswer(ask)

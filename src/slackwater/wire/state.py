@@ -1,6 +1,6 @@
 """Messages between a worker and its state manager. Images are passed as file descriptors."""
 
-from typing import Any
+from typing import Any, Literal
 
 from slackwater.model.residency import Registration, StoredPart, Tier
 from slackwater.wire.frames import Message
@@ -14,40 +14,39 @@ class HolderHello(Message, frozen=True):
     device: str = ""
 
 
-class RegisterState(Message, frozen=True):
-    ask: int
+class StateRequest(Message, frozen=True, kw_only=True):
+    """A request that a `StateAnswer` with the same number answers."""
+
+    ask: int = 0
+
+
+class RegisterState(StateRequest, frozen=True):
     deployment: str
     parts: list[StoredPart]
     warm: bool
 
 
-class EnsureState(Message, frozen=True):
-    ask: int
+class EnsureState(StateRequest, frozen=True):
     deployment: str
     tier: Tier
     lease: bool
     timeout_s: float
 
 
-class EvictState(Message, frozen=True):
-    ask: int
+class EvictState(StateRequest, frozen=True):
     deployment: str
     tier: Tier
     timeout_s: float
 
 
-class NoteState(Message, frozen=True):
-    """`what`: release, forget, forget_when_unused or forget_abandoned."""
-
-    ask: int
+class NoteState(StateRequest, frozen=True):
     deployment: str
-    what: str
+    what: Literal["release", "forget", "forget_when_unused", "forget_abandoned"]
 
 
-class FindSurvivor(Message, frozen=True, tag="SurvivorAsked"):
+class FindSurvivor(StateRequest, frozen=True, tag="SurvivorAsked"):
     """Find a state without a worker, with this prefix and `after` < seq <= `at_most`."""
 
-    ask: int
     prefix: str
     after: int
     at_most: int
@@ -110,13 +109,6 @@ class DropImage(Message, frozen=True):
     image: str
 
 
-FromHolder = (
-    HolderHello
-    | RegisterState
-    | EnsureState
-    | EvictState
-    | NoteState
-    | FindSurvivor
-    | StateMoveEnded
-)
+StateCall = RegisterState | EnsureState | EvictState | NoteState | FindSurvivor
+FromHolder = HolderHello | StateCall | StateMoveEnded
 ToHolder = StateAnswer | StateMoveOrder | ImageArrived | FreeDevice | DropImage

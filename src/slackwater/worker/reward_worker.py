@@ -30,6 +30,7 @@ from slackwater.model.errors import (
     RefusedError,
     SlackwaterError,
     UnavailableError,
+    describe,
 )
 from slackwater.model.ids import ServiceName
 from slackwater.model.sampling import Sampling
@@ -78,10 +79,8 @@ class RewardServices:
         except Exception as error:
             logger.exception("reward model failed service=%s", service)
             self._staged.pop(service, None)
-            is_expected = isinstance(error, SlackwaterError)
-            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
             # Tenants read the reason, so it must not contain the operator's paths.
-            self.failed[service] = reason.replace(f"{directory}/", "")
+            self.failed[service] = describe(error).replace(f"{directory}/", "")
             return None
 
     def stage(self, service: ServiceName, directory: Path) -> GpuService:

@@ -1,12 +1,15 @@
 """Deployments for the tests: a body that holds its tensors, and checks what it gets back."""
 
+import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from slackwater.model.residency import PartRole, StateKey, StoredPart
+from slackwater.control.state.events import NextHinted
+from slackwater.model.residency import PartRole, StateKey, StoredPart, Tier
+from slackwater.state.manager import StateManager
 from slackwater.state.port import About
 
 
@@ -77,3 +80,15 @@ def frozen_values(key: StateKey, elements: int) -> Tensor:
 
 def summed(tensor: Tensor) -> int:
     return zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data)
+
+
+def tiers_of(manager: StateManager) -> dict[str, Tier]:
+    """The tier of every deployment's newest state."""
+    with manager.lock:
+        found = {name: manager.controller.tier(name) for name in manager.catalogue.entries}
+        return {name: tier for name, tier in found.items() if tier is not None}
+
+
+def hint_next(manager: StateManager, deployments: Sequence[str]) -> None:
+    """Tell the manager which deployments run next, in order."""
+    manager.tell(NextHinted(time.monotonic(), tuple(deployments)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from state_bodies import PlainBody, part
+from state_bodies import PlainBody, hint_next, part, tiers_of
 
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.residency import PartRole, StateBudgets, StoredPart, Tier
@@ -69,11 +69,11 @@ def test_no_byte_differs_after_any_sequence_of_moves(tmp_path: Path, seed: int) 
             case 0:
                 node.device.evict(name, draw.choice([Tier.HOST, Tier.DISK]))
             case 1:
-                node.manager.prefetch(draw.sample(names, 2))
+                hint_next(node.manager, draw.sample(names, 2))
             case _:
                 with node.device.use(name, timeout_s=30.0):
                     node.bodies[name].change(generator)
-        with node.manager._executor.lock:
+        with node.manager.lock:
             node.manager.controller.check_integrity()
     for name in names:
         with node.device.use(name, timeout_s=30.0):
@@ -126,14 +126,14 @@ def test_adapters_over_one_base_keep_their_bytes_whoever_leaves_or_dies(
             case 0:
                 node.device.evict(names[slot], draw.choice([Tier.HOST, Tier.DISK]))
             case 1:
-                node.manager.prefetch(draw.sample(names, 2))
+                hint_next(node.manager, draw.sample(names, 2))
             case 2:
                 node.manager.forget_when_unused(names[slot])
                 names[slot] = add(slot)
             case _:
                 with node.device.use(names[slot], timeout_s=30.0):
                     node.bodies[names[slot]].change(generator)
-        with node.manager._executor.lock:
+        with node.manager.lock:
             node.manager.controller.check_integrity()
     for name in names:
         with node.device.use(name, timeout_s=30.0):
@@ -163,7 +163,7 @@ def test_a_base_outlives_the_worker_that_brought_it(tmp_path: Path) -> None:
         body.change(torch.Generator())
     node.device.evict("b")
     node.manager.remove_holder("doomed")
-    assert node.manager.tiers() == {"b": Tier.HOST}
+    assert tiers_of(node.manager) == {"b": Tier.HOST}
     with node.device.use("b", timeout_s=30.0):
         assert body.wrong == []
     tier.close()
@@ -174,7 +174,7 @@ def test_an_adapter_and_its_base_that_cannot_come_up_together_are_refused(tmp_pa
     node = Node(tmp_path, StateBudgets(130 * KB, 100 * KB, 1 << 20))
     with pytest.raises(RefusedError, match=r"106496 bytes of host memory.* 102400 of 102400"):
         node.add("a", adapter("a"), warm=False)
-    assert node.manager.tiers() == {} and node.manager.catalogue.image_bytes("frozen-1") == 0
+    assert tiers_of(node.manager) == {} and node.manager.catalogue.image_bytes("frozen-1") == 0
     node.add("b", adapter("b", 2 * KB), warm=False)  # what fits is still taken
     with node.device.use("b", timeout_s=30.0):
         pass
@@ -212,7 +212,7 @@ def test_a_full_disk_is_a_clear_error_and_loses_nothing(node: Node) -> None:
     node.manager.disk.folder.rmdir()  # nothing can be written there now
     with pytest.raises(RefusedError):
         node.device.evict("a", Tier.DISK)
-    assert node.manager.tiers()["a"] is Tier.HOST
+    assert tiers_of(node.manager)["a"] is Tier.HOST
     with node.device.use("a"):
         assert body.wrong == []
 
@@ -237,7 +237,7 @@ def test_the_next_state_is_loaded_while_this_one_computes(tmp_path: Path) -> Non
     original = second.bind
     second.bind = lambda tensors, about: (original(tensors, about), bound.set())[0]  # type: ignore[method-assign, func-returns-value]
     with node.device.use("a"):
-        node.manager.prefetch(["b"])
+        hint_next(node.manager, ["b"])
         assert bound.wait(30.0)
         assert first.tensors and second.tensors
     node.close()

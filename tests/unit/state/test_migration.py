@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from state_bodies import PlainBody, part, summed
+from state_bodies import PlainBody, part, summed, tiers_of
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.residency import PartRole, StateBudgets, StoredPart, Tier
@@ -49,7 +49,7 @@ def test_a_state_arrives_whole_and_is_found_by_whoever_goes_on_with_it(
     other, tier = node(tmp_path / "there", 64 * KB)
     server = MigrationServer(other, "secret")
     assert migrate(manager, "job", server.address, "secret") == 32 * KB
-    assert manager.tiers() == other.tiers() == {"job": Tier.HOST}
+    assert tiers_of(manager) == tiers_of(other) == {"job": Tier.HOST}
     body = PlainBody.of(PARTS)
     assert tier.add("job", PARTS, body) is False
     with tier.use("job", timeout_s=30.0):
@@ -69,9 +69,9 @@ def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
     server = MigrationServer(other, "secret", context=shown.context())
     with pytest.raises(UnavailableError, match=r"certificate.*still here"):
         migrate(manager, "job", server.address, "secret", pin="0" * 64)
-    assert other.tiers() == {}
+    assert tiers_of(other) == {}
     migrate(manager, "job", server.address, "secret", arrives_as="job@1", pin=shown.pin)
-    assert other.tiers() == {"job@1": Tier.HOST}
+    assert tiers_of(other) == {"job@1": Tier.HOST}
     server.close()
     tier.close()
     other.close()
@@ -118,7 +118,7 @@ def test_a_node_without_room_or_that_is_not_there_leaves_the_state_where_it_is(
         migrate(manager, "job", server.address, "secret")
     with pytest.raises(RefusedError, match="secret"):
         migrate(manager, "job", server.address, "guess")
-    assert other.tiers() == {}
+    assert tiers_of(other) == {}
     server.close()
     with pytest.raises(UnavailableError, match="still here"):
         migrate(manager, "job", ("127.0.0.1", 9), "secret")
@@ -139,7 +139,7 @@ def test_a_secret_is_for_one_state_of_one_model_and_may_become_known_late(
     later.start()
     migrate(manager, "job", server.address, "for this", arrives_as="job@moved")
     later.join()
-    assert other.tiers() == {"job@moved": Tier.HOST}
+    assert tiers_of(other) == {"job@moved": Tier.HOST}
     with pytest.raises(RefusedError, match="must be the announced state, of other"):
         migrate(manager, "job", server.address, "for another", arrives_as="job@again")
     assert expected == {}

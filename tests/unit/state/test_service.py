@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from state_bodies import PlainBody, part, summed
+from state_bodies import PlainBody, part, summed, tiers_of
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.residency import PartRole, StateBudgets, Tier
@@ -80,9 +80,9 @@ def test_a_workers_death_loses_nothing_that_was_offloaded(
     assert process.stdin is not None
     process.stdin.close()
     deadline_s = time.monotonic() + 120
-    while "running" in manager.tiers() and time.monotonic() < deadline_s:
+    while "running" in tiers_of(manager) and time.monotonic() < deadline_s:
         time.sleep(0.01)  # the manager hears of the death from the socket
-    assert manager.tiers() == {"saved": Tier.HOST}  # the other never left the device: it is lost
+    assert tiers_of(manager) == {"saved": Tier.HOST}  # the other never left the device: it is lost
 
     client = StateClient(str(server.path), "heir", "secret")
     tier = DeviceTier(client, "heir", 1 << 30)
