@@ -35,10 +35,10 @@ from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.launch import (
     FIRST_INPUT,
+    HelperProcess,
     Launch,
     LaunchedProcess,
     ProcessExit,
-    fork_helper,
     memory_file,
     open_pipes,
     receive_exactly,
@@ -67,10 +67,12 @@ class ActionLauncher:
     """The supervisor's end. With `own_network` its actions have an isolated network."""
 
     def __init__(self, join_files: Sequence[str], *, own_network: bool) -> None:
-        self.pid, self._socket = fork_helper(
+        self._process = HelperProcess(
             lambda child_end: _LauncherProcess(child_end, join_files, own_network).run(),
             _ANSWER_WITHIN_S,
         )
+        self.pid, self._socket = self._process.pid, self._process.socket
+        self.close = self._process.close
         try:
             joined = self._socket.recv(1) == b"+"
         except OSError:
@@ -115,10 +117,6 @@ class ActionLauncher:
             self._socket.sendall(_ORDER.pack(_PREPARE, 0))
         except OSError as error:
             raise UnavailableError(f"the launcher of a control group has ended: {error}") from None
-
-    def close(self) -> None:
-        self._socket.close()
-        process_tree.kill_and_reap(self.pid)
 
 
 class _LauncherProcess:

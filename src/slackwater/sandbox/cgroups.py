@@ -124,10 +124,6 @@ class CgroupFence:
         self._precedence = Precedence.EQUAL
         self._launcher: ActionLauncher | None = None
 
-    def helper_pids(self) -> set[int]:
-        """Processes inside that belong to no action."""
-        return set() if self._launcher is None else {self._launcher.pid}
-
     def is_on(self, cores: frozenset[int]) -> bool:
         return self._values.get(self._cores) == _format_cores(cores)
 
@@ -175,7 +171,7 @@ class CgroupFence:
         for file in self._procs:
             with contextlib.suppress(OSError):
                 pids.update(map(int, _read_fresh(file).split()))
-        return sorted(pids - self.helper_pids())
+        return sorted(pids - process_tree.helpers)
 
     def kill_all(self) -> None:
         """Kill all processes of the group but its launcher."""
@@ -298,9 +294,6 @@ class CgroupFences:
         assert isinstance(fence, CgroupFence)
         fence.prepare()
         self._idle.append(fence)
-
-    def helper_pids(self) -> set[int]:
-        return set().union(*(fence.helper_pids() for fence in self._lanes))
 
     def close(self) -> None:
         for fence in self._lanes:

@@ -176,9 +176,6 @@ class Fences(Protocol):
     def release(self, fence: Fence) -> None:
         """Return an empty fence."""
 
-    def helper_pids(self) -> set[int]:
-        """Children of this process that serve fences and are no actions."""
-
     def close(self) -> None:
         """Remove everything."""
 
@@ -264,9 +261,6 @@ class PinnedFences:
     def release(self, fence: Fence) -> None:
         assert isinstance(fence, PinnedFence)
         fence.mark_idle()
-
-    def helper_pids(self) -> set[int]:
-        return set()
 
     def close(self) -> None:
         """Nothing to remove."""

@@ -13,18 +13,17 @@ import resource
 import selectors
 import signal
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.file_tasks import TASKS, Arguments
-from slackwater.sandbox.launch import fork_helper, receive_exactly
+from slackwater.sandbox.launch import HelperProcess
 from slackwater.sandbox.trees import TooDeepError
+from slackwater.wire.framed_socket import receive_message, send_message
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ MAX_WORKERS = 8
 _MAX_OF_KIND = {"delete": 1, "measure": 2}
 _MAX_IDLE = 2
 _SEND_WITHIN_S = 10.0
-_LENGTH = struct.Struct("<q")
+_MAX_MESSAGE_BYTES = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class FileWorkers:
         worker.task, worker.deadline_s = task, time.monotonic() + task.limit_s
         try:
             body = marshal.dumps((task.kind, dict(task.arguments)))
-            worker.socket.sendall(_LENGTH.pack(len(body)) + body)
+            send_message(worker.socket, body)
         except (OSError, ValueError) as error:
             self._kill(worker)
             self._undelivered.append(
@@ -160,9 +159,9 @@ class FileWorkers:
         """Handle a worker that has finished its task or died during it."""
         task, worker.task = worker.task, None
         try:
-            length = _LENGTH.unpack(receive_exactly(worker.socket, _LENGTH.size))[0]
-            outcome = TaskOutcome(*marshal.loads(receive_exactly(worker.socket, length)))
-        except (OSError, UnavailableError, ValueError, EOFError, TypeError):
+            answer = receive_message(worker.socket, _MAX_MESSAGE_BYTES) or b""
+            outcome = TaskOutcome(*marshal.loads(answer))
+        except (OSError, ValueError, EOFError, TypeError):
             self._kill(worker)
             outcome = TaskOutcome(error="the process that did it died", hostile=True)
         if sum(each.task is None for each in self._workers) > _MAX_IDLE:
@@ -179,12 +178,11 @@ class FileWorkers:
             logger.exception("the callback of a file task failed kind=%s", task.kind)
 
     def _fork(self) -> _Worker:
-        pid, parent_end = fork_helper(_run_worker, _SEND_WITHIN_S)
-        process_tree.helpers.add(pid)
-        worker = _Worker(pid, parent_end)
+        helper = HelperProcess(_run_worker, _SEND_WITHIN_S)
+        worker = _Worker(helper.pid, helper.socket)
         self._workers.append(worker)
         self._selector.register(
-            parent_end, selectors.EVENT_READ, lambda: self._receive_outcome(worker)
+            worker.socket, selectors.EVENT_READ, lambda: self._receive_outcome(worker)
         )
         return worker
 
@@ -218,11 +216,8 @@ def _run_worker(connection: socket.socket) -> None:
     gc.disable()  # a collection would touch, and so copy, every page
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
-    while True:
-        length = _LENGTH.unpack(receive_exactly(connection, _LENGTH.size))[0]
-        kind, arguments = marshal.loads(receive_exactly(connection, length))
-        answer = marshal.dumps(_execute(kind, arguments))
-        connection.sendall(_LENGTH.pack(len(answer)) + answer)
+    while (order := receive_message(connection, _MAX_MESSAGE_BYTES)) is not None:
+        send_message(connection, marshal.dumps(_execute(*marshal.loads(order))))
 
 
 def _execute(kind: str, arguments: Arguments) -> tuple[Any, str | None, bool]:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.sandbox import linux
+from slackwater.sandbox import linux, process_tree
 from slackwater.sandbox.system_calls import filter_program
+from slackwater.wire.framed_socket import receive_into
 
 _MAX_DESCRIPTORS = 16
 _BEYOND_FIXED = 64  # below this, descriptors of a program that is started have fixed numbers
@@ -52,12 +53,7 @@ def receive_fds(connection: socket.socket, length: int) -> tuple[bytes, list[int
 def receive_exactly(connection: socket.socket, length: int) -> bytes:
     """Receive exactly `length` bytes; UnavailableError if the peer exits before."""
     body = bytearray(length)
-    missing = memoryview(body)
-    while missing:
-        count = connection.recv_into(missing)
-        if not count:
-            raise UnavailableError("the process at the other end has ended")
-        missing = missing[count:]
+    receive_into(connection, memoryview(body))
     return bytes(body)
 
 
@@ -285,30 +281,45 @@ def confine_and_exec(launch: Launch, pipes: ChildPipes, status_write: int) -> No
         os._exit(127)
 
 
-def fork_helper(run: Callable[[socket.socket], None], within_s: float) -> tuple[int, socket.socket]:
-    """Fork a process that executes `run` and exits; its pid and our end of a socket pair.
+class HelperProcess:
+    """A forked process that executes `run` and exits, and our end of a socket pair to it.
 
     It inherits no other descriptor and ignores SIGTERM and SIGINT: it ends with this process.
     """
-    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def __init__(self, run: Callable[[socket.socket], None], within_s: float) -> None:
+        self.socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with child_end:
+            try:
+                self.pid = os.fork()
+            except OSError:
+                self.socket.close()
+                raise
+            if self.pid == 0:
+                _run_helper(run, child_end)
+        self.socket.settimeout(within_s)
+        process_tree.helpers.add(self.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return status is not None
+
+    def close(self) -> None:
+        """End the process."""
+        self.socket.close()
+        process_tree.kill_and_reap(self.pid)
+
+
+def _run_helper(run: Callable[[socket.socket], None], child_end: socket.socket) -> NoReturn:
     try:
-        pid = os.fork()
-    except OSError:
-        parent_end.close()
-        child_end.close()
-        raise
-    if pid == 0:
-        try:
-            close_all_but(child_end.fileno())
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
-            os.umask(0o022)
-            run(child_end)
-        finally:
-            os._exit(0)
-    child_end.close()
-    parent_end.settimeout(within_s)
-    return pid, parent_end
+        close_all_but(child_end.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        os.umask(0o022)
+        run(child_end)
+    finally:
+        os._exit(0)
 
 
 def close_all_but(descriptor: int, first: int = FIRST_INPUT) -> None:

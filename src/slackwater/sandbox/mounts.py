@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.model.errors import UnavailableError
-from slackwater.sandbox import linux, process_tree
-from slackwater.sandbox.launch import fork_helper, receive_exactly, receive_fds
+from slackwater.sandbox import linux
+from slackwater.sandbox.launch import HelperProcess, receive_exactly, receive_fds
 
 SHARED_TMP = ("/tmp", "/var/tmp", "/dev/shm")
 # A cover's content stays in memory for the life of the environment, charged to some action, so its
@@ -113,8 +113,7 @@ class MountMaker:
     """The supervisor's end; the process starts on first use, and again if it was killed."""
 
     def __init__(self) -> None:
-        self._socket: socket.socket | None = None
-        self._pid = -1
+        self._process: HelperProcess | None = None
         self._number = 0
         self._pending: set[int] = set()
         self._ready: dict[int, int] = {}
@@ -152,24 +151,21 @@ class MountMaker:
         self._failed.pop(number, None)
         if number in self._ready:
             os.close(self._ready.pop(number))
-        if self._socket is not None:
+        if self._process is not None:
             with contextlib.suppress(OSError):
-                self._socket.sendall(_ORDER.pack(_RELEASE, number, 0))
+                self._process.socket.sendall(_ORDER.pack(_RELEASE, number, 0))
 
     def close(self) -> None:
         """End the process; mounts live while open elsewhere."""
         self._pending.clear()
-        if self._socket is None:
-            return
-        self._socket.close()
-        self._socket = None
-        process_tree.kill_and_reap(self._pid)
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
     def _ensure_running(self) -> socket.socket:
-        if self._socket is None:
-            self._pid, self._socket = fork_helper(_run_maker, _ANSWER_WITHIN_S)
-            process_tree.helpers.add(self._pid)
-        return self._socket
+        if self._process is None:
+            self._process = HelperProcess(_run_maker, _ANSWER_WITHIN_S)
+        return self._process.socket
 
     def _receive_answer(self) -> None:
         """Process the next answer."""

@@ -7,20 +7,18 @@ unreachable.
 
 import contextlib
 import os
-import select
-import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.model.endpoint import Endpoint
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.sandbox import linux, process_tree
+from slackwater.sandbox import linux
 from slackwater.sandbox.egress_proxy import EgressProxy
-from slackwater.sandbox.launch import fork_helper, receive_fds
+from slackwater.sandbox.launch import HelperProcess, receive_fds
 from slackwater.sandbox.system_calls import filter_program
 
 PROXY_PORT = 3128
@@ -54,7 +52,7 @@ class Networks:
 
     def __init__(self, allowed: tuple[Endpoint, ...] = (), *, as_root: bool = False) -> None:
         self._allowed, self._as_root = allowed, as_root
-        self._proxy = _ProxyProcess(allowed)
+        self._proxy: HelperProcess | None = None
         self._networks: dict[str, _Network] = {}
         self._next_number = 0
 
@@ -66,37 +64,61 @@ class Networks:
                 "actions may reach with --sandbox-allow HOST:PORT (sandbox_allow in the "
                 "configuration)"
             )
-        self._proxy.ensure_running(self._networks.values())
+        self._ensure_proxy()
         if environment not in self._networks:
             self._next_number += 1
             network = _create_network(self._next_number, as_root=self._as_root)
             self._networks[environment] = network
-            self._proxy.serve(network)
+            self._serve(network)
         return self._networks[environment].namespaces
+
+    def _ensure_proxy(self) -> None:
+        """Start the proxy for the networks that there are, unless it runs."""
+        if self._proxy is None or self._proxy.has_ended:
+            self._end_proxy()
+            self._proxy = HelperProcess(
+                lambda child_end: _run_proxy(child_end, self._allowed), _WITHIN_S
+            )
+            for network in self._networks.values():
+                self._serve(network)
+
+    def _serve(self, network: _Network) -> None:
+        assert self._proxy is not None
+        try:
+            order = _ORDER.pack(_SERVE, network.number)
+            socket.send_fds(self._proxy.socket, [order], [network.listener])
+        except OSError as error:
+            raise UnavailableError(f"the proxy of actions has ended: {error}") from None
 
     def remove(self, environment: str) -> None:
         network = self._networks.pop(environment, None)
         if network is not None:
-            self._proxy.remove(network.number)
+            if self._proxy is not None:
+                with contextlib.suppress(OSError):
+                    self._proxy.socket.sendall(_ORDER.pack(_REMOVE, network.number))
             network.close()
 
     def close(self) -> None:
         for environment in list(self._networks):
             self.remove(environment)
-        self._proxy.close()
+        self._end_proxy()
+
+    def _end_proxy(self) -> None:
+        if self._proxy is not None:
+            self._proxy.close()
+            self._proxy = None
 
 
 def _create_network(number: int, *, as_root: bool) -> _Network:
     """Create a network in a short-lived process, because its creator is moved into it."""
     kinds = (linux.CLONE_NEWNET,) if as_root else (linux.CLONE_NEWUSER, linux.CLONE_NEWNET)
-    pid, parent_end = fork_helper(lambda child_end: _create_in_child(child_end, kinds), _WITHIN_S)
+    creator = HelperProcess(lambda child_end: _create_in_child(child_end, kinds), _WITHIN_S)
     try:
-        reason, descriptors = receive_fds(parent_end, 4096)
+        reason, descriptors = receive_fds(creator.socket, 4096)
     except OSError as error:
         raise UnavailableError(f"a network cannot be created: {error}") from None
     finally:
-        parent_end.close()
-        process_tree.kill_and_reap(pid)
+        creator.close()
     if len(descriptors) != len(kinds) + 1:
         why = reason.decode(errors="replace") or "the process that creates it has ended"
         raise UnavailableError(f"a network cannot be created: {why}")
@@ -117,53 +139,6 @@ def _create_in_child(child_end: socket.socket, kinds: tuple[int, ...]) -> None:
         socket.send_fds(child_end, [b"+"], [listener.fileno(), *descriptors])
     except OSError as error:
         child_end.sendall(str(error).encode()[:4000])
-
-
-class _ProxyProcess:
-    """The supervisor's end; starts the process on first use or after its death."""
-
-    def __init__(self, allowed: tuple[Endpoint, ...]) -> None:
-        self._allowed = allowed
-        self._pid = self._pidfd = -1
-        self._socket: socket.socket | None = None
-
-    def ensure_running(self, networks: Iterable[_Network]) -> None:
-        """Start the process, serving these networks, unless it runs."""
-        if self._socket is not None and not select.select([self._pidfd], [], [], 0)[0]:
-            return
-        self.close()
-        self._pid, self._socket = fork_helper(
-            lambda child_end: _run_proxy(child_end, self._allowed), _WITHIN_S
-        )
-        self._pidfd = os.pidfd_open(self._pid)
-        process_tree.helpers.add(self._pid)
-        for network in networks:
-            self.serve(network)
-
-    def serve(self, network: _Network) -> None:
-        assert self._socket is not None
-        try:
-            order = _ORDER.pack(_SERVE, network.number)
-            socket.send_fds(self._socket, [order], [network.listener])
-        except OSError as error:
-            raise UnavailableError(f"the proxy of actions has ended: {error}") from None
-
-    def remove(self, number: int) -> None:
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(_ORDER.pack(_REMOVE, number))
-
-    def close(self) -> None:
-        if self._socket is None:
-            return
-        self._socket.close()
-        self._socket = None
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-        os.close(self._pidfd)
-        process_tree.helpers.discard(self._pid)
 
 
 def _run_proxy(child_end: socket.socket, allowed: tuple[Endpoint, ...]) -> None:

@@ -411,8 +411,7 @@ class SandboxSupervisor:
                 return
         except ChildProcessError:
             return
-        known = {running.child.pid for running in self._running.values()}
-        known |= self._platform.fences.helper_pids() | process_tree.helpers
+        known = process_tree.helpers | {each.child.pid for each in self._running.values()}
         for pid in process_tree.children(os.getpid()):
             if pid not in known:
                 with contextlib.suppress(ChildProcessError):

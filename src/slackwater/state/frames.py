@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import SlackwaterError, UnavailableError
+from slackwater.wire.framed_socket import LENGTH, receive_body
 
-_HEAD = struct.Struct("<I")
 _MOST_DESCRIPTORS = 64
 _LONGEST = 256 << 20
 
@@ -35,7 +35,7 @@ class Frames:
         data = msgspec.msgpack.encode(message)
         try:
             with self._sending:
-                socket.send_fds(self._socket, [_HEAD.pack(len(data))], descriptors or [])
+                socket.send_fds(self._socket, [LENGTH.pack(len(data))], descriptors or [])
                 self._socket.sendall(data)
         except OSError as error:
             raise UnavailableError(f"state: the other end has gone: {error}") from error
@@ -43,30 +43,17 @@ class Frames:
     def receive(self, decoder: "msgspec.msgpack.Decoder[M]") -> tuple[M, list[int]] | None:
         """The next message and its descriptors; None at the end."""
         try:
-            head, descriptors, _, _ = socket.recv_fds(self._socket, _HEAD.size, _MOST_DESCRIPTORS)
-            head += self._exactly(_HEAD.size - len(head)) if head else b""
+            head, descriptors, _, _ = socket.recv_fds(self._socket, LENGTH.size, _MOST_DESCRIPTORS)
             if not head:
                 return None
-            (size,) = _HEAD.unpack(head)
-            if size > _LONGEST:
-                return None
-            return decoder.decode(self._exactly(size)), descriptors
-        except (OSError, EOFError, msgspec.MsgspecError):
+            return decoder.decode(receive_body(self._socket, head, _LONGEST)), descriptors
+        except (OSError, struct.error, SlackwaterError, msgspec.MsgspecError):
             return None
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            piece = self._socket.recv(min(size - len(data), 1 << 20))
-            if not piece:
-                raise EOFError
-            data += piece
-        return bytes(data)
 
 
 def close_all(descriptors: list[int]) -> None:

@@ -22,15 +22,13 @@ from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, 
 from slackwater.model.residency import StoredPart, Tier
 from slackwater.state.image import Bytes
 from slackwater.state.manager import StateManager
+from slackwater.wire.framed_socket import receive_into, receive_message, send_message
 from slackwater.wire.proof import prove_as_client, prove_as_server, wrap_pinned
 
 logger = logging.getLogger(__name__)
-_LENGTH = struct.Struct("<Q")
 _SUM = struct.Struct("<I")
-_PIECE = 4 << 20
-_LONGEST_HEAD = 64 << 20
 _SILENCE_S = 30.0
-_PURPOSE = b"states 1"
+_PURPOSE = b"states 2"
 
 
 def migrate(
@@ -65,7 +63,7 @@ def migrate(
                 _answer(connection)
         except RefusedError as error:
             raise RefusedError(f"state of {deployment}: {error}; it is still here") from error
-        except (OSError, EOFError, ValueError, KeyError, TypeError, UnavailableError) as error:
+        except (OSError, ValueError, KeyError, TypeError, UnavailableError) as error:
             raise UnavailableError(
                 f"state of {deployment}: {address[0]}:{address[1]} did not take it: {error}; it is "
                 "still here"
@@ -118,7 +116,7 @@ class MigrationServer:
                 except SlackwaterError as refused:
                     said = {"error": str(refused)}
                 _send(connection, said)
-        except (OSError, EOFError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
             logger.warning("a state did not arrive: %s", problem)
 
     def _authenticate(self, connection: socket.socket) -> str | None:
@@ -175,22 +173,14 @@ def _rename(part: StoredPart, before: str, after: str) -> StoredPart:
 
 
 def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    data = msgspec.json.encode(message)
-    connection.sendall(_LENGTH.pack(len(data)) + data)
+    send_message(connection, msgspec.json.encode(message))
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    head = bytearray(_LENGTH.size)
-    _fill(connection, memoryview(head))
-    (size,) = _LENGTH.unpack(head)
-    if size > _LONGEST_HEAD:
-        raise ValueError("no head of a state")
-    data = bytearray(size)
-    _fill(connection, memoryview(data))
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ValueError("no head of a state") from error
+    body = receive_message(connection)
+    if body is None:
+        raise UnavailableError("the peer closed the connection")
+    return msgspec.json.decode(body, type=dict[str, Any])
 
 
 def _answer(connection: socket.socket) -> dict[str, Any]:
@@ -211,17 +201,9 @@ def _send_bytes(connection: socket.socket, found: Iterable[Bytes]) -> None:
 def _receive_bytes(connection: socket.socket, places: Iterable[Bytes]) -> None:
     total = 0
     for place in places:
-        _fill(connection, place.data)
+        receive_into(connection, place.data)
         total = zlib.crc32(place.data, total)
     said = bytearray(_SUM.size)
-    _fill(connection, memoryview(said))
+    receive_into(connection, memoryview(said))
     if _SUM.unpack(said) != (total,):
         raise RefusedError("its bytes changed on the way")
-
-
-def _fill(connection: socket.socket, view: memoryview) -> None:
-    while view:
-        got = connection.recv_into(view, min(len(view), _PIECE))
-        if not got:
-            raise EOFError("the connection ended")
-        view = view[got:]

@@ -15,6 +15,7 @@ from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.peers import RelayPeer
+from slackwater.wire.framed_socket import receive_into
 
 _PIECE = 1 << 19
 _COPY = 4 << 20
@@ -129,7 +130,7 @@ class RelayClient:
             start = max(offset - base, 0)
             for at in range(start, len(view), _PIECE):
                 piece = view[at : at + _PIECE]
-                protocol.receive_into(self._socket, piece)
+                receive_into(self._socket, piece)
                 on_progress(base + at + len(piece))
             base += len(view)
 

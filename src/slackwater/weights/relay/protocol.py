@@ -22,10 +22,9 @@ from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.wire import proof
+from slackwater.wire.framed_socket import receive_message, send_message
 
-MAX_MESSAGE_BYTES = 64 << 20
 _PURPOSE = b"weights 1"
-_LENGTH = struct.Struct("<I")
 _TIMEVAL = struct.Struct("@ll")
 _ERRORS: dict[str, type[SlackwaterError]] = {
     kind.__name__: kind for kind in (ConfigError, NotFoundError, RefusedError, UnavailableError)
@@ -119,8 +118,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    body = _encode(message)
-    connection.sendall(_LENGTH.pack(len(body)) + body)
+    send_message(connection, _encode(message))
 
 
 def receive_request(connection: socket.socket) -> Request | None:
@@ -146,19 +144,6 @@ def receive_reply(connection: socket.socket) -> Any:
     return reply.value
 
 
-def receive_message(connection: socket.socket) -> bytes | None:
-    """The next message's MessagePack; None if the peer is gone."""
-    head = bytearray(_LENGTH.size)
-    if not receive_into(connection, memoryview(head), at_edge=True):
-        return None
-    (length,) = _LENGTH.unpack(head)
-    if length > MAX_MESSAGE_BYTES:
-        raise ConfigError.of("message", length, f"bytes are above {MAX_MESSAGE_BYTES}")
-    body = bytearray(length)
-    receive_into(connection, memoryview(body))
-    return bytes(body)
-
-
 def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
     """Limit a peer's silence (None: no limit) by socket option: a large read stays one call."""
     if isinstance(connection, ssl.SSLSocket):  # it reads in small pieces anyway
@@ -169,21 +154,6 @@ def limit_silence(connection: socket.socket, silent_s: float | None) -> None:
     parts = 0 if silent_s is None else int((silent_s - whole) * 1e6)
     for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, side, _TIMEVAL.pack(whole, parts))
-
-
-def receive_into(connection: socket.socket, memory: memoryview, *, at_edge: bool = False) -> bool:
-    """Fill the memory; False if the peer closed before the first byte and `at_edge`."""
-    got, flags = 0, 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
-    while got < len(memory):
-        count = connection.recv_into(memory[got:], 0, flags)
-        if count == 0:
-            if at_edge and got == 0:
-                return False
-            raise UnavailableError(
-                f"the peer closed the connection {len(memory) - got} bytes early"
-            )
-        got += count
-    return True
 
 
 def send_views(connection: socket.socket, views: Sequence[memoryview], offset: int = 0) -> None:

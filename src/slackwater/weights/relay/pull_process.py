@@ -11,7 +11,6 @@ import os
 import queue
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -34,13 +33,13 @@ from slackwater.weights.relay.memory import allocate_shared, descriptor_of, map_
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
+from slackwater.wire.framed_socket import LENGTH, receive_into, receive_message
 
 logger = logging.getLogger(__name__)
 
 SECRET_VARIABLE = "SLACKWATER_WORKER_SECRET"  # the variable that workers have too
 NICENESS = 19  # pulls use idle cores, and hardly slow a step that needs its core
 _ENDS_WITHIN_S = 10.0
-_LENGTH = struct.Struct("<I")
 _REPLY_BYTES = 1 << 16
 _LATE_S = 60.0  # beyond a pull's own time limit, before its process counts as stuck
 _MEMORY_BYTES = 1 << 40  # no limit: buckets are received into the version's own memory
@@ -190,19 +189,19 @@ class PullProcess:
 def _receive_reply(channel: socket.socket) -> tuple[bytes, int | None]:
     """A reply and its descriptor, usually in one call: each further one waits for the GIL."""
     data, descriptors, _, _ = socket.recv_fds(channel, _REPLY_BYTES, 1)
-    if len(data) < _LENGTH.size:
+    if len(data) < LENGTH.size:
         raise UnavailableError("it closed its end")
-    (length,) = _LENGTH.unpack_from(data)
+    (length,) = LENGTH.unpack_from(data)
     body = bytearray(length)
-    came = len(data) - _LENGTH.size
-    body[:came] = data[_LENGTH.size :]
-    protocol.receive_into(channel, memoryview(body)[came:])
+    came = len(data) - LENGTH.size
+    body[:came] = data[LENGTH.size :]
+    receive_into(channel, memoryview(body)[came:])
     return bytes(body), descriptors[0] if descriptors else None
 
 
 def _reply(channel: socket.socket, reply: protocol.Reply, descriptor: int | None = None) -> None:
     body = msgspec.msgpack.encode(reply)
-    data = _LENGTH.pack(len(body)) + body
+    data = LENGTH.pack(len(body)) + body
     sent = socket.send_fds(channel, [data], [] if descriptor is None else [descriptor])
     channel.sendall(data[sent:])
 
@@ -211,7 +210,7 @@ def _listen(channel: socket.socket, requests: "queue.SimpleQueue[PullRequest]") 
     """Read requests; exit at once when the caller is gone."""
     decode = msgspec.msgpack.Decoder(PullRequest).decode
     try:
-        while (body := protocol.receive_message(channel)) is not None:
+        while (body := receive_message(channel)) is not None:
             requests.put(decode(body))
     finally:
         os._exit(0)

@@ -10,6 +10,7 @@ from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableEr
 from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.peers import RelayOffers
+from slackwater.wire.framed_socket import receive_into
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class RelayServer:
             filled = slot.filled
             while filled < slot.size:
                 for piece in slot.pieces(filled, filled + _PIECE):
-                    protocol.receive_into(connection, piece)
+                    receive_into(connection, piece)
                     filled += len(piece)
                 self.store.advance(slot, filled)
         except SlackwaterError as error:
