@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from slackwater.model.device import Device
+from slackwater.model.payload import Payload
 from slackwater.wire.frames import Message
 
 # In the environment of a process that must not outlive its parent: the parent's process id.
@@ -83,8 +84,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 class FetchPayload(Message, frozen=True):
     """Fetch a payload from the relay of `source`, which has this address and certificate."""
 
-    version: str
-    base: str
+    payload: Payload
     source: str
     address: str
     certificate: str
@@ -93,30 +93,26 @@ class FetchPayload(Message, frozen=True):
 class OfferPayload(Message, frozen=True):
     """Let the relay with this certificate fetch a payload from the node's weight relay."""
 
-    version: str
-    base: str
+    payload: Payload
     certificate: str
 
 
 class DropPayload(Message, frozen=True):
     """Drop a payload from the node's weight relay."""
 
-    version: str
-    base: str
+    payload: Payload
 
 
 class PayloadArrived(Message, frozen=True):
     """The node's weight relay has all of a payload."""
 
-    version: str
-    base: str
+    payload: Payload
 
 
 class PayloadFailed(Message, frozen=True):
     """The node's weight relay could not get a payload from `source`."""
 
-    version: str
-    base: str
+    payload: Payload
     source: str
     error: str
 

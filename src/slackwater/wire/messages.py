@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, TypeVar
 import msgspec
 
 from slackwater.model.adam import Adam
+from slackwater.model.payload import Payload
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
@@ -22,7 +23,7 @@ from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
 
 M = TypeVar("M")
 
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 # ---- connection ----
@@ -137,14 +138,13 @@ class Abort(Message, frozen=True):
 
 
 class PullVersion(Message, frozen=True):
-    """Load a weight version: by `way`, payloads (version, base) of the node's relay in order, or
-    from the store.
+    """Load a weight version: by `way`, payloads of the node's relay in order, or from the store.
 
     With `keep` a copy of what the relay gave stays in host memory, for later deltas.
     """
 
     version: str
-    way: tuple[tuple[str, str], ...] = ()
+    way: tuple[Payload, ...] = ()
     keep: bool = False
 
 

@@ -27,7 +27,6 @@ from types import FrameType
 from slackwater.model.device import CPU, Device
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
-from slackwater.model.payload import Payload
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.wire import agent as wire
 from slackwater.wire import messages
@@ -114,8 +113,13 @@ class NodeAgent:
                         self._start(message)
                     case wire.SignalWorker(worker, number):
                         self._signal(worker, number)
-                    case wire.PrefetchStates() | wire.SendState() | wire.ForgetStates():
-                        self._handle_state_message(message)
+                    case wire.PrefetchStates(models, holding):
+                        self._states.prefetch(models, holding)
+                    case wire.ForgetStates(model):
+                        self._states.forget(model)
+                    case wire.SendState():
+                        send = partial(self._send_state, message)
+                        threading.Thread(target=send, daemon=True).start()
                     case wire.TakeState(model, key):
                         self._states.expected[key] = model
                     case wire.FetchPayload() | wire.OfferPayload() | wire.DropPayload():
@@ -128,20 +132,18 @@ class NodeAgent:
     ) -> None:
         if self.relay is None:
             return
-        payload = Payload(message.version, message.base)
         try:
             match message:
-                case wire.FetchPayload(source=source, address=address, certificate=certificate):
+                case wire.FetchPayload(payload, source, address, certificate):
                     self.relay.fetch(payload, source, address_of(address), certificate)
-                case wire.OfferPayload(certificate=certificate):
+                case wire.OfferPayload(payload, certificate):
                     self.relay.offer(payload, certificate)
-                case wire.DropPayload():
+                case wire.DropPayload(payload):
                     self.relay.drop(payload)
         except ConfigError as error:  # a wrong address of another node must not end this one
             logger.warning("%s", error)
             if isinstance(message, wire.FetchPayload):
-                version, base = message.version, message.base
-                self._send(wire.PayloadFailed(version, base, message.source, str(error)))
+                self._send(wire.PayloadFailed(message.payload, message.source, str(error)))
 
     def end_workers(self, *, include_adoptable: bool = True) -> None:
         """End all workers, or only those without a grace period: ask them to leave, then kill."""
@@ -201,30 +203,16 @@ class NodeAgent:
             else:
                 self._send(ended)
 
-    def _handle_state_message(
-        self, message: wire.PrefetchStates | wire.SendState | wire.ForgetStates
-    ) -> None:
-        match message:
-            case wire.PrefetchStates(models, holding):
-                self._states.prefetch(models, holding)
-            case wire.ForgetStates(model):
-                self._states.forget(model)
-            case wire.SendState():
-                thread = threading.Thread(target=self._send_state, args=(message,), daemon=True)
-                thread.start()
-
     def _send_state(self, order: wire.SendState) -> None:
         error = self._states.send(order.model, order.to, order.key)
         self._send(wire.StateSent(order.move, order.model, error))
 
     def _report_fetch(self, outcome: FetchOutcome) -> None:
         """How a fetch ended."""
-        payload = outcome.payload
-        version, base = payload.version, payload.base
         if outcome.error:
-            self._send(wire.PayloadFailed(version, base, outcome.source, outcome.error))
+            self._send(wire.PayloadFailed(outcome.payload, outcome.source, outcome.error))
         else:
-            self._send(wire.PayloadArrived(version, base))
+            self._send(wire.PayloadArrived(outcome.payload))
 
     def _signal(self, worker: str, number: int) -> None:
         with self._lock:

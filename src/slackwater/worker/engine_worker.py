@@ -24,7 +24,6 @@ from slackwater.engine.request import (
 from slackwater.grammar.guides import GrammarGuides
 from slackwater.model.errors import ConfigError, SlackwaterError
 from slackwater.model.instance import InstanceKind
-from slackwater.model.payload import Payload
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
@@ -141,11 +140,10 @@ class EngineWorker:
                 self._requests.pop(request, None)
                 self._history.drop(request)
             case messages.PullVersion(version, route, keep):
-                payloads = [Payload(*each) for each in route]
                 self._inherited.discard(version)
                 if version not in self._engine.versions.names():
                     self._drop_inherited()
-                if (ready := self.puller.request(version, payloads, keep=keep)) is not None:
+                if (ready := self.puller.request(version, route, keep=keep)) is not None:
                     self._connection.send(messages.encode(ready))
             case messages.DropVersion(version):
                 self._drop(version)

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import structs
 
 from slackwater.control.jobs import commands as job_commands
 from slackwater.control.jobs.events import JobAnswered
@@ -195,21 +196,11 @@ class EngineExecutor:
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
         if self.lending is not None:
             self.lending.add_worker(worker, facts)
-        spec = InstanceSpec(
-            instance=InstanceId(worker),
-            kind=InstanceKind(facts.kind),
-            max_running=facts.max_running,
-            max_context_tokens=facts.max_context_tokens,
-            kv_tokens=facts.kv_tokens,
-            max_versions=facts.max_versions,
-            exact_continuation=facts.exact_continuation,
-            base_model=facts.base_model,
-            max_adapters=facts.max_adapters,
-            job=None if facts.job is None else JobId(facts.job),
-            node=NodeId(facts.node) if facts.node else None,
-            place=self._hooks.find_place(worker),
-            sleeps=facts.sleeps,
-        )
+        declared = structs.asdict(facts) | {"kind": InstanceKind(facts.kind)}
+        del declared["lends"]
+        declared["node"] = facts.node or None
+        place = self._hooks.find_place(worker)
+        spec = InstanceSpec(instance=InstanceId(worker), place=place, **declared)
         local = spec.kind is InstanceKind.LOCAL
         self.feed(
             LocalEngineUp(loop_time(), spec) if local else events.InstanceJoined(loop_time(), spec)
@@ -410,8 +401,7 @@ def _message(
         case commands.AbortTurn(_, attempt):
             return messages.Abort(attempt)
         case weight_commands.PullVersion(_, version, way, keep):
-            payloads = tuple((payload.version, payload.base) for payload in way)
-            return messages.PullVersion(version, payloads, keep)
+            return messages.PullVersion(version, tuple(way), keep)
         case weight_commands.DropVersion(_, version):
             return messages.DropVersion(version)
 

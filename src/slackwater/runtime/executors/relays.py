@@ -4,6 +4,7 @@ import logging
 
 from slackwater.control.weights import commands, events
 from slackwater.model.ids import NodeId
+from slackwater.model.payload import Payload
 from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
@@ -14,9 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class RelayExecutor:
-    """Weight relays of nodes: sends them the weight director's commands, and feeds it their
-    reports.
-    """
+    """All nodes' relays, by the addresses and certificates that their agents report."""
 
     def __init__(self, hub: WorkerHub, driver: FleetDriver) -> None:
         self._hub, self._feed = hub, driver.feed
@@ -39,14 +38,12 @@ class RelayExecutor:
     ) -> None:
         """An agent reports how fetching a payload ended."""
         match message:
-            case agent_messages.PayloadArrived(version, base):
+            case agent_messages.PayloadArrived(Payload(version, base)):
                 self._feed(events.PayloadArrived(loop_time(), node, version, base))
-            case agent_messages.PayloadFailed(version, base, source, error):
+            case agent_messages.PayloadFailed(Payload(version, base), source, error):
                 logger.warning("payload broke off node=%s source=%s: %s", node, source, error)
-                broke = events.PayloadFailed(
-                    loop_time(), node, version, base, NodeId(source), error
-                )
-                self._feed(broke)
+                failed = (node, version, base, NodeId(source), error)
+                self._feed(events.PayloadFailed(loop_time(), *failed))
 
     def record_stock(self, message: messages.VersionStocked) -> None:
         """A trainer put a version on its node's relay."""
@@ -58,12 +55,11 @@ class RelayExecutor:
     def _execute(self, command: commands.FetchPayload | commands.DropPayload) -> None:
         match command:
             case commands.FetchPayload(node, version, base, source):
-                address, certificate = self._relays[source]
-                offered = agent_messages.OfferPayload(version, base, self._relays[node][1])
+                payload = Payload(version, base)
+                offered = agent_messages.OfferPayload(payload, self._relays[node][1])
                 self._hub.send(agent_name(source), offered)
-                message: messages.Message = agent_messages.FetchPayload(
-                    version, base, source, address, certificate
-                )
+                fetched = agent_messages.FetchPayload(payload, source, *self._relays[source])
+                self._hub.send(agent_name(node), fetched)
             case commands.DropPayload(node, version, base):
-                message = agent_messages.DropPayload(version, base)
-        self._hub.send(agent_name(node), message)
+                dropped = agent_messages.DropPayload(Payload(version, base))
+                self._hub.send(agent_name(node), dropped)

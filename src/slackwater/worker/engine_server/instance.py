@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 
 from slackwater.model.errors import ConfigError, RefusedError, SlackwaterError, UnavailableError
-from slackwater.model.payload import Payload
 from slackwater.wire import messages
 from slackwater.wire.tokens import TokenColumns, TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
@@ -200,10 +199,12 @@ class ServerInstance:
             task.cancel()
 
     async def _pull(self, message: messages.PullVersion) -> None:
-        version, route = message.version, [Payload(*each) for each in message.way]
+        version = message.version
         self._to_drop.discard(version)
         try:
-            kept = await asyncio.to_thread(self._versions.pull, version, route, keep=message.keep)
+            kept = await asyncio.to_thread(
+                self._versions.pull, version, message.way, keep=message.keep
+            )
             await self._load_adapter(version)
         except (SlackwaterError, OSError) as error:
             self._connection.send(messages.encode(messages.VersionFailed(version, str(error))))
