@@ -64,7 +64,7 @@ class RewardServices:
         self._devices = [torch.device(name) for name in devices]
         self._config = config
         self._staged: dict[ServiceName, _StagedModel] = {}
-        self._resident: dict[tuple[ServiceName, int], Engine] = {}
+        self.resident: dict[tuple[ServiceName, int], Engine] = {}  # by service and device
         self.failed: dict[str, str] = {}
         self._requests = 0
 
@@ -106,14 +106,10 @@ class RewardServices:
         self._staged[service] = _StagedModel(net, declaration)
         return declaration
 
-    def residents(self) -> list[tuple[ServiceName, int]]:
-        """Resident (service, device) pairs."""
-        return sorted(self._resident)
-
     def restore(self, service: ServiceName, gpus: Sequence[int]) -> None:
         """Copy a service from host memory to a device."""
         staged, (gpu,) = self._find_model(service), gpus
-        if (service, gpu) in self._resident:
+        if (service, gpu) in self.resident:
             return
         device = self._devices[gpu]
         net = empty_net(staged.net.config, staged.net.dtype, device)
@@ -121,25 +117,21 @@ class RewardServices:
             tensor.copy_(net_tensors(staged.net)[name], non_blocking=True)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self._resident[service, gpu] = Engine(net, self._config)
+        self.resident[service, gpu] = Engine(net, self._config)
 
     def evict(self, service: ServiceName, gpus: Sequence[int]) -> None:
         """Free a service's device memory."""
         (gpu,) = gpus
-        engine = self._resident.pop((service, gpu), None)
+        engine = self.resident.pop((service, gpu), None)
         if engine is not None:
             engine.close()
-
-    def score(self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]) -> float:
-        """The mean log-prob of a text's tokens, as a teacher's or judge's score."""
-        return float(np.mean(self.logprobs(service, gpus, tokens)))
 
     def logprobs(
         self, service: ServiceName, gpus: Sequence[int], tokens: Sequence[int]
     ) -> NDArray[np.float32]:
         """Log-probs of all tokens but the first under a resident service."""
         (gpu,) = gpus
-        engine = self._resident.get((service, gpu))
+        engine = self.resident.get((service, gpu))
         if service in self.failed:
             raise RefusedError(failure(service, self.failed[service]))
         if engine is None:

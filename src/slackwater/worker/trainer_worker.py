@@ -244,14 +244,13 @@ class TrainerWorker:
 
     def _failure(self, message: messages.TrainerOp, error: Exception) -> messages.OpFailed:
         """Refusals and full disks leave the state intact; after anything else it is dropped."""
-        if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
-            return messages.OpFailed(message.op, str(error), "user", state_lost=False)
-        logger.exception("operation failed kind=%s model=%s", type(message).__name__, message.model)
-        reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, OSError):
-            return messages.OpFailed(message.op, reason, "server", state_lost=False)
-        self._drop(message.model)
-        return messages.OpFailed(message.op, reason, "server", state_lost=True)
+        failure = _op_failed(message.op, error, state_lost=not isinstance(error, OSError))
+        if failure.owner == "server":
+            kind = type(message).__name__
+            logger.exception("operation failed kind=%s model=%s", kind, message.model)
+        if failure.state_lost:
+            self._drop(message.model)
+        return failure
 
     def _drop(self, model: str) -> None:
         self._trainers.pop(model, None)
@@ -364,10 +363,18 @@ class TrainerWorker:
 
 def _publish_failure(op: int, error: Exception) -> messages.OpFailed:
     """The failure of a publish; the model's state is unchanged."""
+    failure = _op_failed(op, error, state_lost=False)
+    if failure.owner == "server":
+        logger.error("version not written: %s", error, exc_info=error)
+    return failure
+
+
+def _op_failed(op: int, error: Exception, *, state_lost: bool) -> messages.OpFailed:
+    """Refusals are the user's; the state may be lost by any other error."""
     if isinstance(error, SlackwaterError) and not isinstance(error, UnavailableError):
         return messages.OpFailed(op, str(error), "user", state_lost=False)
-    logger.error("version not written: %s", error, exc_info=error)
-    return messages.OpFailed(op, f"{type(error).__name__}: {error}", "server", state_lost=False)
+    reason = f"{type(error).__name__}: {error}"
+    return messages.OpFailed(op, reason, "server", state_lost=state_lost)
 
 
 def _run_pass(trainer: Trainer, data: bytes) -> bytes:

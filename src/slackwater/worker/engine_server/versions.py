@@ -11,13 +11,17 @@ weights without an error (0.32, CPU). So a tied model is always written and serv
 
 import contextlib
 import json
+import os
 import shutil
+import struct
 import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, zeros
 
@@ -25,11 +29,15 @@ from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.payload import Payload
 from slackwater.nets.loading import net_config
 from slackwater.nets.lora import LoraSpec
-from slackwater.worker.engine_server.memory_file import MemoryFile, fits_in_memory
+from slackwater.tensors.checked_file import FOR_TRANSFORMERS, file_entries
+from slackwater.weights.relay.memory import SharedMap, allocate_shared
 from slackwater.worker.weight_lane import WeightLane, lora_of
 from slackwater.zoo.exported import write_merged, write_untied
 
 _TIED = "tie_word_embeddings"
+# `_FILES` memory files may take this part of the machine's memory.
+_MEMORY_DIVISOR = 4
+_FILES = 3
 
 
 def is_tied(model: Path) -> bool:
@@ -166,3 +174,41 @@ class VersionDirectories:
 def _config(model: Path) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
     return config
+
+
+def fits_in_memory(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether this machine has /proc paths and memory for `_FILES` such files."""
+    total_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    needed_bytes = _FILES * sum(tensor.nbytes for tensor in tensors.values())
+    return Path("/proc/self/fd").is_dir() and needed_bytes <= total_bytes // _MEMORY_DIVISOR
+
+
+class MemoryFile:
+    """A safetensors file in this process's memory, which a server on this machine opens by its path
+    and others of the same layout can overwrite.
+
+    It disappears with the processes that have it open, however they end.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._entries, size = file_entries(tensors)
+        text = json.dumps({"__metadata__": FOR_TRANSFORMERS, **self._entries}).encode()
+        text = text.ljust(-(-len(text) // 8) * 8)  # readers want aligned data
+        header = struct.pack("<Q", len(text)) + text
+        self._begin = len(header)
+        self._memory = allocate_shared(self._begin + size)
+        self._memory[: self._begin] = header
+        shared_map = self._memory.obj
+        assert isinstance(shared_map, SharedMap)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{shared_map.descriptor}")
+
+    def has_layout(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether these tensors have the file's layout."""
+        return file_entries(tensors)[0] == self._entries
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors of the same layout into the file."""
+        for name, tensor in tensors.items():
+            start, stop = (self._begin + offset for offset in self._entries[name]["data_offsets"])
+            target = np.frombuffer(self._memory[start:stop], np.uint8)
+            np.copyto(target, tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
