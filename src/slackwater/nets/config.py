@@ -6,13 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _CLASS_NAMES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+}
+
+
+# Sizes that every Hugging Face configuration has, by the names of our fields.
+_HF_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "ffn_size": "intermediate_size",
 }
 
 
@@ -58,18 +68,8 @@ class NetConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise ConfigError.of("model_type", self.family, f"must be one of {', '.join(FAMILIES)}")
-        for field in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "ffn_size",
-            "max_positions",
-        ):
-            if getattr(self, field) <= 0:
-                raise ConfigError.of(field, getattr(self, field), "must be above 0")
+        sizes = ("num_kv_heads", "head_dim", "max_positions", *_HF_SIZES)
+        check_above_zero("", self, *sizes)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError.of(
                 "num_key_value_heads", self.num_kv_heads, f"must divide {self.num_heads} heads"
@@ -106,13 +106,9 @@ class NetConfig:
         bias = bool(raw.get("attention_bias", False))
         return cls(
             family=family,
-            vocab_size=int(raw["vocab_size"]),
-            hidden_size=int(raw["hidden_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
-            num_heads=heads,
+            **{field: int(raw[name]) for field, name in _HF_SIZES.items()},
             num_kv_heads=int(raw.get("num_key_value_heads") or heads),
             head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
-            ffn_size=int(raw["intermediate_size"]),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=_rope_scaling(rope),
@@ -144,13 +140,9 @@ class NetConfig:
         fields: dict[str, Any] = {
             "architectures": [_CLASS_NAMES[self.family]],
             "model_type": self.family,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
+            **{name: getattr(self, field) for field, name in _HF_SIZES.items()},
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            "intermediate_size": self.ffn_size,
             "max_position_embeddings": self.max_positions,
             "rope_theta": self.rope_theta,
             "rope_parameters": rope | {"rope_theta": self.rope_theta},

@@ -98,39 +98,32 @@ def empty_net(
     parallel: TensorParallel | None = None,
 ) -> CausalLM:
     """A model, or a rank's part of one, with uninitialized weights."""
-    net = _unset(config, dtype, device, parallel)
+    net = _allocate(config, dtype, device, parallel)
     net.rotary.reserve(config.max_positions, device, dtype)
     return net
 
 
 def empty_like(net: CausalLM) -> CausalLM:
     """Another net of the same shape on the same device; the two share the rotary table."""
-    other = _unset(net.config, net.dtype, net.device, net.parallel)
+    other = _allocate(net.config, net.dtype, net.device, net.parallel)
     other.rotary = net.rotary
     return other
 
 
-def _unset(
-    config: NetConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    parallel: TensorParallel | None = None,
+def _allocate(
+    config: NetConfig, dtype: torch.dtype, device: torch.device, parallel: TensorParallel | None
 ) -> CausalLM:
+    """A model whose parameters are allocated. `to_empty` does the same, but imports torch's
+    compiler, which takes over a second.
+    """
     with torch.device("meta"):
         net = CausalLM(config, parallel)
-    _materialise(net, dtype, device)
-    return net
-
-
-def _materialise(net: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
-    """Allocate every parameter. `to_empty` does the same, but imports torch's compiler, which takes
-    over a second.
-    """
     assert not list(net.buffers()), "buffers would stay on the meta device"
     for module in net.modules():
         for name, parameter in module.named_parameters(recurse=False):
             memory = torch.empty(parameter.shape, dtype=dtype, device=device)
             module.register_parameter(name, nn.Parameter(memory))
+    return net
 
 
 def _check_tensors(

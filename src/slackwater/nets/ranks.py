@@ -86,12 +86,11 @@ class Ranks:
     def __init__(self, plan: RankPlan, mesh: DeviceMesh) -> None:
         self.rank, self.layout, self.deadline_s = plan.rank, plan.layout, plan.deadline_s
         self.mesh = mesh
-        place = plan.layout.position(plan.rank)
-        self.dp_rank = place.dp
+        tp_rank, self.dp_rank = plan.layout.position(plan.rank)
         self.dp_group: Any = mesh.get_group("dp")
         self.tp: TensorParallel | None = None
         if plan.layout.tp > 1:
-            self.tp = TensorParallel(place.tp, plan.layout.tp, mesh.get_group("tp"))
+            self.tp = TensorParallel(tp_rank, plan.layout.tp, mesh.get_group("tp"))
 
     @classmethod
     def join(cls, plan: RankPlan, device: str = "cpu") -> "Ranks":

@@ -33,12 +33,7 @@ from slackwater.weights.delta.frame import (
 from slackwater.weights.delta.places import best_k, set_bits, write_low, write_unary
 
 Elements: TypeAlias = NDArray[Any]  # one dimension of uint8, uint16 or uint32
-_NONE, _DENSE, _BITMAP = (
-    int(IndexEncoding.NONE),
-    int(IndexEncoding.DENSE),
-    int(IndexEncoding.BITMAP),
-)
-_GAPS, _RUNS = int(IndexEncoding.GAPS), int(IndexEncoding.RUNS)
+_NONE, _DENSE, _BITMAP, _GAPS, _RUNS = map(int, IndexEncoding)
 _SAMPLE = 1 << 14
 
 

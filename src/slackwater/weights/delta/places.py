@@ -18,12 +18,7 @@ from slackwater.weights.delta.compiled import (
 )
 from slackwater.weights.delta.frame import BLOCK, DeltaFrame, IndexEncoding, delta_error
 
-_NONE, _DENSE, _BITMAP = (
-    int(IndexEncoding.NONE),
-    int(IndexEncoding.DENSE),
-    int(IndexEncoding.BITMAP),
-)
-_GAPS, _RUNS = int(IndexEncoding.GAPS), int(IndexEncoding.RUNS)
+_NONE, _DENSE, _BITMAP, _GAPS, _RUNS = map(int, IndexEncoding)
 
 _MAX_K = 15
 _ONE = np.uint64(1)

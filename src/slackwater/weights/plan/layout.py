@@ -7,14 +7,6 @@ from slackwater.model.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class RankPosition:
-    """A rank's index in each dimension."""
-
-    tp: int
-    dp: int
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
     """`tp * dp` ranks, numbered with tp fastest. With `fsdp` the dp ranks hold each tensor's rows
     in equal parts, as PyTorch's `fully_shard` does; without it they are replicas.
@@ -37,7 +29,8 @@ class Layout:
     def ranks(self) -> int:
         return self.tp * self.dp
 
-    def position(self, rank: int) -> RankPosition:
+    def position(self, rank: int) -> tuple[int, int]:
+        """A rank's index in the dimensions tp and dp."""
         if not 0 <= rank < self.ranks:
             raise ConfigError.of("rank", rank, f"must be below {self.ranks}")
-        return RankPosition(rank % self.tp, rank // self.tp)
+        return rank % self.tp, rank // self.tp

@@ -10,7 +10,7 @@ from enum import Enum
 from math import prod
 
 from slackwater.model.errors import ConfigError
-from slackwater.weights.plan.layout import Layout, RankPosition
+from slackwater.weights.plan.layout import Layout
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -150,19 +150,19 @@ class ShardMap:
         self._head_dim = head_dim
 
     def rank(self, rank: int) -> RankShards:
-        place = self.layout.position(rank)
+        tp_rank, dp_rank = self.layout.position(rank)
         shapes: dict[str, tuple[int, ...]] = {}
         pieces: list[ShardPiece] = []
         for parameter in self._parameters:
-            box = self._cut(parameter, place)
+            box = self._cut(parameter, tp_rank)
             if self.layout.fsdp and self.layout.dp > 1:
-                box = self._share_rows(box, place.dp)
+                box = self._share_rows(box, dp_rank)
             shapes[parameter.name] = box.shape
             if box.elements:
                 pieces.append(ShardPiece(parameter.name, box))
         return RankShards(shapes, tuple(pieces))
 
-    def _cut(self, parameter: Parameter, place: RankPosition) -> Box:
+    def _cut(self, parameter: Parameter, tp_rank: int) -> Box:
         """The rank's slice of a parameter."""
         whole, tp = Box.whole(parameter.shape), self.layout.tp
         if parameter.cut is TensorSplit.NOT:
@@ -170,7 +170,7 @@ class ShardMap:
         if parameter.cut is TensorSplit.VOCABULARY:
             rows = parameter.shape[0]
             each = -(-rows // tp)
-            first = min(place.tp * each, rows)
+            first = min(tp_rank * each, rows)
             return whole.clip(0, first, min(first + each, rows))
         dim = 1 if parameter.cut is TensorSplit.COLUMNS else 0
         units, width = parameter.shape[dim], 1
@@ -179,13 +179,13 @@ class ShardMap:
         if parameter.cut is TensorSplit.KV_HEADS and units < tp:
             if tp % units:
                 raise ConfigError.of("layout tp", tp, f"must be a multiple of {units} kv heads")
-            first, last = place.tp * units // tp, place.tp * units // tp + 1
+            first, last = tp_rank * units // tp, tp_rank * units // tp + 1
         elif units % tp:
             raise ConfigError.of(
                 "layout tp", tp, f"must divide {units} {parameter.cut.value} of {parameter.name}"
             )
         else:
-            first, last = place.tp * units // tp, (place.tp + 1) * units // tp
+            first, last = tp_rank * units // tp, (tp_rank + 1) * units // tp
         return whole.clip(dim, first * width, last * width)
 
     def _share_rows(self, box: Box, dp: int) -> Box:

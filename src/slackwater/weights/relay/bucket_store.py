@@ -73,12 +73,12 @@ class BucketStore:
 
     max_bytes: int
     shared: bool = False
+    used_bytes: int = field(default=0, init=False)  # with buckets that readers still hold
     _slots: dict[BucketKey, BucketSlot] = field(default_factory=dict)
     _manifests: dict[str, Manifest] = field(default_factory=dict)
     _expected: set[Payload] = field(default_factory=set)
     _unavailable: dict[str, None] = field(default_factory=dict)
     _publishers: dict[str, "weakref.ref[object]"] = field(default_factory=dict)
-    _used: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     # ---- writing ----
@@ -119,14 +119,14 @@ class BucketStore:
                     if slot is not None:
                         return None
                     raise UnavailableError(
-                        f"relay memory: {self._used} of {self.max_bytes} bytes are held; retire "
-                        "versions or give it more"
+                        f"relay memory: {self.used_bytes} of {self.max_bytes} bytes are held; "
+                        "retire versions or give it more"
                     )
 
     def _has_room(self, size: int) -> bool:
         if size > self.max_bytes:
             raise RefusedError(f"a bucket of {size} bytes is above {self.max_bytes}")
-        return self._used + size <= self.max_bytes
+        return self.used_bytes + size <= self.max_bytes
 
     def _create_slot(
         self, key: BucketKey, size: int, tag: int, views: tuple[memoryview, ...] | None
@@ -136,7 +136,7 @@ class BucketStore:
             memory, descriptor = self._allocate(size)
             views = (memory,)
         slot = self._slots[key] = BucketSlot(key, size, tag, views, descriptor)
-        self._used += size
+        self.used_bytes += size
         return slot
 
     def _wait_until(self, deadline_s: float) -> bool:
@@ -299,11 +299,6 @@ class BucketStore:
                     del self._manifests[payload.version]
             self._changed.notify_all()
 
-    @property
-    def used_bytes(self) -> int:
-        """Memory of all buckets, including dropped ones that readers still hold."""
-        return self._used
-
     def close_all(self) -> None:
         """Free memory without readers."""
         with self._changed:
@@ -338,7 +333,7 @@ class BucketStore:
 
     def _release(self, slot: BucketSlot) -> None:
         if slot.dropped and slot.readers == 0 and slot.size >= 0:
-            self._used -= slot.size
+            self.used_bytes -= slot.size
             slot.size = -1
             if slot.descriptor is not None:
                 os.close(slot.descriptor)

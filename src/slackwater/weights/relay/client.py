@@ -16,6 +16,7 @@ from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.peers import RelayPeer
 from slackwater.wire.framed_socket import receive_into
+from slackwater.wire.proof import prove_as_client
 
 _PIECE = 1 << 19
 _COPY = 4 << 20
@@ -45,7 +46,7 @@ class RelayClient:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             protocol.limit_silence(self._socket, timeout_s)
-            protocol.prove_as_client(self._socket, secret)
+            prove_as_client(self._socket, secret, protocol.PURPOSE)
         except (OSError, SlackwaterError) as error:
             self._socket.close()
             raise _transient(error) from None

@@ -21,10 +21,9 @@ from slackwater.model.errors import (
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.manifest import Manifest
-from slackwater.wire import proof
 from slackwater.wire.framed_socket import receive_message, send_message
 
-_PURPOSE = b"weights 1"
+PURPOSE = b"weights 1"  # of a handshake
 _TIMEVAL = struct.Struct("@ll")
 _ERRORS: dict[str, type[SlackwaterError]] = {
     kind.__name__: kind for kind in (ConfigError, NotFoundError, RefusedError, UnavailableError)
@@ -162,13 +161,3 @@ def send_views(connection: socket.socket, views: Sequence[memoryview], offset: i
         if offset < len(view):
             connection.sendall(view[offset:])
         offset = max(offset - len(view), 0)
-
-
-def prove_as_server(connection: socket.socket, secret: bytes) -> None:
-    """The server's handshake; UnavailableError if the client does not know the secret."""
-    proof.prove_as_server(connection, secret, _PURPOSE)
-
-
-def prove_as_client(connection: socket.socket, secret: bytes) -> None:
-    """The client's side of the handshake."""
-    proof.prove_as_client(connection, secret, _PURPOSE)

@@ -11,6 +11,7 @@ from slackwater.weights.relay import protocol
 from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.peers import RelayOffers
 from slackwater.wire.framed_socket import receive_into
+from slackwater.wire.proof import prove_as_server
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class RelayServer:
                 if self._closed:  # `close` ran while the connection was in neither list
                     return
             else:
-                protocol.prove_as_server(connection, self._secret)
+                prove_as_server(connection, self._secret, protocol.PURPOSE)
             with self._lock:
                 self._strangers.pop(connection, None)
             while not self._closed:

@@ -22,6 +22,7 @@ from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.publisher import publish
 from slackwater.weights.relay.server import RelayServer
+from slackwater.wire.proof import prove_as_client
 
 DEADLINE_S = 60.0
 
@@ -193,7 +194,7 @@ def test_a_receiver_that_stops_reading_slows_nobody(stage: Stage) -> None:
     stuck = socket.create_connection(stage.server.address)
     stage.stack.callback(stuck.close)
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    protocol.prove_as_client(stuck, SECRET)
+    prove_as_client(stuck, SECRET, protocol.PURPOSE)
     protocol.send(stuck, protocol.GetBucket(BucketKey(Payload("v1"), 0)))
     assert same(stage.receiver("r").pull("v1", DEADLINE_S), new)
 
@@ -311,7 +312,7 @@ def test_bytes_that_are_no_request_end_that_connection_alone(stage: Stage) -> No
     for _ in range(30):
         with socket.create_connection(stage.server.address) as liar:
             liar.settimeout(DEADLINE_S)
-            protocol.prove_as_client(liar, SECRET)
+            prove_as_client(liar, SECRET, protocol.PURPOSE)
             body = rng.bytes(int(rng.integers(1, 200)))
             liar.sendall(len(body).to_bytes(4, "little") + body)
             liar.shutdown(socket.SHUT_WR)
