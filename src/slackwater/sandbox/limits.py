@@ -3,7 +3,7 @@
 import resource
 from dataclasses import dataclass
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 
 MAX_VALUE = 1 << 62  # the largest number that the kernel accepts for a limit
 
@@ -29,9 +29,9 @@ class Limits:
         return {resource.RLIMIT_FSIZE: self.disk_bytes, resource.RLIMIT_CORE: 0}
 
     def __post_init__(self) -> None:
-        for name in ("wall_s", "output_bytes", "memory_bytes", "processes", "disk_bytes"):
-            if not getattr(self, name) > 0:
-                raise ConfigError.of(f"limits.{name}", getattr(self, name), "must be above 0")
+        names = ("wall_s", "output_bytes", "memory_bytes", "processes", "disk_bytes")
+        check_above_zero("limits.", self, *names)
+        for name in names:
             if getattr(self, name) > MAX_VALUE:
                 raise ConfigError.of(
                     f"limits.{name}", getattr(self, name), f"must be up to {MAX_VALUE}"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, launch_as_user
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import FIRST_INPUT, LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, contains_any, pick_tmp
@@ -142,15 +142,7 @@ class BubblewrapBackend(Backend):
         return self._ensure_namespaces(environment).readiness if self._has_namespaces else None
 
     def launch(self, environment: Environment, order: Order, rlimits: Mapping[int, int]) -> Launch:
-        action_variables = variables(order, HOME, self._tmp)
-        limited = Launch(
-            argv=order.argv,
-            variables=action_variables,
-            folder=HOME,
-            user=environment.user,
-            cores=order.cores,
-            rlimits={**rlimits, **order.limits.rlimits()},
-        )
+        limited = launch_as_user(environment, order, rlimits, HOME, self._tmp)
         network = self._networks.namespaces_for(environment.name) if order.limits.network else {}
         if self._has_namespaces:
             enter = {**network, **self._ensure_namespaces(environment).enter()}
@@ -158,7 +150,7 @@ class BubblewrapBackend(Backend):
         options = self._options(environment)
         options += [] if network else ["--unshare-net"]
         options += ["--seccomp", str(FIRST_INPUT + 1), "--chdir", HOME, "--clearenv"]
-        for name, value in action_variables.items():
+        for name, value in limited.variables.items():
             options += ["--setenv", name, value]
         return replace(
             limited,

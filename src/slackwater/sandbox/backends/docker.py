@@ -11,13 +11,14 @@ import os
 import select
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from slackwater.model.errors import UnavailableError
 from slackwater.sandbox import linux
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
+from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, launch_as_user
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
 from slackwater.sandbox.networks import Networks
@@ -203,13 +204,10 @@ class DockerBackend(Backend):
             self.close_environment(environment)
             self.open_environment(environment)
         network = self._networks.namespaces_for(environment.name) if order.limits.network else {}
-        return Launch(
-            argv=order.argv,
-            variables={**variables(order, HOME, "/tmp"), "PATH": _PATH, **order.variables},
-            folder=HOME,
-            user=environment.user,
-            cores=order.cores,
-            rlimits={**rlimits, **order.limits.rlimits()},
+        launch = launch_as_user(environment, order, rlimits, HOME, "/tmp")
+        return replace(
+            launch,
+            variables={**launch.variables, "PATH": _PATH, **order.variables},
             own_network=not network,
             enter={**network, **self._containers[environment.name].enter()},
             filtered=True,

@@ -6,6 +6,7 @@ privileges: for trusted code only, which the worker logs at start.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.port import (
@@ -13,7 +14,7 @@ from slackwater.sandbox.backends.port import (
     Guarantee,
     Order,
     find_hidden_pythons,
-    variables,
+    launch_as_user,
 )
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import Launch
@@ -54,13 +55,8 @@ class PlainBackend(Backend):
         confined = self._has_namespaces
         tmp = self._mounts(environment).tmp if confined else environment.tmp
         network = self._network(environment) if order.limits.network else {}
-        return Launch(
-            argv=order.argv,
-            variables=variables(order, environment.view, tmp),
-            folder=environment.view,
-            user=environment.user,
-            cores=order.cores,
-            rlimits={**rlimits, **order.limits.rlimits()},
+        return replace(
+            launch_as_user(environment, order, rlimits, environment.view, tmp),
             own_network=confined and not network,
             enter={**network, **self._namespaces[environment.name].enter()} if confined else {},
             filtered=confined,

@@ -79,6 +79,20 @@ def variables(order: Order, home: str, tmp: str) -> dict[str, str]:
     return base | threads | proxy | dict(order.variables)
 
 
+def launch_as_user(
+    environment: Environment, order: Order, rlimits: Mapping[int, int], home: str, tmp: str
+) -> Launch:
+    """An order's process in the environment's home, as its user, within the order's limits."""
+    return Launch(
+        argv=order.argv,
+        variables=variables(order, home, tmp),
+        folder=home,
+        user=environment.user,
+        cores=order.cores,
+        rlimits={**rlimits, **order.limits.rlimits()},
+    )
+
+
 def find_hidden_pythons() -> tuple[UnreachableFolder, ...]:
     """This interpreter's folders that lie in a private home or a temporary folder."""
     hidden = []
