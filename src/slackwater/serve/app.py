@@ -28,7 +28,7 @@ from slackwater.serve.operator.jobs import job_routes
 from slackwater.serve.operator.status import operator_routes
 from slackwater.serve.tinker.records import Downloads, download_routes, record_routes
 from slackwater.serve.tinker.rest import RestFace, checkpoint_change_routes, rest_routes
-from slackwater.serve.tinker.sampling import SamplingFace, future_routes, sampling_routes
+from slackwater.serve.tinker.sampling import future_routes, sampling_routes
 from slackwater.serve.tinker.service import service_routes
 from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
 from slackwater.serve.tinker.tokenizers import tokenizer_routes
@@ -57,7 +57,7 @@ def create_app(plane: ControlPlane) -> FastAPI:
     app.state.dashboard = LiveSource(plane)
     routers = (
         future_routes(plane),
-        sampling_routes(SamplingFace(plane)),
+        sampling_routes(plane),
         model_routes(plane),
         training_routes(training),
         action_routes(plane),

@@ -40,7 +40,15 @@ class ModelNames:
             raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
         return self._plane.bases.get(checkpoint.base_model), checkpoint.held_as
 
-    async def list_cards(self, tenant: TenantId) -> list[dict[str, Any]]:
+    async def models(self, tenant: Caller) -> dict[str, Any]:
+        return {"object": "list", "data": await self._list_cards(tenant)}
+
+    async def model(self, name: str, tenant: Caller) -> dict[str, Any]:
+        await self.weights(tenant, name)  # NotFoundError if there is none
+        cards = await self._list_cards(tenant)
+        return next((each for each in cards if each["id"] == name), card(name, 0, None, name))
+
+    async def _list_cards(self, tenant: TenantId) -> list[dict[str, Any]]:
         """The card of every name that a tenant can use."""
         cards = [
             card(base.name, 0, None, base.name, base.max_context_tokens)
@@ -50,14 +58,6 @@ class ModelNames:
         named += [(each.path, each) for each in await self._samplers(tenant)]
         cards += [card(name, each.created_s, each.base_model, each.path) for name, each in named]
         return cards
-
-    async def find_card(self, tenant: TenantId, model: str) -> dict[str, Any]:
-        """The card of one name; NotFoundError if there is none."""
-        await self.weights(tenant, model)
-        return next(
-            (card for card in await self.list_cards(tenant) if card["id"] == model),
-            card(model, 0, None, model),
-        )
 
     async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
         found = await self._plane.store.call(
@@ -91,13 +91,6 @@ def card(
 def model_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
     names = ModelNames(plane)
-
-    @router.get("/models")
-    async def models(tenant: Caller) -> dict[str, Any]:
-        return {"object": "list", "data": await names.list_cards(tenant)}
-
-    @router.get("/models/{name:path}")
-    async def model(name: str, tenant: Caller) -> dict[str, Any]:
-        return await names.find_card(tenant, name)
-
+    router.get("/models")(names.models)
+    router.get("/models/{name:path}")(names.model)
     return router

@@ -67,11 +67,7 @@ class RestFace:
     async def update(self, checkpoint: Checkpoint, **values: Any) -> None:
         await self.plane.store.call(lambda c: shelf.update_checkpoint(c, checkpoint.path, **values))
 
-    async def delete(self, checkpoint: Checkpoint) -> None:
-        await self.plane.store.call(lambda c: shelf.drop_checkpoint(c, checkpoint.path))
-        await self.plane.housekeeping.remove_files(checkpoint)
-
-    async def copy(self, tenant: TenantId, body: bodies.CopyWeightsBody) -> str:
+    async def copy_weights(self, body: bodies.CopyWeightsBody, tenant: Caller) -> dict[str, str]:
         """Add a name for the same files, which live as long as any name."""
         if body.session_id is not None:
             session = self.plane.sessions.get(tenant, body.session_id)
@@ -91,7 +87,7 @@ class RestFace:
             shelf.put_checkpoint(connection, copy)
             return path
 
-        return await self.plane.store.call(write)
+        return {"tinker_path": await self.plane.store.call(write)}
 
     async def runs(self, tenant: TenantId, model: str | None = None) -> list[dict[str, Any]]:
         """Training runs as plain data, newest first."""
@@ -195,11 +191,14 @@ def rest_routes(face: RestFace) -> APIRouter:
 
 
 def checkpoint_change_routes(face: RestFace) -> APIRouter:
+    plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
 
     @router.delete("/training_runs/{run_id}/checkpoints/{kind}/{name}", status_code=204)
     async def delete(run_id: str, kind: str, name: str, tenant: Caller) -> Response:
-        await face.delete(await face.find_owned(tenant, run_id, kind, name))
+        checkpoint = await face.find_owned(tenant, run_id, kind, name)
+        await plane.store.call(lambda c: shelf.drop_checkpoint(c, checkpoint.path))
+        await plane.housekeeping.remove_files(checkpoint)
         return Response(status_code=204)
 
     @router.post("/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", status_code=204)
@@ -221,8 +220,5 @@ def checkpoint_change_routes(face: RestFace) -> APIRouter:
         await face.update(await face.find_owned(tenant, run_id, kind, name), expires_s=expires_s)
         return Response(status_code=204)
 
-    @router.post("/copy_weights")
-    async def copy_weights(body: bodies.CopyWeightsBody, tenant: Caller) -> dict[str, str]:
-        return {"tinker_path": await face.copy(tenant, body)}
-
+    router.post("/copy_weights")(face.copy_weights)
     return router

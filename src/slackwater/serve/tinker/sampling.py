@@ -20,72 +20,57 @@ from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
 
 
-class SamplingFace:
-    """Opens sampling sessions."""
+async def _open_session(
+    plane: ControlPlane, tenant: TenantId, body: bodies.CreateSamplingSessionBody
+) -> SamplingSession:
+    """Open a session on a weight snapshot; repeating a number returns the same session."""
+    session = plane.sessions.get(tenant, body.session_id)
+    if not plane.sessions.is_live(session.session):
+        raise GoneError(f"session_id: {session.session!r} has ended")
+    base_model, version, lineage = await _find_weights(plane, tenant, body)
 
-    def __init__(self, plane: ControlPlane) -> None:
-        self.plane = plane
+    def write(connection: Connection) -> SamplingSession:
+        seq = body.sampling_session_seq_id
+        found = sample_log.find_by_seq(connection, session.session, seq)
+        if found is not None:
+            return found
+        number = sample_log.count_of_lineage(connection, session.session, f"{lineage}|")
+        name = SamplingSessionId(f"ss-{secrets.token_hex(12)}")
+        weights = (base_model, version, f"{lineage}|client {number}", body.model_path)
+        new = SamplingSession(name, tenant, session.session, *weights)
+        sample_log.add_sampling_session(connection, new, seq, time.time())
+        return new
 
-    async def open_session(
-        self, tenant: TenantId, body: bodies.CreateSamplingSessionBody
-    ) -> SamplingSession:
-        """Open a session on a weight snapshot; repeating a number returns the same session."""
-        session = self.plane.sessions.get(tenant, body.session_id)
-        if not self.plane.sessions.is_live(session.session):
-            raise GoneError(f"session_id: {session.session!r} has ended")
-        base_model, version, lineage = await self._weights(tenant, body)
-
-        def write(connection: Connection) -> SamplingSession:
-            seq = body.sampling_session_seq_id
-            found = sample_log.find_by_seq(connection, session.session, seq)
-            if found is not None:
-                return found
-            number = sample_log.count_of_lineage(connection, session.session, f"{lineage}|")
-            new = SamplingSession(
-                SamplingSessionId(f"ss-{secrets.token_hex(12)}"),
-                tenant,
-                session.session,
-                base_model,
-                version,
-                f"{lineage}|client {number}",
-                body.model_path,
-            )
-            sample_log.add_sampling_session(connection, new, seq, time.time())
-            return new
-
-        opened = await self.plane.store.call(write)
-        self.plane.sampling.add_session(opened)
-        return opened
-
-    async def _weights(
-        self, tenant: TenantId, body: bodies.CreateSamplingSessionBody
-    ) -> tuple[str, str, str]:
-        """Base model, weight version and lineage."""
-        if body.model_path is not None:
-            path = body.model_path
-            checkpoint = await self.plane.store.call(
-                lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
-            )
-            if checkpoint.kind != shelf.SAMPLER:
-                raise ConfigError.of(
-                    "model_path", path, "must be saved with save_weights_for_sampler"
-                )
-            return checkpoint.base_model, checkpoint.held_as, checkpoint.lineage
-        if body.base_model is None:
-            raise ConfigError.of("base_model", None, "must be given, or model_path")
-        base = self.plane.bases.get(body.base_model)
-        return base.name, base.version, base.name
+    opened = await plane.store.call(write)
+    plane.sampling.add_session(opened)
+    return opened
 
 
-def sampling_routes(face: SamplingFace) -> APIRouter:
-    plane = face.plane
+async def _find_weights(
+    plane: ControlPlane, tenant: TenantId, body: bodies.CreateSamplingSessionBody
+) -> tuple[str, str, str]:
+    """Base model, weight version and lineage."""
+    if (path := body.model_path) is not None:
+        checkpoint = await plane.store.call(
+            lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
+        )
+        if checkpoint.kind != shelf.SAMPLER:
+            raise ConfigError.of("model_path", path, "must be saved with save_weights_for_sampler")
+        return checkpoint.base_model, checkpoint.held_as, checkpoint.lineage
+    if body.base_model is None:
+        raise ConfigError.of("base_model", None, "must be given, or model_path")
+    base = plane.bases.get(body.base_model)
+    return base.name, base.version, base.name
+
+
+def sampling_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: sampling"])
 
     @router.post("/create_sampling_session")
     async def create_sampling_session(
         body: bodies.CreateSamplingSessionBody, tenant: Caller
     ) -> dict[str, str]:
-        opened = await face.open_session(tenant, body)
+        opened = await _open_session(plane, tenant, body)
         return {"sampling_session_id": opened.sampling_session, "type": "create_sampling_session"}
 
     @router.post("/join_sampling_session")

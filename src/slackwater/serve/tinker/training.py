@@ -1,4 +1,4 @@
-"""Tinker API: models and their operations. Each route parses, calls the plane, and answers."""
+"""Tinker API: models and their operations."""
 
 import asyncio
 import contextlib
@@ -50,7 +50,7 @@ _PROTO_BODY = {"requestBody": {"required": True, "content": _PROTO_CONTENT | _JS
 
 
 class TrainingFace:
-    """Submits training operations for the routes."""
+    """The routes' endpoints. Each submits an operation and answers with its request."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -83,9 +83,23 @@ class TrainingFace:
         tenant = await read_tenant(request)
         return self.model(tenant, name), seq, kind
 
-    async def submit_pass(
-        self, tenant: TenantId, request: Request, form: str
-    ) -> tuple[TrainedModel, str]:
+    async def _submit(
+        self, model: TrainedModel, seq: int, kind: OpKind, payload: bytes, *, strict: bool = True
+    ) -> dict[str, str]:
+        request = await self.plane.training.submit(model, seq, kind, payload, strict=strict)
+        return {"request_id": request, "model_id": model.model}
+
+    async def forward_backward(self, request: Request, tenant: Caller) -> dict[str, str]:
+        """Protobuf, or JSON as older SDKs send it: the content type says which."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        form = JSON if kind == json_pass.MEDIA_TYPE else PROTOBUF
+        return await self._submit_pass(tenant, request, form)
+
+    async def forward(self, request: Request, tenant: Caller) -> dict[str, str]:
+        """A pass without gradients, as older SDKs request it."""
+        return await self._submit_pass(tenant, request, JSON_FORWARD)
+
+    async def _submit_pass(self, tenant: TenantId, request: Request, form: str) -> dict[str, str]:
         """Submit a forward or forward_backward; a helper reads a large batch."""
         fair, file = self.plane.fair_work, request.scope[BODY].file
         batch: bytes | BinaryIO
@@ -101,7 +115,7 @@ class TrainingFace:
             await self.plane.training.reject(model, head.seq_id, kind, str(head.error))
             raise head.error
         payload = batch if isinstance(batch, bytes) else await asyncio.to_thread(batch.read)
-        return model, await self.plane.training.submit(model, head.seq_id, kind, payload)
+        return await self._submit(model, head.seq_id, kind, payload)
 
     def _read_in_helper(self, body: Path, form: str) -> tuple[PassHead, BinaryIO]:
         """Read a large batch in a helper; its file is opened but not read here yet."""
@@ -114,17 +128,18 @@ class TrainingFace:
         finally:
             batch_of(body).unlink(missing_ok=True)
 
-    async def submit_save(
-        self, tenant: TenantId, body: bodies.SaveBody
-    ) -> tuple[TrainedModel, str]:
+    async def optim_step(self, body: bodies.OptimStepBody, tenant: Caller) -> dict[str, str]:
+        payload = encode(body.adam_params.adam())
+        model = self.model(tenant, body.model_id)
+        return await self._submit(model, body.seq_id, OpKind.OPTIM_STEP, payload)
+
+    async def save_weights(self, body: bodies.SaveBody, tenant: Caller) -> dict[str, str]:
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.SAVE):
             save = self.save_payload(model, shelf.STATE, body.path or f"{body.seq_id:06d}", body)
             if not body.overwrite:
                 await self._refuse_taken(tenant, save.path, body.seq_id)
-        return model, await self.plane.training.submit(
-            model, body.seq_id, OpKind.SAVE, encode(save)
-        )
+        return await self._submit(model, body.seq_id, OpKind.SAVE, encode(save))
 
     async def _refuse_taken(self, tenant: TenantId, path: str, seq: int) -> None:
         taken = await self.plane.store.call(
@@ -141,9 +156,9 @@ class TrainingFace:
         path = shelf.checkpoint_path(model.model, kind, name)
         return SavePayload(path, name, body.ttl_seconds, body.user_metadata)
 
-    async def submit_publish(
-        self, tenant: TenantId, body: bodies.SaveForSamplerBody
-    ) -> tuple[TrainedModel, str]:
+    async def save_for_sampler(
+        self, body: bodies.SaveForSamplerBody, tenant: Caller
+    ) -> dict[str, str]:
         model = self.model(tenant, body.model_id)
         save, session = None, None
         async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
@@ -155,14 +170,11 @@ class TrainingFace:
                 session = f"ss-{secrets.token_hex(12)}"
         version = version_of(model.model, body.seq_id)
         payload = encode(PublishPayload(version, save, session, body.sampling_session_seq_id))
-        submit = self.plane.training.submit
         # The SDK retries an ephemeral one with another sampling_session_seq_id: not a conflict.
-        request = await submit(model, body.seq_id, OpKind.PUBLISH, payload, strict=save is not None)
-        return model, request
+        strict = save is not None
+        return await self._submit(model, body.seq_id, OpKind.PUBLISH, payload, strict=strict)
 
-    async def submit_external(
-        self, tenant: TenantId, body: bodies.SaveExternalBody
-    ) -> tuple[TrainedModel, str]:
+    async def save_external(self, body: bodies.SaveExternalBody, tenant: Caller) -> dict[str, str]:
         """Export weights as safetensors, published like a sampler's under their own name."""
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
@@ -172,11 +184,9 @@ class TrainingFace:
             path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
         save = SavePayload(path, body.path, body.ttl_seconds, metadata)
         payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
-        return model, await self.plane.training.submit(model, body.seq_id, OpKind.PUBLISH, payload)
+        return await self._submit(model, body.seq_id, OpKind.PUBLISH, payload)
 
-    async def submit_load(
-        self, tenant: TenantId, body: bodies.LoadBody
-    ) -> tuple[TrainedModel, str]:
+    async def load_weights(self, body: bodies.LoadBody, tenant: Caller) -> dict[str, str]:
         if body.model_id is None or body.seq_id is None:
             raise ConfigError.of("model_id", body.model_id, "must be given, with seq_id")
         model = self.model(tenant, body.model_id)
@@ -190,11 +200,9 @@ class TrainingFace:
                 saved = f"{checkpoint.base_model} rank {checkpoint.lora.rank}"
                 raise ConfigError.of("path", body.path, f"has another shape: {saved}")
         payload = encode(LoadPayload(body.path, checkpoint.held_as, body.optimizer))
-        return model, await self.plane.training.submit(model, body.seq_id, OpKind.LOAD, payload)
+        return await self._submit(model, body.seq_id, OpKind.LOAD, payload)
 
-    async def create(
-        self, tenant: TenantId, body: bodies.CreateModelBody
-    ) -> tuple[TrainedModel, str]:
+    async def create_model(self, body: bodies.CreateModelBody, tenant: Caller) -> dict[str, str]:
         session = self.plane.sessions.get(tenant, body.session_id)
         if (why := self.plane.broken_trainer(tenant)) is not None:
             raise FailedTurnError(why)
@@ -219,59 +227,18 @@ class TrainingFace:
             lora.seed or 0,
             time.time(),
         )
-        return model, await self.plane.training.create(model, body.user_metadata)
-
-
-def _is_json(request: Request) -> bool:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == json_pass.MEDIA_TYPE
-
-
-def _future(submitted: tuple[TrainedModel, str]) -> dict[str, str]:
-    model, request = submitted
-    return {"request_id": request, "model_id": model.model}
+        request = await self.plane.training.create(model, body.user_metadata)
+        return {"request_id": request, "model_id": model.model}
 
 
 def training_routes(face: TrainingFace) -> APIRouter:
-    plane = face.plane
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: training"])
-
-    @router.post("/create_model")
-    async def create_model(body: bodies.CreateModelBody, tenant: Caller) -> dict[str, str]:
-        return _future(await face.create(tenant, body))
-
-    @router.post("/forward_backward", openapi_extra=_PROTO_BODY)
-    async def forward_backward(request: Request, tenant: Caller) -> dict[str, str]:
-        """Protobuf, or JSON as older SDKs send it: the content type says which."""
-        form = JSON if _is_json(request) else PROTOBUF
-        return _future(await face.submit_pass(tenant, request, form))
-
-    @router.post("/forward", openapi_extra=_JSON_BODY)
-    async def forward(request: Request, tenant: Caller) -> dict[str, str]:
-        """A pass without gradients, as older SDKs request it."""
-        return _future(await face.submit_pass(tenant, request, JSON_FORWARD))
-
-    @router.post("/optim_step")
-    async def optim_step(body: bodies.OptimStepBody, tenant: Caller) -> dict[str, str]:
-        payload = encode(body.adam_params.adam())
-        model = face.model(tenant, body.model_id)
-        submit = plane.training.submit
-        return _future((model, await submit(model, body.seq_id, OpKind.OPTIM_STEP, payload)))
-
-    @router.post("/save_weights")
-    async def save_weights(body: bodies.SaveBody, tenant: Caller) -> dict[str, str]:
-        return _future(await face.submit_save(tenant, body))
-
-    @router.post("/save_weights_for_sampler")
-    async def save_for_sampler(body: bodies.SaveForSamplerBody, tenant: Caller) -> dict[str, str]:
-        return _future(await face.submit_publish(tenant, body))
-
-    @router.post("/save_weights_external")
-    async def save_external(body: bodies.SaveExternalBody, tenant: Caller) -> dict[str, str]:
-        return _future(await face.submit_external(tenant, body))
-
-    @router.post("/load_weights")
-    async def load_weights(body: bodies.LoadBody, tenant: Caller) -> dict[str, str]:
-        return _future(await face.submit_load(tenant, body))
-
+    router.post("/create_model")(face.create_model)
+    router.post("/forward_backward", openapi_extra=_PROTO_BODY)(face.forward_backward)
+    router.post("/forward", openapi_extra=_JSON_BODY)(face.forward)
+    router.post("/optim_step")(face.optim_step)
+    router.post("/save_weights")(face.save_weights)
+    router.post("/save_weights_for_sampler")(face.save_for_sampler)
+    router.post("/save_weights_external")(face.save_external)
+    router.post("/load_weights")(face.load_weights)
     return router
