@@ -1,9 +1,13 @@
-"""Detection of changes in folders of files that must not change while in use."""
+"""Files that appear whole, and folders of files that must not change while in use."""
 
 import contextlib
 import hashlib
 import json
+import os
+import secrets
 from pathlib import Path
+
+from slackwater.model.errors import UnavailableError
 
 
 def fingerprint(folder: Path) -> str:
@@ -20,3 +24,18 @@ def fingerprint(folder: Path) -> str:
 def describe_change(uri: object) -> str:
     """The error for a model whose folder changed after the service started."""
     return f"{uri}: its files changed while the service runs; restart the service to use them"
+
+
+def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
+    """Write a small file so that readers see the old text or the new, never a part."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None

@@ -41,43 +41,29 @@ class ByteRun:
     bytes: int
 
 
-class Copies(Protocol):
-    """Copies between device memory and images. When a call returns, the copy is complete."""
-
-    def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
-        """Zero the blanks, then fill the runs."""
-
-    def fence(self) -> object:
-        """A mark of the work queued so far; `save` waits for that work and no later work."""
-
-    def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None: ...
-
-    def forget(self, image: HostImage) -> None: ...
-
-
-def copies_for(device: str) -> Copies:
-    return CudaCopies(device) if device.startswith("cuda") else CpuCopies()
-
-
 def host_bytes(image: HostImage) -> Tensor:
     """An image as a tensor over the same memory."""
     return torch.from_numpy(image.data)
 
 
 class CpuCopies:
-    """Copies within host memory."""
+    """Copies between a device's memory, here the host's, and images. When a call returns, the copy
+    is complete.
+    """
 
     def load(self, region: Tensor, runs: Sequence[ByteRun], blanks: Sequence[Tensor] = ()) -> None:
+        """Zero the blanks, then fill the runs."""
         for blank in blanks:
             blank.zero_()
         for run in runs:
             host = host_bytes(run.image)[run.on_host : run.on_host + run.bytes]
             region[run.on_device : run.on_device + run.bytes].copy_(host)
 
-    def fence(self) -> object:
+    def fence(self) -> Any:
+        """A mark of the work queued so far; `save` waits for that work and no later work."""
         return None
 
-    def save(self, region: Tensor, runs: Sequence[ByteRun], after: object) -> None:
+    def save(self, region: Tensor, runs: Sequence[ByteRun], after: Any) -> None:
         for run in runs:
             device = region[run.on_device : run.on_device + run.bytes]
             host_bytes(run.image)[run.on_host : run.on_host + run.bytes].copy_(device)
@@ -86,7 +72,7 @@ class CpuCopies:
         del image
 
 
-class CudaCopies:
+class CudaCopies(CpuCopies):
     """Pins images at first use; loads and saves have separate streams from the computation."""
 
     def __init__(self, device: str) -> None:
@@ -118,7 +104,7 @@ class CudaCopies:
                 region[run.on_device : run.on_device + run.bytes].copy_(host, non_blocking=True)
         self._in.synchronize()
 
-    def fence(self) -> object:
+    def fence(self) -> Any:
         event: Any = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -137,6 +123,10 @@ class CudaCopies:
         whole = self._pinned.pop(id(image), None)
         if whole is not None:
             torch.cuda.cudart().cudaHostUnregister(whole.data_ptr())
+
+
+def copies_for(device: str) -> CpuCopies:
+    return CudaCopies(device) if device.startswith("cuda") else CpuCopies()
 
 
 class HostBlockPool:
@@ -195,7 +185,7 @@ class _Tenant:
     layout: ImageLayout
     stretches: tuple[ImageRange, ...]
     block: Tensor | None = None
-    fence: object = None
+    fence: Any = None
     images: dict[str, HostImage] = field(default_factory=dict)
 
 

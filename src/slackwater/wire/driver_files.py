@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slackwater.model.folder import write_whole
+
 PIECE_BYTES = 2 << 20
 PIECES_KEPT = 4
 
@@ -90,14 +92,7 @@ class DriverFiles:
         (self.root / "exit.json").unlink(missing_ok=True)
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
-        """Write a file atomically."""
-        partial = self.root / f".{name}.partial"
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.root / name)
+        write_whole(self.root / name, json.dumps(value))
 
     def _read(self, name: str) -> dict[str, Any] | None:
         try:

@@ -11,27 +11,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
+from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.folder import fingerprint
+from slackwater.model.folder import write_whole as write_whole
 from slackwater.model.ids import ModelId
 from slackwater.model.uri import Uri
 
 _TIMELINES_KEPT = 20
-
-
-def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a small file so that readers see the old text or the new, never a part."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
 
 
 class StateDirectory:
