@@ -51,8 +51,6 @@ def agent(
     join: Annotated[
         str | None, typer.Option(hidden=True, help="Only -: the token is not an argument.")
     ] = None,
-    pool: Annotated[str | None, typer.Option(hidden=True, help="Part of the token now.")] = None,
-    node: Annotated[str | None, typer.Option(hidden=True, help="Part of the token now.")] = None,
     site: Annotated[
         str,
         typer.Option(
@@ -79,14 +77,6 @@ def agent(
 ) -> int:
     """Run this machine's node agent until Ctrl-C; it reconnects if the service restarts."""
     token = read_token(_read_join_token(join, join_file))
-    for option, given, expected in (
-        ("--pool", pool, token["pool"]),
-        ("--node", node, token["node"]),
-    ):
-        if given is not None and given != expected:
-            raise ConfigError.of(
-                option, given, f"must be that of the token, which is for {expected!r}"
-            )
     folder = directory.expanduser().resolve()
     name = token["node"]
     environment = os.environ | {"SLACKWATER_WORKER_SECRET": token["key"]}
@@ -96,13 +86,9 @@ def agent(
     arguments = [sys.executable, "-m", "slackwater.worker.agent", "--redial", "--by-hand"]
     arguments += ["--connect", token["hub"], "--node", name, "--logs", str(folder / "logs")]
     arguments += ["--files", f"{token['depot']}={folder / 'files'}"]
-    if token["pool"] is not None:
-        arguments += ["--pool", token["pool"]]
-    if site:
-        arguments += ["--site", site]
     arguments += ["--devices", str(devices), "--notice-s", str(notice_s)]
-    if gpu_ids is not None:
-        arguments += ["--gpu-ids", gpu_ids]
+    for option, value in (("--pool", token["pool"]), ("--site", site), ("--gpu-ids", gpu_ids)):
+        arguments += [option, value] if value else []
     folder.mkdir(parents=True, exist_ok=True)
     print(f"node {name}: dialling {token['hub']}; stop with Ctrl-C", file=sys.stderr, flush=True)
     os.execve(sys.executable, arguments, environment)

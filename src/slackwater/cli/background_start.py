@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from slackwater.cli.running_service import wait_until_serving
 from slackwater.cli.status import ask_status
 from slackwater.cli.status_screen import format_names
 from slackwater.model.errors import RefusedError, SlackwaterError, UnavailableError
@@ -95,19 +96,14 @@ def _wait_until_serving(
     output: Path,
     before: frozenset[str] | None,
 ) -> dict[str, Any]:
-    deadline_s = time.monotonic() + _START_S
-    while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            output_text = output.read_text().strip()
-            _remove(folder, before)
-            raise RefusedError(f"the service did not start: {output_text}")
-        server = folder.read_server()
-        # A killed service may have left its file.
-        if server is not None and server.get("pid") == process.pid:
-            return server
-        time.sleep(0.05)
-    process.terminate()
-    raise RefusedError(f"the service was not ready after {_START_S:.0f} s; see {output}")
+    if (server := wait_until_serving(folder, process, _START_S)) is not None:
+        return server
+    if process.poll() is None:
+        process.terminate()
+        raise RefusedError(f"the service was not ready after {_START_S:.0f} s; see {output}")
+    output_text = output.read_text().strip()
+    _remove(folder, before)
+    raise RefusedError(f"the service did not start: {output_text}")
 
 
 def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slackwater.cli.demo_display import DemoDisplay
-from slackwater.cli.running_service import ServiceClient
+from slackwater.cli.running_service import OVER, ServiceClient
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.timeline.permit_account import account, stretches, without_warm_up
 
@@ -19,7 +19,6 @@ _WORKERS_S = 240.0  # a first start compiles
 
 Rows: TypeAlias = Sequence[dict[str, Any]]
 POLL_S = 0.2
-_OVER = ("finished", "failed", "stopped", "refused")
 _USES = (("rollout", "engine_s"), ("train", "trainer_s"))
 
 
@@ -59,7 +58,7 @@ class WatchedJob:
 
     @property
     def over(self) -> bool:
-        return self.last.get("stage") in _OVER
+        return self.last.get("stage") in OVER
 
     def intervals(self) -> list[Interval]:
         """Intervals between completed iterations, or from the start if only one completed."""

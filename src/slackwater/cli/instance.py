@@ -120,6 +120,7 @@ def verify(
     as_json: AsJson = False,
 ) -> int:
     """Check that a new controller decides the same from a record."""
+    from slackwater.cli.sim import print_replay
     from slackwater.cli.up import settings_table
     from slackwater.control.fleet.messages import EVENT_TYPES
     from slackwater.control.record import replay as replay_record
@@ -136,12 +137,8 @@ def verify(
     if as_json:
         line = None if divergence is None else divergence.line
         print(json.dumps({"events_agreed": agreed, "first_divergence": line}))
-    elif divergence is None:
-        print(f"{agreed:,} events replayed; every command is the same")
     else:
-        print(f"{agreed:,} events agreed; line {divergence.line} differs: {divergence.event}")
-        print(f"recorded: {divergence.recorded}")
-        print(f"replayed: {divergence.replayed}")
+        print_replay(agreed, divergence)
     return 0 if divergence is None else 1
 
 

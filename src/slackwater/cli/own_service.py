@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+from slackwater.cli.running_service import wait_until_serving
 from slackwater.model.errors import UnavailableError
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.sandbox.linux import die_with_parent
@@ -59,12 +59,8 @@ def _end_with(command: int) -> None:
 def _wait_until_serving(
     folder: StateDirectory, process: subprocess.Popen[bytes], log: Path
 ) -> tuple[str, str]:
-    deadline_s = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < deadline_s:
-        server = folder.read_server()
-        if server is not None and server.get("pid") == process.pid:
-            return str(server["url"]), str(server["key"])
-        time.sleep(0.1)
+    if (server := wait_until_serving(folder, process, START_S)) is not None:
+        return str(server["url"]), str(server["key"])
     how = f"took over {START_S:.0f} s" if process.poll() is None else "ended at once"
     last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
     raise UnavailableError(f"the service {how}; its log {log} ends:\n{last}")

@@ -75,13 +75,13 @@ def plan(
     With --slacks, show what each kind of slack saves.
     """
     from slackwater.cli.atomic_file import check_place, unwind_on_terminate, write_atomically
-    from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
     from slackwater.cli.scenario_source import (
         check_policy,
         fleet_of_pools,
         plot_format,
         settings_text,
+        write_pictures,
     )
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig

@@ -3,6 +3,7 @@
 import functools
 import ssl
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,11 @@ from slackwater.model.errors import (
 )
 
 if TYPE_CHECKING:
+    import subprocess
+
     import httpx
+
+    from slackwater.runtime.store.state_directory import StateDirectory
 
 State = Annotated[Path, typer.Option(help="Folder of the running service.")]
 Url = Annotated[
@@ -30,6 +35,7 @@ Key = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 KEY_VARIABLE = "TINKER_API_KEY"
+OVER = ("finished", "failed", "stopped", "refused")  # stages of jobs that have ended
 _ANSWER_S = 10.0
 
 
@@ -78,6 +84,20 @@ def find_service(
             f"--key: is required for {url}; give the key that `slackwater up` printed"
         )
     return str(server["url"]), str(key or server["key"])
+
+
+def wait_until_serving(
+    folder: "StateDirectory", process: "subprocess.Popen[bytes]", within_s: float
+) -> dict[str, Any] | None:
+    """The facts of a service once its process serves; None if it ends or takes too long."""
+    deadline_s = time.monotonic() + within_s
+    while process.poll() is None and time.monotonic() < deadline_s:
+        server = folder.read_server()
+        # A killed service may have left its file.
+        if server is not None and server.get("pid") == process.pid:
+            return server
+        time.sleep(0.05)
+    return None
 
 
 @functools.cache

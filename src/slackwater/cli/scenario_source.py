@@ -1,4 +1,4 @@
-"""Turns command arguments into scenarios, and scenarios into text for `--dry-run`."""
+"""Turns command arguments into scenarios, and scenarios into text and pictures."""
 
 import dataclasses
 import json
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.atomic_file import check_place
+from slackwater.cli.atomic_file import atomic_file, check_place, write_atomically
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
 from slackwater.policy.placement.catalogue import POLICIES, make_policy, option_names
 from slackwater.policy.placement.fleet import FleetView
+from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import scenario_jobs
 from slackwater.sim.inputs.scenario_file import ScenarioFile, check_fits, read_scenario
@@ -108,3 +109,23 @@ def hour_window(text: str | None) -> tuple[float, float] | None:
     if not 0 <= window[0] < window[1]:
         raise ConfigError.of("--hours", text, "must start at 0 or later and end after its start")
     return window
+
+
+def write_pictures(
+    report: RunReport,
+    *,
+    plot: Path | None,
+    plot_format: str,
+    trace: Path | None,
+    hours: tuple[float, float] | None = None,
+) -> None:
+    """Draw the timeline (or some `hours` of it) to `plot`; write a Perfetto trace to `trace`."""
+    if trace:
+        from slackwater.timeline.perfetto import trace_json
+
+        with atomic_file(trace, "--trace") as part:
+            part.writelines(trace_json(report.timeline()))
+    if plot:
+        from slackwater.timeline.plot import timeline_image
+
+        write_atomically(plot, timeline_image(report.timeline(), plot_format, hours), "--plot")

@@ -65,7 +65,6 @@ def run(
     """Run a scenario under one policy."""
     from slackwater.cli import scenario_source as source
     from slackwater.cli.atomic_file import atomic_file, check_place, unwind_on_terminate
-    from slackwater.cli.pictures import write_pictures
     from slackwater.cli.progress import progress_bar
 
     unwind_on_terminate()
@@ -87,7 +86,7 @@ def run(
             report = simulate(
                 scenario, spans=bool(plot or trace), progress=progress, record=_line_writer(sink)
             )
-    write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
+    source.write_pictures(report, plot=plot, plot_format=fmt, trace=trace, hours=window)
     if as_json:
         from slackwater.sim.cluster.summary import run_summary
 
@@ -158,14 +157,21 @@ def replay(
     agreed, divergence = _replay(record)
     if as_json:
         print(json.dumps({"events_agreed": agreed, "divergence": plain(divergence)}))
-    elif divergence is None:
-        print(f"{agreed:,} events replayed; every command is the same")
     else:
-        print(f"{agreed:,} events agreed; line {divergence.line + 1} differs: {divergence.event}")
-        print(f"recorded: {divergence.recorded}")
-        print(f"replayed: {divergence.replayed}")
+        print_replay(agreed, divergence, header_lines=1)
     if divergence is not None:
         raise typer.Exit(1)
+
+
+def print_replay(agreed: int, divergence: "Divergence | None", *, header_lines: int = 0) -> None:
+    """Print how far a record agrees with its replay."""
+    if divergence is None:
+        print(f"{agreed:,} events replayed; every command is the same")
+        return
+    line = divergence.line + header_lines
+    print(f"{agreed:,} events agreed; line {line} differs: {divergence.event}")
+    print(f"recorded: {divergence.recorded}")
+    print(f"replayed: {divergence.replayed}")
 
 
 @app.command("list")

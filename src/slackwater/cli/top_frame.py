@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.cli.job_tables import iterations, mean_wait, number, stage_text
+from slackwater.cli.running_service import OVER
 
-_OVER = ("finished", "failed", "stopped", "refused")
 _NARROW, _WIDE = 70, 100
 _BLOCKS = "▏▎▍▌▋▊▉█"
 
@@ -115,8 +115,8 @@ def _jobs(frame: dict[str, Any], everything: bool) -> list[dict[str, Any]]:
     shared = frame["shared"] or {"jobs": []}
     more = {row["job"]: row for row in shared["jobs"]}
     rows = [more.get(row["job"], {}) | row for row in frame["jobs"]]
-    shown = [row for row in rows if everything or row["stage"] not in _OVER]
-    return sorted(shown, key=lambda row: row["stage"] in _OVER)
+    shown = [row for row in rows if everything or row["stage"] not in OVER]
+    return sorted(shown, key=lambda row: row["stage"] in OVER)
 
 
 def _job_table(rows: list[dict[str, Any]], width: int, shared: bool) -> Table:
