@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from slackwater.cli.demo_run import DemoRun
-from slackwater.model.errors import UnavailableError
+from slackwater.cli.running_service import ServiceClient
+from slackwater.model.errors import SlackwaterError, UnavailableError
 
 CHAT = "chat"
 TTFT_S, TPOT_S = 5.0, 1.0
@@ -54,7 +55,7 @@ class ServedLoad:
 
     def __init__(self, url: str, key: str, pause_s: float = 0.5) -> None:
         self._pause_s = pause_s
-        self._http = httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=120)
+        self._client = ServiceClient(url, key, timeout_s=120)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._ask_repeatedly, daemon=True)
         self.alone: list[str] = []
@@ -85,9 +86,8 @@ class ServedLoad:
 
     def _ask(self, prompt: Sequence[int]) -> str:
         asked = {"model": CHAT, "prompt": list(prompt), "max_tokens": _TOKENS, "temperature": 0}
-        answer = self._http.post("/v1/completions", json={**asked, "ignore_eos": True})
-        answer.raise_for_status()
-        return str(answer.json()["choices"][0]["text"])
+        answer = self._client.ask("POST", "/v1/completions", {**asked, "ignore_eos": True})
+        return str(answer["choices"][0]["text"])
 
     def _ask_repeatedly(self) -> None:
         number = 0
@@ -96,7 +96,7 @@ class ServedLoad:
             began_s = time.monotonic()
             try:
                 self.different += self._ask(_PROMPTS[place]) != self.alone[place]
-            except httpx.HTTPError:
+            except SlackwaterError:
                 self.failed += 1
             else:
                 self.took_s.append(time.monotonic() - began_s)

@@ -28,19 +28,13 @@ from slackwater.tensors.header import TensorHeader, metadata_of, read_header, un
 
 # The label that transformers and peft require in a file.
 FOR_TRANSFORMERS = {"format": "pt"}
-_KINDS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {name: kind for kind, name in _KINDS.items()}
+DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
+}  # fmt: skip
+KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _PIECE = 16 << 20
 _READERS = 16
 _WRITERS = 8  # writers of one file share its lock, so more of them would only wait
@@ -151,7 +145,7 @@ def _sizes(path: Path, header: TensorHeader) -> list[int]:
     """The size of each tensor; refuses a file whose data have another size."""
     sizes, at = [], header.file_bytes - header.data_bytes
     for name, shape in header.shapes.items():
-        kind = _DTYPES.get(header.dtypes[name])
+        kind = DTYPES.get(header.dtypes[name])
         if kind is None or not all(isinstance(size, int) and size >= 0 for size in shape):
             raise unusable(path, f"{name} is {header.dtypes[name]} of {list(shape)}")
         if at % kind.itemsize:
@@ -167,7 +161,7 @@ def _views(data: Tensor, sizes: Sequence[int], header: TensorHeader) -> dict[str
     """Tensors of these sizes, adjacent in `data`."""
     parts = zip(header.shapes.items(), data.split(list(sizes)), strict=True)
     return {
-        name: part.view(_DTYPES[header.dtypes[name]]).view(shape) for (name, shape), part in parts
+        name: part.view(DTYPES[header.dtypes[name]]).view(shape) for (name, shape), part in parts
     }
 
 
@@ -214,7 +208,7 @@ def file_entries(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], int]:
     entries, stop = {}, 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
         start, stop = stop, stop + tensors[name].nbytes
-        shape, kind = list(tensors[name].shape), _KINDS[tensors[name].dtype]
+        shape, kind = list(tensors[name].shape), KINDS[tensors[name].dtype]
         entries[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
     return entries, stop
 
@@ -344,7 +338,7 @@ def content_digest(tensors: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach()
-        found.update(json.dumps([name, _KINDS[tensor.dtype], list(tensor.shape)]).encode())
+        found.update(json.dumps([name, KINDS[tensor.dtype], list(tensor.shape)]).encode())
         found.update(_bytes_of(tensor).numpy().data)
     return found.hexdigest()
 

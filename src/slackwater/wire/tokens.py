@@ -8,11 +8,10 @@ omitted. A msgpack list of `TurnFinished` follows, if any ended.
 """
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -80,15 +79,9 @@ def decode_tokens(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FrameError(f"token frame with endings that cannot be read: {error}") from None
     return (
-        _native(array("I", body[_SIZES.size : counts])),
-        _native(array("I", body[tokens:logprobs])),
-        _native(array("f", body[logprobs:end])),
-        _native(array("I", body[counts:tokens])) if rows != count else (),
+        array("I", body[_SIZES.size : counts]),
+        array("I", body[tokens:logprobs]),
+        array("f", body[logprobs:end]),
+        array("I", body[counts:tokens]) if rows != count else (),
         finished,
     )
-
-
-def _native(column: "array[Any]") -> "array[Any]":
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column

@@ -6,20 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slackwater.tensors.checked_file import DTYPES, KINDS
 from slackwater.weights.relay.bucket import Bytes, TensorEntry
 from slackwater.weights.relay.publisher import HostVersion
 
-_DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "I16": torch.int16, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I32": torch.int32, "F32": torch.float32, "I64": torch.int64, "F64": torch.float64,
-}  # fmt: skip
 _NUMPY_TYPES = {
     "U8": "u1", "I8": "i1", "I16": "i2", "F16": "f2", "I32": "i4",
     "F32": "f4", "I64": "i8", "F64": "f8",
 }  # fmt: skip
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def host_version(
@@ -30,7 +24,7 @@ def host_version(
     arrays: list[Bytes] = []
     for name in sorted(tensors):
         tensor = tensors[name].detach()
-        entries.append(TensorEntry(name, _NAMES[tensor.dtype], tuple(tensor.shape)))
+        entries.append(TensorEntry(name, KINDS[tensor.dtype], tuple(tensor.shape)))
         host = tensor.cpu() if own else torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
         arrays.append(host.contiguous().reshape(-1).view(torch.uint8).numpy())
     return HostVersion(version, tuple(entries), tuple(arrays), dict(meta))
@@ -45,7 +39,7 @@ def torch_tensors(version: HostVersion) -> dict[str, Tensor]:
 def _tensor(array: Bytes, entry: TensorEntry) -> Tensor:
     """Prefers calls that keep the GIL: reacquiring it while engine steps run takes long."""
     if not len(array):
-        return torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
+        return torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
     if entry.dtype in _NUMPY_TYPES:
         return torch.from_numpy(array.view(_NUMPY_TYPES[entry.dtype]).reshape(entry.shape))
-    return torch.from_numpy(array).view(_DTYPES[entry.dtype]).reshape(entry.shape)
+    return torch.from_numpy(array).view(DTYPES[entry.dtype]).reshape(entry.shape)

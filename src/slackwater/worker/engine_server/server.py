@@ -18,6 +18,10 @@ from slackwater.model.sampling import Sampling
 
 MAX_ADAPTERS = 4  # in one batch
 MAX_LORA_RANK = 32  # of a server that we started; adapters above it are merged
+_SHARED = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
 
 
@@ -169,6 +173,15 @@ class EngineServer(ABC):
         if response.status in (400, 404, 422):
             raise ConfigError(f"{self.title} refused: {text}")
         raise UnavailableError(f"{self.title} answered {response.status}: {text}")
+
+
+def shared_params(sampling: Sampling) -> dict[str, Any]:
+    """The parameters that every server has under these names."""
+    params: dict[str, Any] = {name: getattr(sampling, name) for name in _SHARED}
+    params |= {"stop_token_ids": list(sampling.stop_token_ids), "stop": list(sampling.stop_strings)}
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    return params | {"ignore_eos": True, "skip_special_tokens": False}
 
 
 def likeliest(row: list[tuple[int, float]], topk: int) -> list[tuple[int, float]]:

@@ -21,6 +21,7 @@ from slackwater.worker.engine_server.server import (
     PromptLogprobs,
     ServerTokens,
     likeliest,
+    shared_params,
 )
 
 _SEED_MASK = (1 << 63) - 1
@@ -193,26 +194,14 @@ def _request_name(name: str) -> str:
 def _params(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
     if sampling.allowed_token_ids:
         raise RefusedError("allowed_token_ids are not supported by SGLang")
-    params: dict[str, Any] = {
+    params = shared_params(sampling) | {
         "max_new_tokens": max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": sampling.top_k or _NO_TOP_K,
-        "min_p": sampling.min_p,
         "min_new_tokens": sampling.min_tokens,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
         # It samples by seed and position, so a continued turn keeps its seed.
         "sampling_seed": sampling.seed & _SEED_MASK,
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "stop": list(sampling.stop_strings),
         "no_stop_trim": True,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
     }
-    if sampling.logit_bias:
-        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.grammar is not None:
         params |= _grammar_params(sampling.grammar)
     return params

@@ -22,6 +22,7 @@ from slackwater.worker.engine_server.server import (
     PromptLogprobs,
     ServerTokens,
     likeliest,
+    shared_params,
 )
 
 _BACKEND = "slackwater_file"  # as `vllm_plugin.py` names it
@@ -194,28 +195,16 @@ def _install_plugin(folder: Path) -> dict[str, str]:
 
 
 def _body(tokens: list[int], sampling: Sampling, sampled_before: int) -> dict[str, Any]:
-    body = {
+    body = shared_params(sampling) | {
         "prompt": tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
         "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
         "min_tokens": sampling.min_tokens,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
         "seed": stream_seed(sampling.seed, sampled_before),
-        "stop_token_ids": list(sampling.stop_token_ids),
-        "stop": list(sampling.stop_strings),
         "include_stop_str_in_output": True,
-        "ignore_eos": True,
-        "skip_special_tokens": False,
         "logprobs": sampling.topk_logprobs,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.allowed_token_ids:
         body["allowed_token_ids"] = list(sampling.allowed_token_ids)
     if sampling.grammar is not None:
