@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import AsJson, Key, ServiceClient, State, Url, find_service
+from slackwater.cli.running_service import (
+    AsJson,
+    DryRun,
+    Key,
+    ServiceClient,
+    Sets,
+    State,
+    Trace,
+    Url,
+    find_service,
+)
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import ConfigError
 
@@ -50,21 +60,14 @@ def plan(
     url: Url = None,
     key: Key = None,
     state: State = DEFAULT_STATE,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one setting of the file; repeatable."),
-    ] = None,
+    sets: Sets = None,
     policy: Annotated[str, typer.Option(help="Placement policy.")] = "interleaving",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved input and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw some iterations: .png, .svg or .pdf.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
-    ] = None,
+    trace: Trace = None,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write the plan as a file for `slackwater up --config`."),

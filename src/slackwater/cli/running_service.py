@@ -1,4 +1,4 @@
-"""Finds the service that a command talks to, by URL and key or by its state folder."""
+"""The service that a command talks to, and options that several commands have."""
 
 import functools
 import ssl
@@ -33,6 +33,13 @@ Key = Annotated[
     str | None, typer.Option(envvar="TINKER_API_KEY", help="Key that `slackwater up` printed.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved settings and stop.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
+]
 
 KEY_VARIABLE = "TINKER_API_KEY"
 OVER = ("finished", "failed", "stopped", "refused")  # stages of jobs that have ended

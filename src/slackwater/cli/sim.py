@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from slackwater.cli.running_service import AsJson
+from slackwater.cli.running_service import AsJson, DryRun, Sets, Trace
 from slackwater.model.config import plain
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ app = typer.Typer(
 File = Annotated[
     str, typer.Argument(metavar="FILE", help="Scenario file (.toml), or a name from `sim list`.")
 ]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable.")
-]
 Seed = Annotated[int | None, typer.Option(help="Seed of everything random.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved scenario and stop.")]
 Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Draw timeline and cost: .png, .svg or .pdf.")
 ]
@@ -50,9 +46,7 @@ def run(
     hours: Annotated[
         str | None, typer.Option(metavar="FROM:TO", help="Hours of the run to --plot.")
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace that opens in Perfetto.")
-    ] = None,
+    trace: Trace = None,
     record: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write every event and command, for `sim replay`."),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import ServiceClient, State, find_service
+from slackwater.cli.running_service import AsJson, ServiceClient, State, find_service
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import RefusedError
 
@@ -28,7 +28,7 @@ def top(
     state: State = DEFAULT_STATE,
     every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds per frame.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
+    as_json: AsJson = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also show jobs that have ended.")
     ] = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slackwater.cli.running_service import Key, Url
+from slackwater.cli.running_service import DryRun, Key, Sets, Url
 from slackwater.cli.up_options import DEFAULT_STATE
 from slackwater.model.errors import DISK_FAULTS, ConfigError, SlackwaterError, UnavailableError
 
@@ -26,10 +26,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe, a .toml file, or `list`.")],
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable."),
-    ] = None,
+    assignments: Sets = None,
     model: Annotated[
         str | None, typer.Option(help="Name of the base model; sets model.base.")
     ] = None,
@@ -53,9 +50,7 @@ def train(
     run: Annotated[
         Path | None, typer.Option("--run", help="Folder of the run. Default: runs/RECIPE.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the settings and stop.")
-    ] = False,
+    dry_run: DryRun = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Delete the run's folder and start over.")
     ] = False,

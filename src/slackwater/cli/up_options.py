@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from slackwater.cli.running_service import DryRun, Sets
 from slackwater.model.config import plain
 from slackwater.model.instance import EngineName
 
@@ -142,13 +143,8 @@ class UpOptions:
         Path | None,
         typer.Option(help="Configuration file (TOML); the command line takes precedence."),
     ] = None
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one setting; repeatable."),
-    ] = None
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved configuration and stop.")
-    ] = False
+    changes: Sets = None
+    dry_run: DryRun = False
 
 
 def command_line_settings(ctx: typer.Context) -> dict[str, Any]:
