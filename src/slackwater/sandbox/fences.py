@@ -241,10 +241,6 @@ class PinnedFence:
     def memory_kills(self) -> int:
         return 0
 
-    def mark_idle(self) -> None:
-        """Its action has ended."""
-        self._live.discard(self)
-
 
 class PinnedFences:
     """Fences where no control group is writable."""
@@ -260,7 +256,7 @@ class PinnedFences:
 
     def release(self, fence: Fence) -> None:
         assert isinstance(fence, PinnedFence)
-        fence.mark_idle()
+        self._live.discard(fence)
 
     def close(self) -> None:
         """Nothing to remove."""

@@ -30,8 +30,11 @@ _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 _PYTHON_TAG = "<|python_tag|>"
 
 
-class Function(BaseModel):
+class ToolBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class Function(ToolBody):
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -46,19 +49,16 @@ class Function(BaseModel):
         return schema
 
 
-class Tool(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class Tool(ToolBody):
     type: Literal["function"]
     function: Function
 
 
-class ChosenFunction(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ChosenFunction(ToolBody):
     name: str
 
 
-class ToolChoice(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class ToolChoice(ToolBody):
     type: Literal["function"]
     function: ChosenFunction
 
