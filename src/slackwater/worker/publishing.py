@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Publication:
+    """A version to publish; `stock`: other nodes may pull it from this node's relay."""
+
     op: int
     model: str
     version: str
@@ -53,29 +55,16 @@ class VersionPublisher:
     ) -> None:
         self._store, self._report, self._make_failure = store, report, make_failure
         self._stocker, self._node = stocker, node
-        self._jobs: queue.Queue[_Job | None] = queue.Queue(maxsize=1)
+        self._jobs: queue.Queue[Publication | None] = queue.Queue(maxsize=1)
         self._thread = threading.Thread(target=self._work, name="publishing", daemon=True)
         self._thread.start()
 
-    def begin(
-        self,
-        op: int,
-        model: str,
-        version: str,
-        tensors: Mapping[str, Tensor],
-        meta: Mapping[str, Any],
-        *,
-        durable: bool,
-        stock: bool,
-    ) -> None:
-        """Copy the tensors, report `PublishDetached`, and return; `OpDone` or `OpFailed` follows.
-
-        `stock`: other nodes may pull the version from this node's relay.
-        """
+    def begin(self, job: Publication) -> None:
+        """Copy the tensors, report `PublishDetached`, return; `OpDone` or `OpFailed` follows."""
         began_s = time.perf_counter()
-        job = _Job(op, model, version, _copy_tensors(tensors), meta, durable, stock)
-        self._report(messages.PublishDetached(op, time.perf_counter() - began_s))
-        self._jobs.put(job)
+        copy = replace(job, tensors=_copy_tensors(job.tensors))
+        self._report(messages.PublishDetached(job.op, time.perf_counter() - began_s))
+        self._jobs.put(copy)
 
     @property
     def busy(self) -> bool:
@@ -101,7 +90,7 @@ class VersionPublisher:
                 self._report(messages.OpDone(job.op, time.perf_counter() - began_s))
             self._jobs.task_done()
 
-    def _stock(self, job: _Job) -> None:
+    def _stock(self, job: Publication) -> None:
         """Offer a large version on this node's relay; a failure only costs speed."""
         size = sum(tensor.nbytes for tensor in job.tensors.values())
         if self._stocker is None or not is_worth_relaying(size):

@@ -41,7 +41,7 @@ from slackwater.worker.process import (
     run_worker,
     secret,
 )
-from slackwater.worker.publishing import VersionPublisher
+from slackwater.worker.publishing import Publication, VersionPublisher
 from slackwater.worker.rank_link import RankLink
 from slackwater.worker.state_service import MOVED
 from slackwater.worker.weight_lane import lora_meta
@@ -311,7 +311,7 @@ class TrainerWorker:
                     return b""
                 meta = lora_meta(trainer.meta.lora)
                 self._publishing.begin(
-                    op, model, version, trainer.weights(), meta, durable=durable, stock=stock
+                    Publication(op, model, version, trainer.weights(), meta, durable, stock)
                 )
         return b""
 
@@ -325,8 +325,9 @@ class TrainerWorker:
             op, lambda: store.publish(version, {}, {**meta, "parts": ranks}, durable=durable)
         )
         part = part_of(version, self._ranks.rank, ranks)
+        slices = trainer.weight_slices()
         self._publishing.begin(
-            op, message.model, part, trainer.weight_slices(), meta, durable=durable, stock=False
+            Publication(op, message.model, part, slices, meta, durable, stock=False)
         )
 
     def _open_shared(

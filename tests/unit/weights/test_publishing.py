@@ -16,7 +16,7 @@ from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.wire import messages
-from slackwater.worker.publishing import VersionPublisher
+from slackwater.worker.publishing import Publication, VersionPublisher
 
 DEADLINE_S = 120.0
 SECRET = b"of this fleet"
@@ -45,12 +45,18 @@ def failed(op: int, error: Exception) -> messages.OpFailed:
     return messages.OpFailed(op, str(error), "user", state_lost=False)
 
 
+def publication(
+    op: int, model: str, version: str, weights: dict[str, torch.Tensor], *, stock: bool = True
+) -> Publication:
+    return Publication(op, model, version, weights, {"lora": None}, durable=False, stock=stock)
+
+
 def test_the_copy_is_all_that_publishing_waits_for(tmp_path: Path) -> None:
     said: queue.Queue[messages.Message] = queue.Queue()
     store = GatedStore(tmp_path)
     plan_publishing = VersionPublisher(store, said.put, failed)
     weights = {"w": torch.ones(8)}
-    plan_publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
+    plan_publishing.begin(publication(1, "model", "v1", weights))
     assert isinstance(said.get(timeout=DEADLINE_S), messages.PublishDetached)
     weights["w"].add_(1)  # the trainer goes on
     assert said.empty() and not store.versions()
@@ -68,7 +74,7 @@ def test_what_cannot_be_written_is_said_of_its_operation_alone(tmp_path: Path) -
     plan_publishing = VersionPublisher(store, said.put, failed)
     for op, value in ((1, 1.0), (2, 2.0)):
         weights = {"w": torch.full((8,), value)}
-        plan_publishing.begin(op, "model", "v1", weights, {"lora": None}, durable=False, stock=True)
+        plan_publishing.begin(publication(op, "model", "v1", weights))
     plan_publishing.close()
     told = [message for message in said.queue if not isinstance(message, messages.PublishDetached)]
     assert isinstance(told[0], messages.OpDone) and isinstance(told[1], messages.OpFailed)
@@ -89,12 +95,10 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
         )
         weights = {"w": torch.ones(300_000)}
         for op in (1, 2):
-            plan_publishing.begin(
-                op, "model", f"v{op}", weights, {"lora": None}, durable=False, stock=True
-            )
+            plan_publishing.begin(publication(op, "model", f"v{op}", weights))
             weights["w"][:10] += 1
         small = {"w": torch.ones(3)}
-        plan_publishing.begin(3, "small", "s1", small, {"lora": None}, durable=False, stock=True)
+        plan_publishing.begin(publication(3, "small", "s1", small))
         plan_publishing.close()
         kinds = [
             (type(m).__name__, getattr(m, "op", getattr(m, "version", None)))
@@ -122,7 +126,7 @@ def test_a_version_that_no_other_node_can_want_is_left_to_the_store(tmp_path: Pa
         store = DirectoryWeightStore(tmp_path)
         plan_publishing = VersionPublisher(store, said.put, failed, stocker=stocker, node="node")
         weights = {"w": torch.ones(300_000)}
-        plan_publishing.begin(1, "model", "v1", weights, {"lora": None}, durable=False, stock=False)
+        plan_publishing.begin(publication(1, "model", "v1", weights, stock=False))
         plan_publishing.close()
         assert not relay.store.payloads()
     assert not any(isinstance(message, messages.VersionStocked) for message in said.queue)
