@@ -37,7 +37,7 @@ def test_a_truncated_model_fails_with_its_reason_and_the_others_score(tmp_path: 
         with pytest.raises(RefusedError, match=r"'cut' failed to load: SafetensorError"):
             ask()
     services.restore(GOOD, (0,))
-    assert np.isfinite(services.score(GOOD, (0,), TEXT))
+    assert np.isfinite(services.logprobs(GOOD, (0,), TEXT)).all()
 
 
 def test_files_that_cannot_be_fetched_just_now_are_no_failure_of_the_model() -> None:
