@@ -175,7 +175,7 @@ class EngineServer(ABC):
         raise UnavailableError(f"{self.title} answered {response.status}: {text}")
 
 
-def shared_params(sampling: Sampling) -> dict[str, Any]:
+def sampling_params(sampling: Sampling) -> dict[str, Any]:
     """The parameters that every server has under these names."""
     params: dict[str, Any] = {name: getattr(sampling, name) for name in _SHARED}
     params |= {"stop_token_ids": list(sampling.stop_token_ids), "stop": list(sampling.stop_strings)}

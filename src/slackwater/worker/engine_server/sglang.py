@@ -21,7 +21,7 @@ from slackwater.worker.engine_server.server import (
     PromptLogprobs,
     ServerTokens,
     likeliest,
-    shared_params,
+    sampling_params,
 )
 
 _SEED_MASK = (1 << 63) - 1
@@ -194,7 +194,7 @@ def _request_name(name: str) -> str:
 def _params(sampling: Sampling, max_tokens: int) -> dict[str, Any]:
     if sampling.allowed_token_ids:
         raise RefusedError("allowed_token_ids are not supported by SGLang")
-    params = shared_params(sampling) | {
+    params = sampling_params(sampling) | {
         "max_new_tokens": max_tokens,
         "top_k": sampling.top_k or _NO_TOP_K,
         "min_new_tokens": sampling.min_tokens,

@@ -22,7 +22,7 @@ from slackwater.worker.engine_server.server import (
     PromptLogprobs,
     ServerTokens,
     likeliest,
-    shared_params,
+    sampling_params,
 )
 
 _BACKEND = "slackwater_file"  # as `vllm_plugin.py` names it
@@ -195,7 +195,7 @@ def _install_plugin(folder: Path) -> dict[str, str]:
 
 
 def _body(tokens: list[int], sampling: Sampling, sampled_before: int) -> dict[str, Any]:
-    body = shared_params(sampling) | {
+    body = sampling_params(sampling) | {
         "prompt": tokens,
         "top_k": sampling.top_k,
         "min_tokens": sampling.min_tokens,
