@@ -248,8 +248,11 @@ def _top_row(output: StepOutput, request: int) -> list[tuple[int, float]]:
     return list(zip(top.tokens[0].tolist(), top.logprobs[0].tolist(), strict=True))
 
 
-def _text_decoder(file: Path) -> Callable[[Sequence[int]], str]:
-    """Token ids to text by a tokenizer's file."""
+def text_decoder(model: Path) -> Callable[[Sequence[int]], str] | None:
+    """Token ids to text, for stop strings; None without a tokenizer."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        return None
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -259,6 +262,12 @@ def _text_decoder(file: Path) -> Callable[[Sequence[int]], str]:
         return text
 
     return decode
+
+
+def grammar_guides(model: Path, shape: NetConfig) -> GrammarGuides | None:
+    """Guides for constrained output; None without a tokenizer."""
+    file = model / "tokenizer.json"
+    return GrammarGuides(file, shape.vocab_size, shape.eos_token_ids) if file.is_file() else None
 
 
 def heartbeat_gauges(engine: Engine) -> dict[str, float]:
@@ -274,14 +283,9 @@ def heartbeat_gauges(engine: Engine) -> dict[str, float]:
 def text_engine(
     model: Path, net: CausalLM, config: EngineConfig, executor: Executor | None = None
 ) -> Engine:
-    """An engine that decodes the model's tokens, if it has a tokenizer, for stop strings and
-    grammars.
-    """
-    file = model / "tokenizer.json"
-    if not file.is_file():
-        return Engine(net, config, executor=executor)
-    guides = GrammarGuides(file, net.config.vocab_size, net.config.eos_token_ids)
-    return Engine(net, config, _text_decoder(file), executor=executor, guides=guides)
+    """An engine that can decode a model's tokens, for stop strings and grammars."""
+    guides = grammar_guides(model, net.config)
+    return Engine(net, config, text_decoder(model), executor=executor, guides=guides)
 
 
 def new_engine(
