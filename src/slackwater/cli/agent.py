@@ -87,8 +87,9 @@ def agent(
     arguments += ["--connect", token["hub"], "--node", name, "--logs", str(folder / "logs")]
     arguments += ["--files", f"{token['depot']}={folder / 'files'}"]
     arguments += ["--devices", str(devices), "--notice-s", str(notice_s)]
-    for option, value in (("--pool", token["pool"]), ("--site", site), ("--gpu-ids", gpu_ids)):
-        arguments += [option, value] if value else []
+    named = (("--pool", token["pool"]), ("--site", site or None), ("--gpu-ids", gpu_ids))
+    for option, value in named:
+        arguments += [] if value is None else [option, value]
     folder.mkdir(parents=True, exist_ok=True)
     print(f"node {name}: dialling {token['hub']}; stop with Ctrl-C", file=sys.stderr, flush=True)
     os.execve(sys.executable, arguments, environment)
