@@ -6,7 +6,7 @@ tries every held job once, in order of admission. If a job departs meanwhile, th
 finishes and another one follows, so that the end of the queue does not starve.
 
 Placements of one instant are applied together, so that a job starts once, where the last rebalance
-puts it.
+puts it; with several arrivals, the rebalance of the last one.
 """
 
 from collections import deque
@@ -54,17 +54,23 @@ class Admission:
         # To apply after the rebalances of this instant.
         self._placements: dict[JobId, Placement] = {}
         self._decided_s: float | None = None  # when they, or changes of rent, were decided
+        self._others_follow = False  # in this instant, so that placements are not applied yet
         # When, and which size (None: all).
         self._observed: tuple[float, tuple[int, int] | None] = (0.0, None)
         self._rebalance_all_at_s: float | None = None
 
-    def arrive(self, state: JobState, now_s: float) -> list[Command]:
+    def arrive(
+        self, state: JobState, now_s: float, *, others_follow: bool = False
+    ) -> list[Command]:
         """Place an arriving job, or hold it."""
+        self._others_follow = others_follow
         self.held[state.spec.job] = state  # The policy sees it among those that want room.
         self.observe(now_s, state)
         commands = self._admit(state, now_s)
         if state.spec.job in self._placements:
             commands.extend(self._rebalance_size(state, now_s))
+        elif self.has_pending_placements():
+            commands.extend(self._decide((), now_s))
         commands.extend(self._set_continue_timer(now_s))
         if self._config.rebalance_every_s and self._rebalance_all_at_s is None:
             commands.append(self._set_rebalance_timer(now_s))
@@ -124,12 +130,14 @@ class Admission:
         return self._decide(moves, now_s)
 
     def _decide(self, placements: Sequence[Placement], now_s: float) -> list[Command]:
-        """Note placements; apply them if no rebalance of this instant can change them."""
+        """Note placements; apply them if nothing else of this instant can change them."""
         for placement in placements:
             self._placements.pop(placement.job, None)  # the latest comes last
             self._placements[placement.job] = placement
         self._decided_s = now_s
-        return [] if self._due_rebalance(now_s) else self.apply_pending(now_s)
+        if self._others_follow or self._due_rebalance(now_s):
+            return []
+        return self.apply_pending(now_s)
 
     def apply_pending(self, now_s: float) -> list[Command]:
         """Apply the noted placements, and rent and return nodes."""
@@ -190,14 +198,16 @@ class Admission:
 
     def _set_continue_timer(self, now_s: float) -> list[Command]:
         times_s = [at_s for at_s, _ in self._rebalances.values()]
-        if self._queue or (self._retry_due and self.held):
+        if self._queue or (self._retry_due and self.held) or self.has_pending_placements():
             times_s.append(now_s)
         return [SetTimer(_CONTINUE, max(min(times_s), now_s))] if times_s else []
 
     def on_timer(self, event: TimerFired) -> list[Command]:
         """Continue rebalances and retries, or begin the periodic rebalance of all jobs."""
         if event.name == _CONTINUE:
-            step = self._continue_rebalance if self._due_rebalance(event.now_s) else self._retry
+            self._others_follow = False
+            rebalances = self._due_rebalance(event.now_s) or self.has_pending_placements()
+            step = self._continue_rebalance if rebalances else self._retry
             return step(event.now_s) + self._set_continue_timer(event.now_s)
         due_s = self._rebalance_all_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:

@@ -15,13 +15,14 @@ from slackwater.model.placement import Phase
 @dataclass(frozen=True, slots=True)
 class JobArrived:
     """A new job, or one that recovered from its `crashes`-th crash: then `iterations_done` are in
-    its checkpoint.
+    its checkpoint. If `others_follow` in the same instant, it starts after the last of them.
     """
 
     now_s: float
     spec: JobSpec
     iterations_done: int = 0
     crashes: int = 0
+    others_follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

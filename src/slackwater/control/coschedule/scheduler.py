@@ -215,7 +215,7 @@ class CoScheduler:
         self._unprofiled.leave(event.spec.job)
         state.iterations_done = event.iterations_done
         state.next_phase = Phase.ROLLOUT
-        return self._admission.arrive(state, event.now_s)
+        return self._admission.arrive(state, event.now_s, others_follow=event.others_follow)
 
     def _on_profiling(self, event: ProfilingAsked) -> list[Command]:
         if event.job in self._unprofiled or event.job in self._places.placed:

@@ -83,6 +83,7 @@ class SimulatedCluster:
         self._unsettled = 0
         self._doubled_share = scenario.faults.doubled_message_share
         self._faults = np.random.default_rng([scenario.seed, 2])
+        last = {spec.arrival_s: number for number, spec in enumerate(specs)}
         for number, asked in enumerate(specs):
             spec = replace(asked, profile=self._fleet.with_node_counts(asked.profile))
             shares = draw_shares(
@@ -95,7 +96,8 @@ class SimulatedCluster:
             )
             self.executions[spec.job] = JobExecution(spec, shares, self._fleet, scenario.switching)
             self._unsettled += 1
-            self._schedule(spec.arrival_s, self._arrive, spec, 0, 0)
+            follow = number != last[spec.arrival_s]
+            self._schedule(spec.arrival_s, self._arrive, spec, 0, 0, follow)
         self._next_fault(self._crash_some_job, scenario.faults.job_crashes_per_h)
         self._next_fault(self._lose_some_node, scenario.faults.node_losses_per_h)
 
@@ -182,8 +184,10 @@ class SimulatedCluster:
 
     # A job's life.
 
-    def _arrive(self, spec: JobSpec, iterations_done: int, crashes: int) -> None:
-        self._tell(JobArrived(self.now_s, spec, iterations_done, crashes))
+    def _arrive(
+        self, spec: JobSpec, iterations_done: int, crashes: int, others_follow: bool = False
+    ) -> None:
+        self._tell(JobArrived(self.now_s, spec, iterations_done, crashes, others_follow))
 
     def _start(self, command: StartJob) -> None:
         execution = self.executions[command.job]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler_stage import Stage, job, of
 
 from slackwater.control.coschedule.admission import _RETRIES
-from slackwater.control.coschedule.commands import Command, StartJob
+from slackwater.control.coschedule.commands import Command, StartJob, StopJob
 from slackwater.control.coschedule.events import Event, JobArrived, JobFinished
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId
@@ -131,3 +131,35 @@ def test_an_event_looks_for_moves_or_tries_those_that_wait_but_never_both() -> N
                 seen.append(dict(done))
     assert all(each["looks"] + (each["tries"] > 0) <= 1 for each in seen)
     assert any(each["looks"] for each in seen) and any(each["tries"] for each in seen)
+
+
+# The second is laid out with the first, on nodes that the first would not take alone.
+TOGETHER = (
+    job("a", 310, 220, slo=1.7, iterations=575),
+    job("b", 120, 330, slo=1.9, iterations=224),
+)
+
+
+def test_jobs_that_arrive_together_start_once_after_the_last() -> None:
+    stage = Stage("ours")
+    first, second = TOGETHER
+    assert not of(StartJob, stage.step(JobArrived(0.0, first, others_follow=True)))
+    commands = stage.tell(JobArrived(0.0, second))
+    assert not of(StopJob, commands)
+    assert sorted(start.job for start in of(StartJob, commands)) == ["a", "b"]
+
+
+def test_a_job_whose_followers_do_not_come_starts_by_a_timer_of_its_instant() -> None:
+    stage = Stage("ours")
+    first, second = TOGETHER
+    commands = stage.tell(JobArrived(0.0, first, others_follow=True))
+    assert [start.job for start in of(StartJob, commands)] == ["a"]
+    commands = stage.tell(JobArrived(0.0, second))
+    assert [stop.job for stop in of(StopJob, commands)] == ["a"]  # what the others avoid
+
+
+def test_jobs_that_arrived_start_when_the_last_of_them_is_refused() -> None:
+    stage = Stage("ours", rollout=1, train=1)
+    stage.step(JobArrived(0.0, TOGETHER[0], others_follow=True))
+    commands = stage.tell(JobArrived(0.0, job("wide", nodes=4)))
+    assert [start.job for start in of(StartJob, commands)] == ["a"]
