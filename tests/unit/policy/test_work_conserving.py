@@ -34,6 +34,8 @@ class Execution:
     running: dict[JobId, tuple[Phase, float, float]] = field(default_factory=dict)
     waiting: dict[JobId, WaitingPhase] = field(default_factory=dict)
     ended_s: dict[JobId, float] = field(default_factory=dict)
+    began_s: dict[JobId, float] = field(default_factory=dict)  # their iterations
+    longest_s: dict[JobId, float] = field(default_factory=dict)
     started: list[tuple[JobId, Phase]] = field(default_factory=list)
 
     def run(self) -> None:
@@ -64,6 +66,9 @@ class Execution:
     def finish(self, job: JobId, phase: Phase) -> None:
         one = self.members[job]
         trains = phase is Phase.TRAIN
+        if trains:
+            took_s = self.now_s - self.began_s[job]
+            self.longest_s[job] = max(took_s, self.longest_s.get(job, 0.0))
         left = one.iterations_left - trains
         then = Phase.ROLLOUT if trains else Phase.TRAIN
         self.members[job] = replace(one, next_phase=then, iterations_left=left)
@@ -75,6 +80,8 @@ class Execution:
 
     def ask(self, job: JobId) -> None:
         one = self.members[job]
+        if one.next_phase is Phase.ROLLOUT:
+            self.began_s[job] = self.now_s
         nodes = one.rollout_nodes if one.next_phase is Phase.ROLLOUT else one.train_nodes
         self.waiting[job] = WaitingPhase(job, one.next_phase, nodes, self.now_s, 1.0, 0.0)
 
@@ -89,7 +96,8 @@ class Execution:
     def standing(self, now_s: float) -> list[LoadedJob]:
         found = []
         for job, one in self.members.items():
-            standing = replace(one, budget_s=one.budget_s - now_s)
+            iteration_s = now_s - self.began_s[job]
+            standing = replace(one, budget_s=one.budget_s - now_s, iteration_s=iteration_s)
             if job in self.running:
                 phase, worst_end_s, _ = self.running[job]
                 then = Phase.TRAIN if phase is Phase.ROLLOUT else Phase.ROLLOUT
@@ -114,6 +122,15 @@ def test_the_plan_binds_where_a_budget_leaves_no_time_for_others() -> None:
         execution.run()
         assert execution.started[0] == (first, Phase.ROLLOUT)
         assert execution.ended_s[tight.job] <= budget_s
+
+
+def test_a_phase_out_of_turn_waits_where_it_would_make_an_iteration_exceed_its_target() -> None:
+    """`long` is ready to train at 10 s, and `short`, whose turn is first, at 50 s."""
+    for target_s, longest_s in ((math.inf, 130.0), (120.0, 120.0)):
+        short, long = member("short", 50, 20, 0, math.inf), member("long", 10, 100, 1, math.inf)
+        execution = Execution({short.job: replace(short, target_s=target_s), long.job: long}, [1.0])
+        execution.run()
+        assert execution.longest_s[short.job] == longest_s
 
 
 lengths = st.floats(5, 500)

@@ -296,6 +296,7 @@ class Groups:
             state.clock_since_s is not None,
             bound_s=state.iteration_bound_s,
             iteration_s=state.iteration_s(now_s),
+            target_s=state.iteration_target_s,
         )
 
     def remaining_rollout_s(self, state: JobState, now_s: float) -> float:

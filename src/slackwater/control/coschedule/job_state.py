@@ -8,6 +8,7 @@ from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.iteration_caps import NEAR_WORST
 
 _TOLERANCE = 1e-9  # of sums of many floating point times
 
@@ -116,6 +117,14 @@ class JobState:
         """The longest that one iteration may take; infinite if the SLO bounds the whole job."""
         scope = self.spec.slo_scope
         return self.spec.slo * self.profile.solo_s if scope == "iteration" else math.inf
+
+    @property
+    def iteration_target_s(self) -> float:
+        """The longest that one iteration should take, also where the SLO bounds the whole job;
+        infinite while iterations are far shorter than declared: they seldom exceed it.
+        """
+        near_worst = self.recent_solo_s >= NEAR_WORST * self.profile.solo_s
+        return self.spec.slo * self.profile.solo_s if near_worst else math.inf
 
     def iteration_s(self, now_s: float) -> float:
         """How long the running iteration has taken; below 0 in the sync before it.

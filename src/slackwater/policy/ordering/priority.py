@@ -32,7 +32,8 @@ class LoadedJob:
     what it runs now will take (its sync with it). In `budget_s` it must make the iterations that
     are left, the running one with them; its clock may not run yet. `leave_s` is what they take on
     nodes of its own, a move there included; infinite if it cannot count on any. `bound_s` bounds
-    each iteration, of which `iteration_s` have passed in the running one.
+    each iteration, of which `iteration_s` have passed in the running one. Each should also keep
+    `target_s`, but no promise depends on that.
     """
 
     job: JobId
@@ -49,6 +50,7 @@ class LoadedJob:
     leave_s: float = math.inf
     bound_s: float = math.inf
     iteration_s: float = 0.0
+    target_s: float = math.inf
 
 
 class Ordering(Protocol):

@@ -3,7 +3,9 @@ member keeps its budget even if all later phases take their worst and follow the
 
 The invariant: some cut of the plan lets every member keep its budget at worst-case lengths. A phase
 runs out of turn only if that still holds; otherwise the plan's turns bind. Time keeps the
-invariant: phases never exceed their worst, and a fixed order only ever starts earlier.
+invariant: phases never exceed their worst, and a fixed order only ever starts earlier. Where
+iterations come near their worst, a phase out of turn must also make none exceed its target by more
+than the plan does.
 """
 
 import math
@@ -72,17 +74,21 @@ class WorkConservingOrder(PlannedOrder):
             return ready[0]
         members = self._standing(now_s)
         forecast = self._forecast_for(members)
-        if _all_have_time(forecast, members):
+        targeted = _with_targets(members)
+        if not targeted and _all_have_time(forecast, members):
             self._off_plan = True
             return self._by_ratio.pick(waiting, free, now_s)
         if self._off_plan:
             self._take_up(forecast.align(members))
             self._off_plan = False
         ready.sort(key=lambda request: (-response_ratio(request, now_s), request.job))
+        limits = [(members, _NO_LOSS_S)]
+        if targeted:
+            limits.append((targeted, max(forecast.loss_s(targeted), _NO_LOSS_S)))
         for request in ready:
             if self._has_turn(request):
                 return request
-            if forecast.loss_s(_with_running(members, request)) <= _NO_LOSS_S:
+            if all(forecast.loss_s(_with_running(m, request)) <= most_s for m, most_s in limits):
                 self._off_plan = True
                 return request
         return None
@@ -111,6 +117,13 @@ def _all_have_time(forecast: PlanForecast, members: Sequence[LoadedJob]) -> bool
         if member.bound_s < math.inf or forecast.spare_s(member) < lost_s:
             return False
     return True
+
+
+def _with_targets(members: Sequence[LoadedJob]) -> Sequence[LoadedJob]:
+    """The members with their targets as bounds; empty if none has one."""
+    if all(member.target_s == math.inf for member in members):
+        return ()
+    return [replace(m, bound_s=min(m.bound_s, m.target_s)) for m in members]
 
 
 def _with_running(members: Sequence[LoadedJob], request: WaitingPhase) -> list[LoadedJob]:
