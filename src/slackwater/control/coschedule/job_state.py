@@ -8,8 +8,10 @@ from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import FleetView
-from slackwater.policy.placement.iteration_caps import NEAR_WORST
 
+# Of the declared length: the iterations of jobs whose recent ones were shorter seldom exceed their
+# bound, and to hold phases back for them costs more than it saves.
+_NEAR_WORST = 0.85
 _TOLERANCE = 1e-9  # of sums of many floating point times
 
 
@@ -121,9 +123,9 @@ class JobState:
     @property
     def iteration_target_s(self) -> float:
         """The longest that one iteration should take, also where the SLO bounds the whole job;
-        infinite while iterations are far shorter than declared: they seldom exceed it.
+        infinite while iterations are much shorter than declared.
         """
-        near_worst = self.recent_solo_s >= NEAR_WORST * self.profile.solo_s
+        near_worst = self.recent_solo_s >= _NEAR_WORST * self.profile.solo_s
         return self.spec.slo * self.profile.solo_s if near_worst else math.inf
 
     def iteration_s(self, now_s: float) -> float:
