@@ -18,12 +18,16 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
+from slackwater.policy.placement import interleaving
 from slackwater.policy.placement.consolidation import (
     LEAST_GAIN,
+    LEAST_GAIN_FREEING_NONE,
     LEAST_GAIN_H,
     LEAST_GAP_S,
+    Merger,
 )
 from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
+from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
 
@@ -146,6 +150,38 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
     assert any(len(times) > 1 for times in moved.values()), "nobody was ever moved"
     for times in moved.values():
         assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S
+
+
+def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[tuple[bool, float]] = []
+    policy = Interleaving(fleet())
+
+    def record(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
+        groups = {book.members[name].row for name in merger.jobs}
+        before = sum(policy._consolidation.group_cost(row) for row in groups)
+        count = len(book.groups)
+        moved = execute(book, merger, now_s)
+        saved.append((len(book.groups) < count, merger.gain / before))
+        return moved
+
+    execute = interleaving.execute
+    monkeypatch.setattr(interleaving, "execute", record)
+    for seed in (1, 3, 5, 6, 7):
+        policy = Interleaving(fleet())
+        specs = drawn_jobs(seed, 30)
+        draw, now_s = np.random.default_rng(seed), 0.0
+        for step in range(120):
+            now_s += float(draw.exponential(300.0))
+            placed = list(policy.book.members)
+            if step < len(specs):
+                policy.place(specs[step], now_s)
+                policy.rebalance(now_s)
+            elif placed and draw.random() < 0.3:
+                policy.remove(placed[int(draw.integers(len(placed)))])
+            policy.rebalance(now_s)
+    assert {freed for freed, _ in saved} == {True, False}
+    for freed, share in saved:
+        assert share >= (LEAST_GAIN if freed else LEAST_GAIN_FREEING_NONE)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -2,8 +2,9 @@
 restarts.
 
 A merger must save `LEAST_GAIN_H` hours of the group's nodes, and `LEAST_GAIN` of what the groups
-cost until they are drained: the longer that is, the more it will differ from the forecast. Laying
-one group out anew frees no group, so it must save more: `LEAST_GAIN_ANEW`. Each restart costs the
+cost until they are drained: the longer that is, the more it will differ from the forecast. One that
+frees no group, since it lays one out anew or takes only some jobs of another, must save more:
+`LEAST_GAIN_FREEING_NONE`. Each restart costs the
 job's nodes for the time that it takes and for `RESTART_RISK_H` more, since it may fail, and other
 jobs may come that ask for another one. A job that was placed or moved rests for `LEAST_GAP_S`, so
 that none is moved to and fro while others come and go. Decisions of one instant are carried out
@@ -28,7 +29,7 @@ from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
 LEAST_GAIN = 0.035
-LEAST_GAIN_ANEW = 0.07  # for a group that is laid out anew
+LEAST_GAIN_FREEING_NONE = 0.07
 RESTART_RISK_H = 1.0
 LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
@@ -181,18 +182,20 @@ class Consolidation:
         if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
             return None
         before = self._whole_cost(row)
-        after = 0.0
+        after, least_gain = 0.0, LEAST_GAIN_FREEING_NONE
         if incoming:
             source = book.members[incoming[0]].row
             before += self._whole_cost(source)
             if len(incoming) < len(book.groups[source].jobs):
                 after = self.group_cost(source, incoming)
+            else:
+                least_gain = LEAST_GAIN
         jobs = (*here, *incoming)
         candidates = [self.candidate(job, now_s, here=job in here) for job in jobs]
         group = book.groups[row]
         train_nodes = len(group.train)
         least = LEAST_GAIN_H * book.worth_per_h(len(group.rollout), train_nodes)
-        least += (LEAST_GAIN if incoming else LEAST_GAIN_ANEW) * before
+        least += least_gain * before
         layout = self.layout(candidates, row, train_nodes, before - after - max(to_beat, least))
         if layout is None:
             return None
