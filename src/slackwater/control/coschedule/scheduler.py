@@ -46,7 +46,8 @@ from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import PlacementPolicy
 
 _OVER = (JobStatus.FINISHED, JobStatus.REFUSED)
-_DECIDING = (JobArrived, TimerFired)
+# Placements of their instant stay pending. Others need the nodes as they will be.
+_DECIDING = (JobArrived, PhaseRequested, TimerFired)
 
 
 class CoScheduler:

@@ -163,3 +163,12 @@ def test_jobs_that_arrived_start_when_the_last_of_them_is_refused() -> None:
     stage.step(JobArrived(0.0, TOGETHER[0], others_follow=True))
     commands = stage.tell(JobArrived(0.0, job("wide", nodes=4)))
     assert [start.job for start in of(StartJob, commands)] == ["a"]
+
+
+def test_a_phase_that_another_job_asks_for_meanwhile_starts_none_of_them() -> None:
+    stage = Stage("ours")
+    stage.arrive(job("loaded"))
+    assert not of(StartJob, stage.step(JobArrived(60.0, TOGETHER[0], others_follow=True)))
+    assert not of(StartJob, stage.request("loaded", 60.0))
+    commands = stage.tell(JobArrived(60.0, TOGETHER[1]))
+    assert {start.job for start in of(StartJob, commands)} >= {"a", "b"}
