@@ -184,6 +184,20 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
         assert share >= (LEAST_GAIN if freed else LEAST_GAIN_FREEING_NONE)
 
 
+@pytest.mark.parametrize(("iterations", "moves"), [(100, True), (300, False)])
+def test_a_job_left_alone_gives_up_its_rollout_node_only_if_it_ends_soon(
+    iterations: int, moves: bool
+) -> None:
+    """They take 11 h and 33 h: alone it would be cheaper on its train node in both cases."""
+    policy = Interleaving(fleet())
+    for name in ("stays", "leaves"):
+        policy.place(replace(job(name, 200, 200, slo=2.0), iterations=iterations), 0.0)
+        policy.rebalance(0.0)
+    assert policy.book.members[JobId("stays")].pins
+    policy.remove(JobId("leaves"))
+    assert bool(policy.rebalance(LEAST_GAP_S + 1)) is moves
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_that_may_not_move_stays_while_others_come_to_it(seed: int) -> None:
     policy = Interleaving(fleet())

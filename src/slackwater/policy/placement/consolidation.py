@@ -3,8 +3,9 @@ restarts.
 
 A merger must save `LEAST_GAIN_H` hours of the group's nodes, and `LEAST_GAIN` of what the groups
 cost until they are drained: the longer that is, the more it will differ from the forecast. One that
-frees no group, since it lays one out anew or takes only some jobs of another, must save more:
-`LEAST_GAIN_FREEING_NONE`. Each restart costs the
+frees no group, since it takes only some jobs of another or lays one out anew, must save more:
+`LEAST_GAIN_FREEING_NONE`. Only a group that is drained within `LAID_ANEW_H` is laid out anew: to
+most others a job comes sooner, and moves the members back. Each restart costs the
 job's nodes for the time that it takes and for `RESTART_RISK_H` more, since it may fail, and other
 jobs may come that ask for another one. A job that was placed or moved rests for `LEAST_GAP_S`, so
 that none is moved to and fro while others come and go. Decisions of one instant are carried out
@@ -30,6 +31,7 @@ MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
 LEAST_GAIN = 0.035
 LEAST_GAIN_FREEING_NONE = 0.07
+LAID_ANEW_H = 12.0
 RESTART_RISK_H = 1.0
 LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
@@ -181,6 +183,8 @@ class Consolidation:
             return None
         if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
             return None
+        if not incoming and self._alone_h(here) > LAID_ANEW_H:
+            return None
         before = self._whole_cost(row)
         after, least_gain = 0.0, LEAST_GAIN_FREEING_NONE
         if incoming:
@@ -200,6 +204,11 @@ class Consolidation:
         if layout is None:
             return None
         return Merger(row, jobs, layout, gain=before - after - layout.cost)
+
+    def _alone_h(self, jobs: Sequence[JobId]) -> float:
+        """How long the longest of them would take alone."""
+        members = [self._book.members[job] for job in jobs]
+        return max(member.left * member.spec.profile.solo_s for member in members) / 3600
 
     def _rests(self, job: JobId, now_s: float) -> bool:
         """Placed or moved lately, or its SLO bears no move now."""
