@@ -8,10 +8,13 @@ from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import FleetView
+from slackwater.policy.placement.iteration_caps import NEAR_WORST
 
 # Of the declared length: the iterations of jobs whose recent ones were shorter seldom exceed their
 # bound, and to hold phases back for them costs more than it saves.
-_NEAR_WORST = 0.85
+_TARGETED_FROM = 0.85
+# Of the time that a job won by iterations far shorter than declared, the part that others may use.
+_WON_TO_SHARE = 0.1
 _TOLERANCE = 1e-9  # of sums of many floating point times
 
 
@@ -98,15 +101,18 @@ class JobState:
         return spec.slo * alone_s - self.clock_time_s(now_s)
 
     def budget_to_share_s(self, now_s: float) -> float:
-        """The part of its budget that others may use. Iterations that were shorter than declared
-        add nothing to it.
+        """The part of its budget that others may use. Of what iterations shorter than declared won
+        it has nothing, or little if they were far shorter.
 
-        So a job also keeps its SLO against its real lengths, as far as the order of a plan gets
-        shorter with them.
+        So a job nearly keeps its SLO against its real lengths too, as far as the order of a plan
+        gets shorter with them.
         """
         spec = self.spec
         alone_s = self.observed_s + self.iterations_left * spec.profile.solo_s
-        budget_s = min(self.budget_s(now_s), spec.slo * alone_s - self.clock_time_s(now_s))
+        whole_s, budget_s = self.budget_s(now_s), spec.slo * alone_s - self.clock_time_s(now_s)
+        if budget_s < whole_s and self.recent_solo_s < NEAR_WORST * self.profile.solo_s:
+            budget_s += _WON_TO_SHARE * (whole_s - budget_s)
+        budget_s = min(whole_s, budget_s)
         if spec.slo_scope == "job":
             return budget_s
         return min(
@@ -123,10 +129,12 @@ class JobState:
     @property
     def iteration_target_s(self) -> float:
         """The longest that one iteration should take, also where the SLO bounds the whole job;
-        infinite while iterations are much shorter than declared.
+        infinite until some were seen, and while they are much shorter than declared.
         """
-        near_worst = self.recent_solo_s >= _NEAR_WORST * self.profile.solo_s
-        return self.spec.slo * self.profile.solo_s if near_worst else math.inf
+        if self.recent_rollout.mean_s is None or self.recent_train.mean_s is None:
+            return math.inf
+        is_targeted = self.recent_solo_s >= _TARGETED_FROM * self.profile.solo_s
+        return self.spec.slo * self.profile.solo_s if is_targeted else math.inf
 
     def iteration_s(self, now_s: float) -> float:
         """How long the running iteration has taken; below 0 in the sync before it.

@@ -19,7 +19,7 @@ class JobProgress:
     """How a placed job stands: what it has still to do, and the time that its SLO leaves for it.
 
     `budget_s` is the time that its SLO leaves for the `iterations_left` (the running one counts
-    whole), of which it lets others use what it did not win by iterations shorter than declared.
+    whole), of which it lets others use little of what it won by iterations shorter than declared.
     `rollout_s` and `train_s` are what its phases took lately on the nodes of its profile, once
     there were some. It must stay where it is while it is not `may_move`.
     """

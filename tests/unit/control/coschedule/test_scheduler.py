@@ -198,7 +198,11 @@ def test_one_long_iteration_is_no_drift_wherever_it_comes_and_two_in_a_row_are(
             assert min(known.rollout_s, known.train_s) > 100
 
 
-def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_shared() -> None:
+@pytest.mark.parametrize(("short_s", "shared"), [(80, 0.0), (40, 0.1)])
+def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_shared(
+    short_s: float, shared: float
+) -> None:
+    """A tenth of the former is shared too where they are far shorter than declared."""
     stage = Stage()
     stage.arrive(job("a", 100, 100, slo=2.0, iterations=20))
     state = stage.scheduler.job(JobId("a"))
@@ -207,9 +211,12 @@ def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_sh
         now = stage.iteration("a", now, number, work_s=100)
     assert state.budget_to_share_s(now) == state.budget_s(now) == 2 * 20 * 200 - 1000
     for number in range(5, 10):
-        now = stage.iteration("a", now, number, work_s=40)
-    assert state.budget_s(now) == 2 * 20 * 200 - 1400
-    assert state.budget_to_share_s(now) == 2 * (15 * 200 + 5 * 80) - 1400
+        now = stage.iteration("a", now, number, work_s=short_s)
+    took_s = 1000 + 5 * 2 * short_s
+    assert state.budget_s(now) == 2 * 20 * 200 - took_s
+    own_s = 2 * (15 * 200 + 5 * 2 * short_s) - took_s
+    won_s = state.budget_s(now) - own_s
+    assert state.budget_to_share_s(now) == pytest.approx(own_s + shared * won_s)
 
 
 @pytest.mark.parametrize(("owned", "next_in"), [(True, "long"), (False, "short")])
