@@ -1,10 +1,18 @@
 """A live turn. The manager's copy of its tokens is the authoritative one."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from slackwater.model.ids import InstanceId
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
+
+
+class TokenBuffer(Protocol):
+    """Tokens that turns have got and do not hold yet."""
+
+    def flush(self) -> None: ...
+    def flush_one(self, turn: "LiveTurn") -> None: ...
 
 
 class LiveTurn:
@@ -12,7 +20,7 @@ class LiveTurn:
 
     `base_tokens` is their number at the last dispatch, to which a false attempt is rolled back.
     `losses_without_progress` counts instances lost since the last token; `avoided_instance` refused
-    the turn last. `flush` appends tokens that a steady frame still buffers. `inexact`: an engine
+    the turn last. `buffer`: the steady frame that still has tokens of it. `inexact`: an engine
     without exact continuation had it.
     """
 
@@ -22,11 +30,11 @@ class LiveTurn:
         "attempt",
         "avoided_instance",
         "base_tokens",
+        "buffer",
         "deadline_s",
         "device_clock_s",
         "device_s",
         "earlier_queued_s",
-        "flush",
         "inexact",
         "instance",
         "limit",
@@ -53,7 +61,7 @@ class LiveTurn:
         self.limit = spec.sampling.max_tokens
         self._tokens = array("I")
         self._logprobs = array("f")
-        self.flush: Callable[[], None] | None = None
+        self.buffer: TokenBuffer | None = None
         self.topk: list[Sequence[tuple[int, float]]] | None = (
             [] if spec.sampling.topk_logprobs else None
         )
@@ -80,16 +88,29 @@ class LiveTurn:
     @property
     def tokens(self) -> "array[int]":
         """All tokens accepted so far."""
-        if self.flush is not None:
-            self.flush()
+        if self.buffer is not None:
+            self.buffer.flush()
         return self._tokens
 
     @property
     def logprobs(self) -> "array[float]":
         """The log-prob of each token."""
-        if self.flush is not None:
-            self.flush()
+        if self.buffer is not None:
+            self.buffer.flush()
         return self._logprobs
+
+    def take_buffered(self, tokens: bytes, logprobs: bytes) -> None:
+        """Append what was buffered, 4 bytes each; `buffer` has nothing more of it."""
+        self.buffer = None
+        self._tokens.frombytes(tokens)
+        self._logprobs.frombytes(logprobs)
+        if self.spec.stream:
+            self.streamed_tokens += len(tokens) // 4
+
+    def collect(self) -> None:
+        """Take what is buffered of this turn; of the turns beside it nothing is read."""
+        if self.buffer is not None:
+            self.buffer.flush_one(self)
 
     def take_over(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Start from tokens that an earlier control plane accepted; one or more are left."""

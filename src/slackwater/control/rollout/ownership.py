@@ -180,6 +180,7 @@ class Ownership:
             return
         record = self._state.instances.records[event.instance]
         record.heard_s = record.progress_s = event.now_s
+        turn.collect()  # to flush all turns beside it would double the time of this decision
         what = self._contradiction(turn, event, record.spec.max_context_tokens)
         if what is not None:
             self._undo(turn, what, event.now_s, out)

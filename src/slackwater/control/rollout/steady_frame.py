@@ -15,9 +15,9 @@ _UNLIMITED = 1 << 62
 class SteadyFrame:
     """The attempts of an instance's last frame, and how many more such frames their budgets allow.
 
-    A turn gets its tokens when `LiveTurn.tokens` is read, or after `MOST_FRAMES`. Hazard: code that
-    takes a turn off the instance must reset `InstanceRecord.steady_frame`. Streamed tokens are
-    passed on as columns.
+    All turns get their tokens when `LiveTurn.tokens` of one is read, or after `MOST_FRAMES`; one
+    that ends gets its own alone. Hazard: code that takes a turn off the instance must reset
+    `InstanceRecord.steady_frame`. Streamed tokens are passed on as columns.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class SteadyFrame:
         self._frames_left -= 1
         if not self._tokens:
             for turn in self._turns:
-                turn.flush = self.flush
+                turn.buffer = self
                 turn.losses_without_progress = 0
         self._tokens.append(_ids(tokens))
         self._logprobs.append(_scores(logprobs))
@@ -88,7 +88,7 @@ class SteadyFrame:
         return [StreamTokens(self._streamed, tokens, logprobs)]
 
     def flush(self) -> None:
-        """Append the buffered tokens to every turn."""
+        """Append the buffered tokens to every turn that still waits for its own."""
         shape = len(self._tokens), len(self._turns)
         tokens = np.frombuffer(b"".join(self._tokens), np.uintc).reshape(shape).T.tobytes()
         logprobs = np.frombuffer(b"".join(self._logprobs), np.float32).reshape(shape).T.tobytes()
@@ -97,12 +97,18 @@ class SteadyFrame:
         start, size = 0, 4 * shape[0]
         for turn in self._turns:
             end = start + size
-            turn.flush = None
-            turn.tokens.frombytes(tokens[start:end])
-            turn.logprobs.frombytes(logprobs[start:end])
+            if turn.buffer is self:
+                turn.take_buffered(tokens[start:end], logprobs[start:end])
             start = end
-        for row in self._streaming_rows:
-            self._turns[row].streamed_tokens += shape[0]
+
+    def flush_one(self, turn: LiveTurn) -> None:
+        """Append the buffered tokens to one turn, which leaves: no further frame is taken."""
+        self._frames_left = 0
+        row = self._turns.index(turn)
+        turn.take_buffered(
+            array("I", [tokens[row] for tokens in self._tokens]).tobytes(),
+            array("f", [logprobs[row] for logprobs in self._logprobs]).tobytes(),
+        )
 
 
 def _ids(values: Sequence[int]) -> "array[int]":

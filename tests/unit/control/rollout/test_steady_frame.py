@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slackwater.control.rollout.commands import CompleteTurn, DispatchTurn, FailTurn
-from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled
+from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled, TurnEnded
 from slackwater.control.rollout.steady_frame import MOST_FRAMES
 from slackwater.model.ids import InstanceId, TurnId
-from slackwater.model.turn import FinishReason
+from slackwater.model.turn import AttemptId, FinishReason
 
 
 def frame(
@@ -113,7 +113,7 @@ def test_a_token_on_the_short_way_is_progress_after_a_loss() -> None:
     attempts = [command.attempt for command in moved if isinstance(command, DispatchTurn)]
     columns = ([1] * 2, [-0.5] * 2)
     driver.manager.handle(TokensArrived(0.0, InstanceId("b"), attempts, *columns))
-    assert all(turn.flush is not None for turn in turns)  # the frame is still buffered
+    assert all(turn.buffer is not None for turn in turns)  # the frame is still buffered
     assert [turn.losses_without_progress for turn in turns] == [0, 0]
 
 
@@ -140,3 +140,18 @@ def test_any_sequence_of_batches_gives_each_turn_its_own_tokens(batches: list[se
         (complete,) = [c for c in ended if isinstance(c, (CompleteTurn, FailTurn))]
         assert isinstance(complete, CompleteTurn)
         assert list(complete.tokens) == tokens
+
+
+def test_the_end_of_a_turn_leaves_the_tokens_of_the_turns_beside_it_buffered() -> None:
+    driver = FleetDriver()
+    attempts = running(driver, 3)
+    for token in range(4):
+        columns = (list(attempts), [token, 10 + token, 20 + token], [-0.5] * 3)
+        driver.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns))
+    beside = [driver.manager.state.turns[TurnId(name)] for name in ("t0", "t2")]
+    ended = TurnEnded(0.0, InstanceId("a"), AttemptId(attempts[1]), FinishReason.STOP, 4, "v1")
+    (complete,) = [c for c in driver.manager.handle(ended) if isinstance(c, CompleteTurn)]
+    assert list(complete.tokens) == [10, 11, 12, 13]
+    assert all(turn.buffer is not None for turn in beside)
+    frame(driver, [attempts[0], attempts[2]], 9)
+    assert [list(turn.tokens) for turn in beside] == [[0, 1, 2, 3, 9], [20, 21, 22, 23, 9]]
