@@ -40,13 +40,15 @@ class KeepWarm:
     def _least_loaded(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best, least, owned = None, inf, True
         for load in eligible:  # with many instances this loop is what a decision costs
+            in_flight = load.in_flight
+            if in_flight >= load.max_running:
+                continue
             if load.owned is not owned:
                 if best is not None:
                     break  # our own are in front
                 owned = False
-            in_flight = load.in_flight
             share = in_flight * load.slowness
-            if share < least and in_flight < load.max_running and self.takes(need, load):
+            if share < least and self.takes(need, load):
                 best, least = load, share
         return WAIT if best is None else Destination(best.instance)
 
