@@ -17,6 +17,7 @@ from slackwater.policy.rollout.working_set import ContextGrowth, nothing_expecte
 
 _JOBS = 256
 _FORGET_AFTER_S = 300.0  # by then an engine has evicted a trajectory's cache
+_MANY = 16_384  # of more, those of jobs whose trajectories do not return are forgotten sooner
 # A paused trajectory is checked when it still lives with each of these probabilities.
 _LIFE_PROBABILITIES = (0.75, 0.5, 0.25, 0.1)
 
@@ -171,20 +172,24 @@ class CacheHomes:
                 self._end(home)
             else:
                 heapq.heappush(self._due, (max(self._next_check_s(home), now_s), trajectory))
-        self._forget(now_s - max(self._lease_s, _FORGET_AFTER_S))
+        self._forget(now_s)
         return list(dict.fromkeys(shrunk))
 
-    def _forget(self, before_s: float) -> None:
-        """Drop trajectories without a turn since `before_s`."""
+    def _forget(self, now_s: float) -> None:
+        """Drop trajectories that have had no turn for long, the least recently used first."""
         while self._homes:
             trajectory, home = next(iter(self._homes.items()))
+            kept_s = max(self._lease_s, _FORGET_AFTER_S)
+            if len(self._homes) > _MANY and not home.growth.returns:
+                kept_s = self._lease_s
+            if home.seen_s >= now_s - kept_s:
+                return
             if home.open_turns:
+                home.seen_s = now_s
                 self._homes.move_to_end(trajectory)
-                return
-            if home.seen_s >= before_s:
-                return
-            home.leave()
-            del self._homes[trajectory]
+            else:
+                home.leave()
+                del self._homes[trajectory]
 
     def _next_check_s(self, home: CacheHome) -> float:
         return home.seen_s + home.growth.pause_s(_LIFE_PROBABILITIES[home.stage], self._lease_s)

@@ -5,10 +5,11 @@ longest. Trajectories of one prompt last alike: a group's samples, or a later ep
 from collections import OrderedDict
 from collections.abc import Sequence
 from statistics import median_low
+from typing import NewType
 
 from slackwater.model.ids import JobId
 
-PromptKey = tuple[JobId, int]
+PromptKey = NewType("PromptKey", int)  # one number: as many are kept as trajectories
 
 _KEY_TOKENS = 1024  # a prompt's end tells it from others; hashing a long one takes a millisecond
 _MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only crowd the caches
@@ -16,7 +17,7 @@ _MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only cro
 
 def prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
     """What trajectories of one job with the same first prompt share."""
-    return job, hash((len(prompt), *prompt[-_KEY_TOKENS:]))
+    return PromptKey(hash((job, len(prompt), *prompt[-_KEY_TOKENS:])))
 
 
 class StartOrder:

@@ -18,7 +18,7 @@ KEPT_S = 300.0  # by then engines have evicted the conversation's cache
 class TrajectoryIndex:
     """Bounded by number and age; the oldest are forgotten."""
 
-    def __init__(self, remembered: int = 50_000) -> None:
+    def __init__(self, remembered: int = 16_384) -> None:
         self._remembered = remembered
         self._by_block: OrderedDict[int, tuple[TrajectoryId, float]] = OrderedDict()
         self._last_lookup: tuple[str, Sequence[int], TrajectoryId | None] | None = None
