@@ -1,7 +1,7 @@
 """A job's id, stages and account, from its submission to its end."""
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from slackwater.model.errors import ConfigError
@@ -34,7 +34,7 @@ class JobStage(StrEnum):
 _OVER = frozenset({JobStage.REFUSED, JobStage.FINISHED, JobStage.FAILED, JobStage.STOPPED})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobAccount:
     """What a job has used: engine and trainer time, tokens, and time waiting for either."""
 
@@ -52,8 +52,9 @@ class JobAccount:
     def device_s(self) -> float:
         return self.engine_s + self.trainer_s
 
-    def plus(self, **used: float) -> "JobAccount":
-        return replace(self, **{name: getattr(self, name) + more for name, more in used.items()})
+    def add(self, **used: float) -> None:
+        for name, more in used.items():
+            setattr(self, name, getattr(self, name) + more)
 
 
 def job_of_session(tenant: TenantId, session: SessionId, name: str | None) -> JobId:

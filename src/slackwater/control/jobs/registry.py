@@ -8,7 +8,7 @@ with the driver (`drivers.py`); a job with neither driver nor session ends after
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from slackwater.control.jobs import events
@@ -134,10 +134,11 @@ class JobRegistry:
     def _adopt(self, event: events.JobAdopted) -> None:
         if event.job in self._jobs:
             if self._jobs[event.job].account == JobAccount():
-                self._jobs[event.job].account = event.account
+                self._jobs[event.job].account = replace(event.account)
             return
         entry = RegisteredJob(event.job, event.tenant, event.now_s, event.stage, event.reason)
-        entry.account, entry.terms, entry.driven = event.account, event.terms, event.driven
+        entry.account = replace(event.account)  # the event stays as it is
+        entry.terms, entry.driven = event.terms, event.driven
         entry.iterations_done, entry.crashes = event.iterations_done, event.crashes
         self._jobs[event.job] = entry
 
@@ -190,7 +191,7 @@ class JobRegistry:
                 entry.open_turns += 1
             case TurnClosed():
                 entry.open_turns = max(entry.open_turns - 1, 0)
-                entry.account = entry.account.plus(
+                entry.account.add(
                     engine_s=event.device_s,
                     turns=1,
                     failed_turns=not event.completed,
@@ -199,9 +200,7 @@ class JobRegistry:
                     turns_waited_s=event.waited_s,
                 )
             case events.JobTrained(_, _, trainer_s, waited_s):
-                entry.account = entry.account.plus(
-                    trainer_s=trainer_s, operations=1, operations_waited_s=waited_s
-                )
+                entry.account.add(trainer_s=trainer_s, operations=1, operations_waited_s=waited_s)
 
     def _forget_oldest(self) -> None:
         if len(self._jobs) > _MOST_JOBS:
