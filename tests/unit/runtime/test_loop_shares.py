@@ -84,6 +84,16 @@ def test_a_step_that_garbage_was_collected_in_is_charged_as_a_long_one() -> None
     asyncio.run(scenario())
 
 
+def test_a_rest_is_long_enough_for_a_timer_however_small_the_debt() -> None:
+    """A loop that counts milliseconds would ask again and again until a shorter one is over."""
+    clock = Clock()
+    shares = shared(clock)
+    shares.charge(LOUD, 0.00101)
+    assert 0.001 < shares.delay_s(LOUD) < 0.005
+    clock.now_s += shares.delay_s(LOUD)
+    assert shares.delay_s(LOUD) == 0
+
+
 def test_requests_that_wait_go_on_one_at_a_time() -> None:
     """Each has used up the tenant's share for a while, so that the next is not let through
     with it.

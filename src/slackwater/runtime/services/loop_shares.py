@@ -20,6 +20,9 @@ T = TypeVar("T")
 ACTIVE_S = 2.0  # a tenant is about for so long after its last request came
 _SHARE = 0.4
 _ALLOWED_S = 0.001  # that may be owed
+# uvloop's timers count milliseconds and a shorter rest does not sleep: it took a third of the
+# control plane's time.
+_LEAST_REST_S = 0.002
 _MOST_OWED_S = 0.05
 _LONGEST_STEP_S = 0.005  # more is a collection of garbage, whoever's step it came in
 
@@ -89,8 +92,11 @@ class LoopShares:
         )
 
     def delay_s(self, tenant: TenantId) -> float:
-        """Seconds until the tenant's debt is paid; 0 if no other tenant is active."""
-        return self._debt_s(tenant) / _SHARE if self.is_contended(tenant) else 0.0
+        """Seconds that a tenant in debt rests; 0 if it has none or no other tenant is active."""
+        debt_s = self._debt_s(tenant)
+        if debt_s <= 0 or not self.is_contended(tenant):
+            return 0.0
+        return max(debt_s / _SHARE, _LEAST_REST_S)
 
     def _balance_s(self, tenant: TenantId, now_s: float) -> float:
         owed_s, at_s = self._debts.get(tenant, (0.0, now_s))
