@@ -1,10 +1,11 @@
 """Fair shares of a step between owners: many requests of one do not slow the few of another.
 
 A step takes about a + b * tokens, learned from measured steps, some of them kept short for this.
-With several active owners a step may take a quarter longer, per further owner, than one for the
-owner with the least work. Within that owners get equal shares, and unused shares go to others. An
-owner stays active for a while after its last request. Where a step's fixed part outweighs its
-tokens, as on a GPU, no owner is throttled.
+With several active owners a step may take a tenth longer, per further owner, than one for the owner
+with the least work. Within that owners get equal shares, and unused shares go to others. An owner
+stays active for a while after its last request: its next one would wait for a step under way, so a
+step may take half longer until then, but not more. Where a step's fixed part outweighs its tokens,
+as on a GPU, no owner is throttled.
 
 Prompts are also charged by time, since they leave the path of pure decoding: an owner whose prompts
 took more than the others' waits with the next one until others have decoded four times as long.
@@ -20,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 ACTIVE_S = 2.0
-_LONGER = 0.25  # allowed slowdown of a step, per further owner
+# Allowed slowdown of a step, per further owner: every step delays a request that runs, and only one
+# step delays a request that comes.
+_LONGER, _LONGER_BEFORE = 0.1, 0.5
 _SHORT_EVERY = 64  # steps between two short ones while owners are throttled
 _SHORT_SELDOM = 1024  # steps between two short ones otherwise
 _GROWTH = 2  # most tokens of a step, relative to the last long one
@@ -140,6 +143,11 @@ class OwnerShares:
         """As `refresh_active_owners` last found."""
         return len(self._last_seen_s) > 1
 
+    @property
+    def _allowed_slowdown(self) -> float:
+        """Per further owner; more while one of them has no request."""
+        return _LONGER if len(self._running) == len(self._last_seen_s) else _LONGER_BEFORE
+
     def share(
         self,
         slots: NDArray[np.int64],
@@ -160,7 +168,8 @@ class OwnerShares:
         least = min(wants.values()) if len(at_work) == active else 1
         floor = least * len(wants)  # the owner with the least work is never cut
         wanted = sum(wants.values())
-        most = self.step_time.most_tokens(least, _LONGER * (active - 1), floor, wanted)
+        longer = self._allowed_slowdown * (active - 1)
+        most = self.step_time.most_tokens(least, longer, floor, wanted)
         if wanted <= most:
             return False
         for code, allowed in even_shares(wants, most).items():
@@ -180,12 +189,14 @@ class OwnerShares:
         seconds: to nothing but the next step until a short step's time is known.
         """
         charged, total = self._prompt_s, sum(tokens.values())
+        if not charged and not total:
+            return
         if total:
             for owner, count in tokens.items():
                 charged[owner] = charged.get(owner, 0.0) + seconds * count / total
             allowed_s = min(charged.get(owner, 0.0) for owner in self._last_seen_s)
         else:
-            allowed_s = seconds * _LONGER
+            allowed_s = seconds * self._allowed_slowdown
         most_s = _MOST_OWED * self.step_time.short_step_s
         self._prompt_s = {
             o: min(s - allowed_s, most_s) for o, s in charged.items() if s > allowed_s

@@ -195,14 +195,15 @@ class Scheduler:
         A turn's first step also chooses rows, and prompt tokens cost something else: both are left
         out.
         """
-        rows = len(plan.slots)
-        if self._owners.has_several_owners:
-            self._owners.charge_prompts(self._prompt_tokens_by_owner(plan), seconds)
+        rows, owners = len(plan.slots), self._owners
+        decodes_only = int(plan.counts.sum()) == rows
+        if owners.has_several_owners:
+            prompts = {} if decodes_only else self._prompt_tokens_by_owner(plan)
+            owners.charge_prompts(prompts, seconds)
+            owners.mark_served(plan.slots)
         first = plan is self._turn_plan and self._turn_steps == TURN_STEPS
-        if int(plan.counts.sum()) == rows and not first:
-            self._owners.record_step_time(rows, seconds)
-        if self._owners.has_several_owners:
-            self._owners.mark_served(plan.slots)
+        if decodes_only and not first:
+            owners.record_step_time(rows, seconds)
 
     def mark_computed(self, plan: StepPlan) -> None:
         """The planned tokens are in the cache: count them, and name the blocks that they filled."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
@@ -44,12 +45,12 @@ def cut(shares: OwnerShares, counts: list[int], first: int = 0) -> list[int]:
     return kept
 
 
-def test_a_step_for_two_takes_at_most_a_quarter_longer_than_for_the_quiet_one_alone() -> None:
+def test_a_step_for_two_takes_at_most_a_tenth_longer_than_for_the_quiet_one_alone() -> None:
     shares = knowing_shares("quiet", *["loud"] * 56)
     found = cut(shares, [1] * 57)
     assert found[0] == 1
     alone_s = FIXED_S + TOKEN_S
-    assert FIXED_S + TOKEN_S * sum(found) <= 1.25 * alone_s + TOKEN_S
+    assert FIXED_S + TOKEN_S * sum(found) <= 1.1 * alone_s + TOKEN_S
     assert sum(found) > 1, "the loud one gets on too"
 
 
@@ -63,12 +64,18 @@ def test_an_owner_that_was_just_served_still_counts_and_later_no_more() -> None:
     shares = knowing_shares("quiet", *["loud"] * 56)
     shares.remove_request("quiet")
     assert shares.refresh_active_owners(ACTIVE_S / 2)
-    assert sum(cut(shares, [1] * 56, first=1)) < 10
+    rows = sum(cut(shares, [1] * 56, first=1))
+    assert 1.4 * (FIXED_S + TOKEN_S) < FIXED_S + TOKEN_S * rows <= 1.5 * (FIXED_S + TOKEN_S)
     assert not shares.refresh_active_owners(3 * ACTIVE_S)
 
 
-def test_prompts_of_one_owner_leave_four_fifths_of_the_time_to_the_other() -> None:
+@pytest.mark.parametrize(("there", "share"), [(True, 0.1), (False, 0.5)])
+def test_prompts_of_one_owner_take_little_time_and_more_while_the_other_has_no_request(
+    there: bool, share: float
+) -> None:
     shares = knowing_shares("quiet", "loud", "loud")
+    if not there:
+        shares.remove_request("quiet")
     prompt_s, step_s, prompts_s = 3 * FIXED_S, FIXED_S + TOKEN_S, 0.0
     for _ in range(1000):
         if shares.must_delay_prompts("loud"):
@@ -78,7 +85,7 @@ def test_prompts_of_one_owner_leave_four_fifths_of_the_time_to_the_other() -> No
             prompts_s += prompt_s
         assert not shares.must_delay_prompts("quiet")
     steps_s = (1000 - prompts_s / prompt_s) * step_s
-    assert prompts_s / steps_s == approx(0.25, rel=0.05)
+    assert prompts_s / steps_s == approx(share, rel=0.1)
 
 
 def test_owners_with_equally_many_prompts_do_not_delay_each_other() -> None:
@@ -96,7 +103,7 @@ def test_a_step_that_took_seconds_delays_no_prompt_for_long() -> None:
     while shares.must_delay_prompts("loud"):
         shares.charge_prompts({}, FIXED_S + TOKEN_S)
         steps += 1
-    assert 0 < steps < 50
+    assert 0 < steps < 100
 
 
 def test_the_only_request_of_an_owner_is_not_delayed_by_the_prompt_before() -> None:
