@@ -4,41 +4,49 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 
 from slackwater.cli.background_start import STOP_HINT
 from slackwater.runtime.plane import ControlPlane
+from slackwater.runtime.services.garbage import collect_when_idle
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.runtime.store.state_directory import StateDirectory
+from slackwater.serve.app import create_app
+from slackwater.serve.front.channel import FrontChannel
+from slackwater.serve.front.processes import ForkedFront, FrontEnds, fork_front_ends
+from slackwater.serve.http.server import bind, until_signalled
+from slackwater.weights.joined_file import ExportCatalog
 from slackwater.wire.memory import keep_heap_small
 
 
 def run_service(settings: ServiceSettings, folder: StateDirectory) -> int:
     """Serve on this locked folder until a signal; returns the exit status."""
     keep_heap_small()
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    listening = bind(settings.host, settings.port)
+    fronts = fork_front_ends(settings.front_ends, listening, folder)  # before the first thread
+    serving = _serve(settings, folder, listening, fronts)
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(_serve(settings, folder))
+        return asyncio.run(serving)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings, folder))
+        return runner.run(serving)
 
 
-async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
+async def _serve(
+    settings: ServiceSettings,
+    folder: StateDirectory,
+    listening: socket.socket,
+    forked: list[ForkedFront],
+) -> int:
     # Other threads yield the GIL to the event loop soon: one request needs it about twenty times.
     sys.setswitchinterval(0.0002)
     from slackwater.cli.preflight import check_isolation
-    from slackwater.runtime.services.garbage import collect_when_idle
-    from slackwater.serve.app import create_app
-    from slackwater.serve.front.channel import FrontChannel
-    from slackwater.serve.front.processes import FrontEnds
-    from slackwater.serve.http.server import bind, until_signalled
-    from slackwater.weights.joined_file import ExportCatalog
 
-    folder.logs.mkdir(parents=True, exist_ok=True)
     _log_to(folder.logs / "service.log")
-    listening = bind(settings.host, settings.port)
     local_url = _local_url(settings.host, listening.getsockname()[1])
     plane = ControlPlane(settings, folder, ExportCatalog(folder.weights), local_url)
     check_isolation(settings, len(plane.tenants.names()))
@@ -46,7 +54,7 @@ async def _serve(settings: ServiceSettings, folder: StateDirectory) -> int:
     key = plane.tenants.key_of(settings.tenants[0])
     app = create_app(plane)
     channel = FrontChannel(plane)
-    fronts = FrontEnds(channel, app, listening, folder)
+    fronts = FrontEnds(channel, app, listening, folder, forked)
     await fronts.start(settings.front_ends)  # first: they take a while to start
     try:
         await plane.start()

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
+
 
 def parse_models(given: list[str], option: str = "--model") -> dict[str, Path]:
     """Parse `[NAME=]MODEL` options; without a name the model's own is used."""
@@ -48,6 +50,7 @@ def settings_table(
 @with_up_options
 def up(ctx: typer.Context, options: UpOptions) -> int:
     """Start the service; prints its URL and a key, and runs until Ctrl-C or `slackwater down`."""
+    _import_numpy()
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
     from slackwater.cli.preflight import check_device, check_models
@@ -94,6 +97,20 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
             check_models(settings.models)
         write_whole(folder.root / "config.toml", toml_text(plain(settings)))
         return run_service(settings, folder)
+
+
+def _import_numpy() -> None:
+    """Import NumPy without threads of its own: the service needs none, and forks its front ends
+    only while it has one thread. Its children may have theirs.
+    """
+    given = os.environ.get(_NUMPY_THREADS)
+    os.environ[_NUMPY_THREADS] = "1"
+    import numpy  # noqa: F401
+
+    if given is None:
+        del os.environ[_NUMPY_THREADS]
+    else:
+        os.environ[_NUMPY_THREADS] = given
 
 
 def _list_settings(options: UpOptions) -> dict[str, Any]:

@@ -356,14 +356,17 @@ def main() -> None:
     ranks = None if plan is None else Ranks.join(plan, options.device)
     files = node_files(options.files, secret(), pin())
     model, executor = files.model(options.model), None
+    lane: WeightLane
     sizes: dict[str, Any] = {"device": options.device, "kv_mb": options.kv_mb}
     sizes["max_running"] = options.max_running
-    if ranks is None:
+    if ranks is None:  # the lane first: it forks while this process has one thread
+        lane = weight_lane(files.weights(), options, options.device, own_process=True)
         engine = new_engine(model, base_version=options.base_version, **sizes)
     elif ranks.leads:
         engine, executor = new_ranked_engine(
             model, ranks, base_version=options.base_version, **sizes
         )
+        lane = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
     else:
         with fail_together():
             follow_engine(model, files.weights(), ranks, **sizes)
@@ -382,16 +385,12 @@ def main() -> None:
     with dial(options.connect, hello) as connection:
         connection.report_gauges(lambda: heartbeat_gauges(engine))
         least_step_s = options.least_step_ms / 1e3
-        if ranks is not None and executor is not None:
-            rank_lane = RankLane(files.weights(), NetConfig.from_directory(model), ranks)
-            with fail_together():
-                EngineWorker(
-                    connection, engine, rank_lane, least_step_s, executor.send_heartbeat
-                ).run()
-                executor.close()
+        if executor is None:
+            EngineWorker(connection, engine, lane, least_step_s).run()
             return
-        lane = weight_lane(files.weights(), options, options.device, own_process=True)
-        EngineWorker(connection, engine, lane, least_step_s).run()
+        with fail_together():
+            EngineWorker(connection, engine, lane, least_step_s, executor.send_heartbeat).run()
+            executor.close()
 
 
 if __name__ == "__main__":

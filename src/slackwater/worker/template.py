@@ -7,7 +7,6 @@ signals and death with the agent are those of a process that the agent started. 
 template. `python -m slackwater.worker.template DESCRIPTOR`, and room for a worker's command line.
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -16,28 +15,16 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from subprocess import DEVNULL, Popen
 
 from slackwater.sandbox import linux
+from slackwater.wire.forked_process import ForkedProcess, has_one_thread, show_command
 from slackwater.worker.process import run_worker
 
 _FORKED = ("trainer_worker", "engine_worker", "coserving_worker", "reward_worker")
 _ROOM = " " * 4000
 _SHORT_BYTES = 256
 _ANSWER_S = 600.0  # beside a load of 20 the imports took more than two minutes
-
-
-class _AdoptedWorker(Popen[bytes]):
-    """A child that another process has forked; ChildProcessError if it is not ours."""
-
-    def __init__(self, command: list[str], pid: int) -> None:
-        self._adopted = pid
-        super().__init__(command)
-
-    def _execute_child(self, *_: object) -> None:
-        os.waitid(os.P_PID, self._adopted, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        self.pid, self._child_created = self._adopted, True
 
 
 class WorkerTemplate:
@@ -74,7 +61,7 @@ class WorkerTemplate:
                 socket.send_fds(self._requests, [command[2].encode()], [theirs.fileno(), log])
             if not self._requests.recv(1):
                 raise ConnectionError("the process that workers are forked from has ended")
-            worker = _AdoptedWorker(command, int(ours.recv(_SHORT_BYTES) or 0))
+            worker = ForkedProcess(command, int(ours.recv(_SHORT_BYTES) or 0))
             ours.sendall(json.dumps([command, environment]).encode())
         return worker
 
@@ -101,7 +88,8 @@ def _serve(requests: socket.socket) -> socket.socket:
         if not module:
             sys.exit()
         importlib.import_module(module.decode())  # if it fails, the agent starts the worker anew
-        if len(list(Path("/proc/self/task").iterdir())) > 1:
+        _load_compiler()
+        if not has_one_thread():
             sys.exit("importing has started a thread, which a fork would not copy")
         gc.freeze()  # a worker's collections would write to memory that is shared
         if not (between := os.fork()):
@@ -119,12 +107,13 @@ def _serve(requests: socket.socket) -> socket.socket:
         requests.send(b".")  # the worker is the agent's now
 
 
-def _show_command(words: list[str]) -> None:
-    """Let this process's command line be these words, as far as there is room."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    begin, end = int(fields[45]), int(fields[46])
-    shown = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
-    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
+def _load_compiler() -> None:
+    """Import what numba else imports in each worker, with the first compiled loop that it calls."""
+    if "numba" in sys.modules:
+        from numba.core.registry import cpu_target
+
+        cpu_target.typing_context.refresh()
+        cpu_target.target_context.refresh()
 
 
 def main() -> None:
@@ -139,7 +128,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = command[2:]
-    _show_command(command)
+    show_command(command)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     run_worker(importlib.import_module(command[2]).main)
 

@@ -54,12 +54,12 @@ def log_to(path: Path, max_bytes: int = 1 << 20) -> None:
     logging.basicConfig(level=logging.WARNING, format=form, handlers=[rotating], force=True)
 
 
-def main() -> None:
+def run_front(folder: Path, listening: socket.socket, log: Path) -> None:
+    """Be a front end to the end of the control plane."""
     keep_heap_small(_LARGE_BYTES)
-    log_to(Path(sys.argv[3]))
+    log_to(log)
     for number in (signal.SIGINT, signal.SIGTERM):  # the control plane stops us
         signal.signal(number, signal.SIG_IGN)
-    folder, listening = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     try:
         import uvloop
     except ImportError:
@@ -70,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_front(Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2])), Path(sys.argv[3]))

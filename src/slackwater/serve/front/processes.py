@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import socket
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -16,22 +18,89 @@ from slackwater.serve.front.channel import FrontChannel
 from slackwater.serve.front.connection import CHANNEL, HTTP
 from slackwater.serve.http.body_file import remove_body_files
 from slackwater.serve.http.server import PrivateServer
+from slackwater.wire.forked_process import fork, has_one_thread
 
 logger = logging.getLogger(__name__)
 
 _RESTART_S, _MAX_RESTART_S = 0.2, 10.0  # pause before a restart; doubles up to the second
 _HEALTHY_S = 10.0  # a process that lived this long was not broken from the start
 _STOP_S = 10.0
+_PATH_BYTES = 4096
+
+
+class ForkedFront:
+    """A front end that was forked from the control plane, whose modules it need not import. It
+    imports the others, and serves once the control plane says where its sockets are.
+    """
+
+    def __init__(self, listening: socket.socket, log: Path) -> None:
+        command = _front_command(Path(), listening, log)
+        orders, self._orders = os.pipe()
+        run = partial(_serve_when_told, orders, listening, log)
+        self._process = fork(run, command, [orders, listening.fileno()])
+        self.pid = self._process.pid
+        os.close(orders)
+
+    def begin(self, folder: Path) -> None:
+        os.write(self._orders, os.fsencode(folder))
+        os.close(self._orders)
+
+    async def wait(self) -> int:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        return self._process.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def fork_front_ends(
+    count: int, listening: socket.socket, state: StateDirectory
+) -> list[ForkedFront]:
+    """The first front ends; none where a fork is not safe, and they are started as programs."""
+    if not has_one_thread():
+        return []
+    return [ForkedFront(listening, _log(state, number)) for number in range(count)]
+
+
+def _serve_when_told(orders: int, listening: socket.socket, log: Path) -> None:
+    from slackwater.serve.front.__main__ import (
+        run_front,
+    )  # late: the control plane needs none of it
+
+    if folder := os.read(orders, _PATH_BYTES):
+        run_front(Path(os.fsdecode(folder)), listening, log)
+
+
+def _front_command(folder: Path, listening: socket.socket, log: Path) -> list[str]:
+    module = "slackwater.serve.front"
+    return [sys.executable, "-m", module, str(folder), str(listening.fileno()), str(log)]
+
+
+def _log(state: StateDirectory, number: int) -> Path:
+    return state.logs / f"front-{number}.log"
 
 
 class FrontEnds:
-    """`count` processes that accept from one listening socket."""
+    """`count` processes that accept from one listening socket; those that are `forked` first."""
 
     def __init__(
-        self, channel: FrontChannel, app: FastAPI, listening: socket.socket, state: StateDirectory
+        self,
+        channel: FrontChannel,
+        app: FastAPI,
+        listening: socket.socket,
+        state: StateDirectory,
+        forked: list[ForkedFront],
     ) -> None:
         self._channel, self._app, self._listening = channel, app, listening
-        self._logs, self._link = state.logs, state.root / "sockets"
+        self._state, self._link = state, state.root / "sockets"
+        self._forked = forked
         self._folder = socket_folder(self._link)
         self._keepers: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -88,14 +157,15 @@ class FrontEnds:
                 pause_s = _RESTART_S if was_healthy else min(2 * pause_s, _MAX_RESTART_S)
                 await asyncio.sleep(pause_s)
 
-    async def _spawn(self, number: int) -> asyncio.subprocess.Process:
-        listening, log = self._listening.fileno(), self._logs / f"front-{number}.log"
-        command = [sys.executable, "-m", "slackwater.serve.front", str(self._folder)]
+    async def _spawn(self, number: int) -> asyncio.subprocess.Process | ForkedFront:
+        if self._forked:
+            front = self._forked.pop()
+            front.begin(self._folder)
+            return front
+        log = _log(self._state, number)
         return await asyncio.create_subprocess_exec(
-            *command,
-            str(listening),
-            str(log),
-            pass_fds=(listening,),
+            *_front_command(self._folder, self._listening, log),
+            pass_fds=(self._listening.fileno(),),
             stdin=asyncio.subprocess.DEVNULL,
         )
 

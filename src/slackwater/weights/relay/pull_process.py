@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from slackwater.weights.relay.memory import allocate_shared, descriptor_of, map_
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import RelayReader
 from slackwater.weights.relay.receiver import Receiver
+from slackwater.wire.forked_process import fork, has_one_thread
 from slackwater.wire.framed_socket import LENGTH, receive_into, receive_message
 
 logger = logging.getLogger(__name__)
@@ -157,17 +159,23 @@ class PullProcess:
         """The channel to the process; starts it if none runs."""
         if self._channel is None:
             self._mapped_versions.clear()
-            ours, theirs = socket.socketpair()
-            module = "slackwater.weights.relay.pull_process"
+            self._channel, theirs = socket.socketpair()
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(theirs.fileno()), *self._arguments],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                    env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
-                )
-            self._channel = ours
+                self._process = self._start(theirs)
         return self._channel
+
+    def _start(self, channel: socket.socket) -> subprocess.Popen[bytes]:
+        module, descriptor = "slackwater.weights.relay.pull_process", channel.fileno()
+        command = [sys.executable, "-m", module, str(descriptor), *self._arguments]
+        if has_one_thread():
+            pull = partial(_pull_for, channel, self._secret, *self._arguments)
+            return fork(pull, command, [descriptor])
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(descriptor,),
+            env=os.environ | {SECRET_VARIABLE: self._secret.decode()},
+        )
 
     def _end(self) -> int | None:
         """End the process, if any; returns its exit status."""
@@ -252,15 +260,21 @@ def _load_codec() -> None:
         apply(old, encode(old.copy(), new))
 
 
-def main() -> None:
-    descriptor, host, port, node, keep = sys.argv[1:]
+def _pull_for(
+    channel: socket.socket, secret: bytes, host: str, port: str, node: str, keep: str
+) -> None:
+    """Serve one caller until its end of the channel closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, which ends us
     _load_codec()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    secret = os.environ[SECRET_VARIABLE].encode()
     reader = RelayReader((host, int(port)), secret, node=node, max_bytes=_MEMORY_BYTES)
-    with socket.socket(fileno=int(descriptor)) as channel:
-        _serve(channel, Receiver(reader, keep=int(keep), allocate=allocate_shared))
+    _serve(channel, Receiver(reader, keep=int(keep), allocate=allocate_shared))
+
+
+def main() -> None:
+    descriptor, *arguments = sys.argv[1:]
+    secret = os.environ[SECRET_VARIABLE].encode()
+    _pull_for(socket.socket(fileno=int(descriptor)), secret, *arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""Child processes that are forked and keep their parent's modules instead of importing them."""
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import Popen
+
+_TASKS = Path("/proc/self/task")
+_FIRST_FREE = 3  # after the standard streams
+
+
+def has_one_thread() -> bool:
+    """Whether a fork copies this process whole: false where its threads cannot be counted."""
+    return _TASKS.is_dir() and len(list(_TASKS.iterdir())) == 1
+
+
+class ForkedProcess(Popen[bytes]):
+    """A child that was forked, be it by another process; ChildProcessError if it is not ours."""
+
+    def __init__(self, command: list[str], pid: int) -> None:
+        self._forked = pid
+        super().__init__(command)
+
+    def _execute_child(self, *_: object) -> None:
+        os.waitid(os.P_PID, self._forked, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        self.pid, self._child_created = self._forked, True
+
+
+def fork(run: Callable[[], None], command: list[str], keep: Sequence[int]) -> ForkedProcess:
+    """Run a function in a child that then exits. As after starting a program, the child has the
+    standard streams and the descriptors in `keep` only, no input and no signal handlers; it
+    shows `command` as its command line.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return ForkedProcess(command, pid)
+    status = 1
+    try:
+        gc.freeze()  # no collection closes a descriptor by a number that is used again
+        _close_all_but(keep)
+        _reset_signals()
+        show_command(command)
+        run()
+        status = 0
+    finally:
+        if status:
+            traceback.print_exc()
+        os._exit(status)
+
+
+def _close_all_but(keep: Sequence[int]) -> None:
+    first = _FIRST_FREE
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _reset_signals() -> None:
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+
+
+def show_command(words: list[str]) -> None:
+    """Let this process's command line be these words, as far as there is room."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    shown = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - begin - 1]
+    ctypes.memmove(begin, shown.ljust(end - begin, b"\0"), end - begin)
