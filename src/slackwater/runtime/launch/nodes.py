@@ -64,6 +64,7 @@ class Node:
     processes: dict[WorkerId, NodeProcess] = field(default_factory=dict)
     adoptable: dict[str, agent_messages.RunningWorker] = field(default_factory=dict)  # by plan
     states: dict[str, float] = field(default_factory=dict)  # what its state manager counts
+    heartbeats: int = 0  # how often it has said so
 
 
 class Nodes:
@@ -128,7 +129,7 @@ class Nodes:
                     self._plan.forget(WorkerId(worker))
                     process.end(status, said)
             case messages.Heartbeat(gauges):
-                here.states = gauges
+                here.states, here.heartbeats = gauges, here.heartbeats + 1
             case _:
                 logger.warning("not from an agent: %s", type(message).__name__)
 
@@ -198,6 +199,7 @@ class Nodes:
                 "memory_mb": node.facts.memory_mb,
                 "agent_pid": node.facts.pid,
                 "here_s": round(now_s - node.joined_s, 1),
+                "heartbeats": node.heartbeats,
                 "workers": sorted(node.processes),
                 **({"states": node.states} if node.states else {}),
             }
