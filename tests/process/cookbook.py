@@ -7,23 +7,28 @@ a data set made on the spot.
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
+from harness.preloaded_programs import ForkedProgram, PreloadedPrograms
+
+# What all recipes import: most of the processor time of a short run.
+_IMPORTED = (
+    "tinker_cookbook.rl.train",
+    "tinker_cookbook.recipes.math_rl.math_env",
+    "transformers.models.auto.tokenization_auto",
+)
 MODEL_NAME = "Qwen/Qwen3-8B-Base"
 
 
-@dataclass(frozen=True)
 class Workspace:
     """Where recipes run, and the service they talk to."""
 
-    folder: Path
-    base_url: str
-    api_key: str
+    def __init__(self, folder: Path, base_url: str, api_key: str) -> None:
+        self.folder = folder
+        self._base_url, self._api_key = base_url, api_key
+        self._programs: PreloadedPrograms | None = None  # with the first recipe
 
     @classmethod
     def make(cls, folder: Path, model_directory: Path, base_url: str, api_key: str) -> "Workspace":
@@ -36,8 +41,8 @@ class Workspace:
     def environment(self) -> Mapping[str, str]:
         return {
             **os.environ,
-            "TINKER_BASE_URL": self.base_url,
-            "TINKER_API_KEY": self.api_key,
+            "TINKER_BASE_URL": self._base_url,
+            "TINKER_API_KEY": self._api_key,
             "TINKER_COOKBOOK_RUNS_DIR": str(self.folder / "runs"),
             "HF_HOME": str(self.folder / "hf"),
             "HF_HUB_OFFLINE": "1",
@@ -45,23 +50,26 @@ class Workspace:
             "OMP_NUM_THREADS": "1",
         }
 
+    @property
+    def programs(self) -> PreloadedPrograms:
+        if self._programs is None:
+            self._programs = PreloadedPrograms(_IMPORTED, self.folder, self.environment())
+        return self._programs
+
+    def close(self) -> None:
+        """After the last recipe."""
+        if self._programs is not None:
+            self._programs.close()
+
     @contextmanager
-    def running(
-        self, recipe: str, log: str, **settings: object
-    ) -> Iterator[subprocess.Popen[bytes]]:
+    def running(self, recipe: str, log: str, **settings: object) -> Iterator[ForkedProgram]:
         """A recipe with `key=value` settings, ended with the block; its output goes to
         `<log>.out`.
         """
         arguments = [f"{key}={value}" for key, value in settings.items()]
         arguments.append(f"log_path={self.folder / log}")
         with (self.folder / f"{log}.out").open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"tinker_cookbook.recipes.{recipe}", *arguments],
-                cwd=self.folder,
-                env=dict(self.environment()),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+            process = self.programs.start(f"tinker_cookbook.recipes.{recipe}", arguments, output)
         try:
             yield process
         finally:

@@ -7,6 +7,7 @@ reward is 0.1 less than the share of right sums.
 
 import os
 import statistics
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -34,24 +35,25 @@ def test_arithmetic_rewards_rise_with_a_real_model(tmp_path: Path) -> None:
     )
     service.start()
     try:
-        workspace = Workspace.make(tmp_path / "work", model, service.url, service.key)
-        rows = workspace.run(
-            "math_rl.train",
-            "learns",
-            within_s=3000,
-            env="arithmetic",
-            model_name=MODEL_NAME,
-            renderer_name="role_colon",
-            lora_rank=16,
-            groups_per_batch=16,
-            group_size=16,
-            learning_rate=4e-4,
-            max_tokens=5,
-            eval_every=0,
-            save_every=0,
-            max_steps=STEPS,
-            behavior_if_log_dir_exists="delete",
-        )
+        made = Workspace.make(tmp_path / "work", model, service.url, service.key)
+        with closing(made) as workspace:
+            rows = workspace.run(
+                "math_rl.train",
+                "learns",
+                within_s=3000,
+                env="arithmetic",
+                model_name=MODEL_NAME,
+                renderer_name="role_colon",
+                lora_rank=16,
+                groups_per_batch=16,
+                group_size=16,
+                learning_rate=4e-4,
+                max_tokens=5,
+                eval_every=0,
+                save_every=0,
+                max_steps=STEPS,
+                behavior_if_log_dir_exists="delete",
+            )
     finally:
         service.stop()
     rewards = [row["env/all/reward/total"] for row in rows]

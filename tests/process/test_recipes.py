@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,8 @@ def workspace(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     model = with_context(tiny_model, folder / "model", tokens=8192)
     service = ServiceProcess(folder / "state", model, free_port(), name=MODEL_NAME)
     service.start()
-    yield Workspace.make(folder / "work", model, service.url, service.key)
+    with closing(Workspace.make(folder / "work", model, service.url, service.key)) as made:
+        yield made
     service.stop()
 
 

@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -173,19 +174,20 @@ RECIPE = {
 def test_a_cookbook_recipe_disturbed_by_kills_has_the_curve_of_an_undisturbed_one(
     service: ServiceProcess, tiny_model: Path, tmp_path: Path
 ) -> None:
-    workspace = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
-    settings = RECIPE | {"load_checkpoint_path": warmed_up(service)}
-    expected = workspace.run("math_rl.train", "calm", within_s=300, **settings)
-    assert sum(row["grad_norm"] > 0 for row in expected) > 2  # it did train
-    rows = tmp_path / "work" / "rough" / "metrics.jsonl"
-    with workspace.running("math_rl.train", "rough", **settings) as recipe:
-        for step, kill in enumerate(kills_of(service), start=1):
-            wait_for("a step", partial(has_rows, rows, step))
-            time.sleep(random.uniform(0.0, 0.5))
-            kill()
-        assert recipe.wait(300) == 0, workspace.tail("rough")
-    assert curve(workspace.metrics("rough")) == curve(expected)
-    assert len(expected) == RECIPE["max_steps"]
+    made = Workspace.make(tmp_path / "work", tiny_model, service.url, service.key)
+    with closing(made) as workspace:
+        settings = RECIPE | {"load_checkpoint_path": warmed_up(service)}
+        expected = workspace.run("math_rl.train", "calm", within_s=300, **settings)
+        assert sum(row["grad_norm"] > 0 for row in expected) > 2  # it did train
+        rows = tmp_path / "work" / "rough" / "metrics.jsonl"
+        with workspace.running("math_rl.train", "rough", **settings) as recipe:
+            for step, kill in enumerate(kills_of(service), start=1):
+                wait_for("a step", partial(has_rows, rows, step))
+                time.sleep(random.uniform(0.0, 0.5))
+                kill()
+            assert recipe.wait(300) == 0, workspace.tail("rough")
+        assert curve(workspace.metrics("rough")) == curve(expected)
+        assert len(expected) == RECIPE["max_steps"]
 
 
 def warmed_up(service: ServiceProcess) -> str:
