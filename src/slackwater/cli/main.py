@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +76,8 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version  # late: a quarter of a short command
+
         print(f"slackwater {version('slackwater')}")
         raise typer.Exit
 

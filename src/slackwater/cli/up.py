@@ -50,6 +50,7 @@ def settings_table(
 @with_up_options
 def up(ctx: typer.Context, options: UpOptions) -> int:
     """Start the service; prints its URL and a key, and runs until Ctrl-C or `slackwater down`."""
+    gc.disable()  # until the service is built (`collect_when_idle`)
     _import_numpy()
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
@@ -85,7 +86,6 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
         check_models(settings.models)
     if options.background:
         return start_in_background(root)
-    gc.disable()  # until the service is built (`collect_when_idle`)
     from slackwater.cli.service_process import run_service  # imported late: takes 1 s
 
     devices = preview_devices(settings)
