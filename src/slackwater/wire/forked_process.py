@@ -7,11 +7,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
 
-_TASKS = Path("/proc/self/task")
-_FIRST_FREE = 3  # after the standard streams
+_TASKS, _DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
+_LAST_STANDARD = 2
 
 
 def has_one_thread() -> bool:
@@ -55,11 +56,10 @@ def fork(run: Callable[[], None], command: list[str], keep: Sequence[int]) -> Fo
 
 
 def _close_all_but(keep: Sequence[int]) -> None:
-    first = _FIRST_FREE
-    for descriptor in sorted(keep):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    for descriptor in [int(path.name) for path in _DESCRIPTORS.iterdir()]:
+        if descriptor > _LAST_STANDARD and descriptor not in keep:
+            with suppress(OSError):  # the list's own
+                os.close(descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
