@@ -42,13 +42,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
 
 
-class GroupedFiles(LoadFileScheduling):
+class GroupedFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
     """Runs the tests of a file in one process, and those of a group of files."""
 
-    _groups: ClassVar = {f"test_{name}": group[0] for group in SHARING for name in group}
+    _groups: ClassVar[dict[str, str]] = {
+        f"test_{name}": group[0] for group in SHARING for name in group
+    }
 
     def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
+        file: str = super()._split_scope(nodeid)
         return self._groups.get(Path(file).stem, file)
 
 
