@@ -22,7 +22,8 @@ from .service_process import (
 # are done.
 LONGEST = (
     *("demo", "serve_hostile", "examples", "serve_faults", "recipes", "permits", "wheel"),
-    *("serve_start", "coserving", "sharded_trainer", "rollout_service", "submitted_jobs"),
+    *("slo_clock", "rentals", "serve_start", "coserving", "sharded_trainer", "rollout_service"),
+    *("submitted_jobs", "front_ends", "plane_death", "kubernetes_pods", "sleeping_server"),
     *("weights_slow_link", "weight_relays", "decorated_jobs", "train_resume", "compatibility"),
     *("fleet", "agent_tools", "data_recipes", "serve_two_tenants", "rollout_kills"),
     *("action_chaos", "local_engines", "upgrade", "switched_models", "action_service"),
