@@ -184,7 +184,7 @@ class OwnerShares:
     def charge_prompts(self, tokens: Mapping[str, int], seconds: float) -> None:
         """Charge a step to the owners of the prompt tokens in it (none: a pure decode step).
 
-        All are allowed a quarter of the time that passes, and what the active owner with the fewest
+        All are allowed a share of the time that passes, and what the active owner with the fewest
         prompts used. What an owner owes is limited, since a step that compiles a kernel takes
         seconds: to nothing but the next step until a short step's time is known.
         """
