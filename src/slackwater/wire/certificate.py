@@ -7,12 +7,14 @@ import ssl
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import ConfigError
 
 _LONGEST = 8192
+_PEERS = 64  # whose contexts are kept: making one takes 2 ms
 _VALID = datetime.timedelta(days=3650)
 
 
@@ -70,6 +72,7 @@ class PeerIdentity:
         """The context for connections to the peer with this certificate only."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT, peer)
 
+    @lru_cache(_PEERS)  # noqa: B019  (one identity lives as long as its process)
     def _context(self, protocol: int, trusted: str) -> ssl.SSLContext:
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3

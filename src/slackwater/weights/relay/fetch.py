@@ -35,14 +35,14 @@ class RelayFetch:
         self._node, self._streams, self._timeout_s = node, streams, timeout_s
         self._lock = threading.Lock()
         self._clients: list[RelayClient] = []
+        self._connected: RelayClient | None = None  # another handshake takes some milliseconds
         self._cancelled = False
         self.received_bytes = 0
 
     def manifest(self, version: str) -> Manifest:
-        """The version's manifest at the other relay."""
-        with self._client() as client:
-            self._open(client)
-            return client.manifest(version)
+        """The version's manifest at the other relay; `run` or `cancel` ends the connection."""
+        self._connected = self._connect()
+        return self._connected.manifest(version)
 
     def run(
         self,
@@ -71,8 +71,7 @@ class RelayFetch:
 
         def work() -> None:
             try:
-                with self._client() as client:
-                    self._open(client)
+                with self._connection() as client:
                     while not failures:
                         with suppress(queue.Empty):
                             self._fetch_bucket(client, memory, on_bytes, *to_fetch.get_nowait())
@@ -101,16 +100,22 @@ class RelayFetch:
         for client in clients:
             client.close()
 
-    def _client(self) -> RelayClient:
-        return RelayClient(
+    def _connection(self) -> RelayClient:
+        """The manifest's connection, once, then another one."""
+        with self._lock:
+            connected, self._connected = self._connected, None
+        return connected or self._connect()
+
+    def _connect(self) -> RelayClient:
+        client = RelayClient(
             self._address, self._secret, self._timeout_s, is_cancelled=lambda: self._cancelled
         )
-
-    def _open(self, client: RelayClient) -> None:
         with self._lock:
-            if self._cancelled:
-                raise UnavailableError("the pull was cancelled")
-            self._clients.append(client)
+            if not self._cancelled:
+                self._clients.append(client)
+                return client
+        client.close()
+        raise UnavailableError("the pull was cancelled")
 
     def _fetch_bucket(
         self,
