@@ -46,7 +46,8 @@ class BenchOptions:
     `before` is the source folder of an older version; `part` is the one part to measure, of a bench
     that names its `PARTS`; `duration_s` is how long a bench runs that says so, `runs` how often;
     `processes` is how many of its cells run at once, and `partial(cell, figures)` takes what one of
-    them found. `replay` is for the bench of that name alone.
+    them found. `record` is where a live run's record is kept. `replay` is for the bench of that
+    name alone.
     """
 
     seed: int = 0
@@ -56,6 +57,7 @@ class BenchOptions:
     part: str | None = None
     duration_s: float | None = None
     runs: int | None = None
+    record: Path | None = None
     processes: int | None = None
     partial: Callable[[str, Mapping[str, float]], None] = _no_partial
     progress: Callable[[str, float], None] = _silent

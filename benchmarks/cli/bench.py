@@ -110,6 +110,10 @@ def bench(
         int | None,
         typer.Option(min=1, help="Ranks, scattered fan-in: how many; default 50, 3."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(help="Slacks: keep the live run here, or predict the kept one again."),
+    ] = None,
     from_s: Annotated[
         float, typer.Option("--from", help="Replay: start at this second of the trace.")
     ] = 0.0,
@@ -147,6 +151,7 @@ def bench(
         part=part,
         duration_s=duration,
         runs=runs,
+        record=record,
         processes=processes,
         partial=_print_partial,
     )

@@ -1,22 +1,26 @@
-"""How many processors each part of the demo keeps busy while it runs, measured."""
+"""How many processors each part of the demo keeps busy while it runs, and how fast those are."""
 
 import contextlib
+import json
 import subprocess
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import TypeAlias
 
 import psutil
 
 from benchmarks.processor_use import HOST, ProcessorUse
 
-ProcessorTime = Callable[[float, float], Mapping[str, float]]  # by kind, between two moments
-
 _LOOK_S = 0.5
 _KINDS = ("engine", "serving", "trainer", "action")  # what the simulation knows to run
 _BESIDE = "beside"
+_PROBE = [{"row": row, "text": str(row) * 4} for row in range(1000)]
 # A part of the command line; what runs in a sandbox has none of them.
 _LINES = (
     ("worker.engine_worker", "engine"),
@@ -32,18 +36,68 @@ def _kind_of(process: psutil.Process) -> str:
     return next((kind for part, kind in _LINES if part in line), "action")
 
 
+def _probe_s() -> float:
+    """Processor time of a fixed piece of work, some milliseconds: it depends on what else a virtual
+    machine's host runs on the same processors, by a third and for minutes.
+    """
+    began_s = time.thread_time()
+    json.loads(json.dumps(_PROBE))
+    return time.thread_time() - began_s
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Processor time so far by kind, and that of the probe now."""
+
+    at_s: float  # of the monotonic clock
+    used: Mapping[str, float]
+    probe_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorLooks:
+    """What was seen while a demo ran."""
+
+    looks: list[Look] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "ProcessorLooks":
+        return cls([Look(**look) for look in json.loads(path.read_text())])
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps([asdict(look) for look in self.looks]))
+
+    def probe_s(self, windows: Iterable[tuple[float, float]]) -> float:
+        """The mean over these windows of the probe's median in each."""
+        return fmean(
+            median(look.probe_s for look in self.looks if from_s <= look.at_s <= to_s)
+            for from_s, to_s in windows
+        )
+
+    def used(self, from_s: float, to_s: float) -> dict[str, float]:
+        """By kind between two moments; evenly between two looks."""
+        found: dict[str, float] = defaultdict(float)
+        for before, after in pairwise(self.looks):
+            inside_s = min(after.at_s, to_s) - max(before.at_s, from_s)
+            if inside_s > 0:
+                share = inside_s / (after.at_s - before.at_s)
+                for kind, used_s in after.used.items():
+                    found[kind] += share * (used_s - before.used.get(kind, 0.0))
+        return found
+
+
 class ProcessorLog:
     """Processor time of a process and its descendants, read twice a second until it ends."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.looks = ProcessorLooks()
         self._process = process
         self._use = ProcessorUse(process.pid, _kind_of, with_ended=True)
-        self._looks: list[tuple[float, dict[str, float]]] = []
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
     def look(self) -> None:
-        self._looks.append((time.monotonic(), self._use.seconds()))
+        self.looks.looks.append(Look(time.monotonic(), self._use.seconds(), _probe_s()))
 
     def _follow(self) -> None:
         while self._process.poll() is None:
@@ -51,16 +105,8 @@ class ProcessorLog:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LOOK_S)
 
-    def used(self, from_s: float, to_s: float) -> dict[str, float]:
-        """By kind between two moments of the monotonic clock; evenly between two looks."""
-        found: dict[str, float] = defaultdict(float)
-        for (began_s, before), (ended_s, after) in pairwise(self._looks):
-            inside_s = min(ended_s, to_s) - max(began_s, from_s)
-            if inside_s > 0:
-                share = inside_s / (ended_s - began_s)
-                for kind, used_s in after.items():
-                    found[kind] += share * (used_s - before.get(kind, 0.0))
-        return found
+
+_Total: TypeAlias = tuple[float, dict[str, float]]  # a moment, and seconds by kind until then
 
 
 class BusyTime:
@@ -70,7 +116,7 @@ class BusyTime:
         self._at_s = 0.0
         self._running: dict[str, Counter[str]] = defaultdict(Counter)  # by kind and process
         self._total_s = dict.fromkeys(_KINDS, 0.0)
-        self._starts: dict[str, list[tuple[float, dict[str, float]]]] = defaultdict(list)
+        self._starts: dict[str, list[_Total]] = defaultdict(list)
 
     def advance(self, now_s: float) -> None:
         for kind, processes in self._running.items():
@@ -87,16 +133,23 @@ class BusyTime:
     def start_iteration(self, job: str) -> None:
         self._starts[job].append((self._at_s, self._total_s.copy()))
 
-    def processors(self, used: ProcessorTime) -> dict[str, float]:
-        """Processors that one of each kind keeps busy, from each job's second iteration on: parts
-        compile in the first. What is used beside them is divided by what they use.
+    def _warm(self) -> Iterator[tuple[_Total, _Total]]:
+        for starts in self._starts.values():
+            yield starts[min(1, len(starts) - 1)], starts[-1]
+
+    def windows(self) -> list[tuple[float, float]]:
+        """From each job's second iteration to its last one: parts compile in the first."""
+        return [(first[0], last[0]) for first, last in self._warm()]
+
+    def processors(self, looks: ProcessorLooks) -> dict[str, float]:
+        """Processors that one of each kind keeps busy in these windows. What is used beside them is
+        divided by what they use.
         """
         ran_s: Counter[str] = Counter()
         used_s: Counter[str] = Counter()
-        for starts in self._starts.values():
-            (from_s, before), (to_s, after) = starts[min(1, len(starts) - 1)], starts[-1]
+        for (from_s, before), (to_s, after) in self._warm():
             ran_s.update({kind: after[kind] - before[kind] for kind in after})
-            used_s.update(used(from_s, to_s))
+            used_s.update(looks.used(from_s, to_s))
         del used_s[HOST]
         own_s = sum(used_s[kind] for kind in _KINDS)
         with_beside = sum(used_s.values()) / own_s if own_s else 1.0

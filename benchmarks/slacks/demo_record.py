@@ -4,14 +4,15 @@ time that each role used meanwhile.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.slacks.demo_processors import BusyTime, ProcessorTime
+from benchmarks.slacks.demo_processors import BusyTime, ProcessorLooks
 from slackwater.control.record import read_entry
 
+_TIMES = ("step_s", "action_s", "loan_s", "handover_s", "sync_s", "train_s", "save_s", "reply_s")
 _TRAINING = ("forward_backward", "optim_step")
 
 
@@ -25,7 +26,9 @@ class AloneMeasures:
     `turns` at once, actions have `cores`, and `tokens` are those of each turn.
 
     `processors` says how many processors each running engine, serving engine, trainer and action
-    keeps busy. Control plane, drivers and agents are divided among them by what they use.
+    keeps busy. Control plane, drivers and agents are divided among them by what they use. All this
+    is of the jobs' second and later iterations, in which a probe took `probe_s`. Jobs together
+    begin at `together_s` of the monotonic clock.
     """
 
     step_s: float
@@ -42,11 +45,19 @@ class AloneMeasures:
     serving_nodes: int
     processors: dict[str, float]
     tokens: tuple[int, ...]
+    probe_s: float = 1.0
+    together_s: float = 0.0
+
+    def scaled(self, by: float) -> "AloneMeasures":
+        """What the same would take on processors that are so much slower."""
+        times = {name: getattr(self, name) * by for name in _TIMES}
+        pull_s = {kind: took_s * by for kind, took_s in self.pull_s.items()}
+        return replace(self, **times, pull_s=pull_s)
 
 
-def measures_of(record: Path, used: ProcessorTime) -> AloneMeasures:
+def measures_of(record: Path, looks: ProcessorLooks) -> AloneMeasures:
     """Of the jobs whose names end in `-alone`; `record` as `slackwater up --record` has it, with
-    the same clock as `used`.
+    the same clock as `looks`.
     """
     seen = _Alone()
     lines = [*_lines(record, "fleet"), *_lines(record, "actions")]
@@ -54,12 +65,18 @@ def measures_of(record: Path, used: ProcessorTime) -> AloneMeasures:
         seen.take(line)
         if seen.over:
             break
-    return seen.measures(used)
+    return seen.measures(looks)
 
 
 def _quick(took_s: list[float]) -> float:
     """The median of the quicker half: some of the others compile."""
     return median(sorted(took_s)[: (len(took_s) + 1) // 2])
+
+
+def _warm(ended: list[tuple[float, float]], windows: list[tuple[float, float]]) -> list[float]:
+    """What took so long and ended in these windows; all of it if nothing did."""
+    warm = [took_s for at_s, took_s in ended if any(a <= at_s <= b for a, b in windows)]
+    return warm or [took_s for _, took_s in ended]
 
 
 def _lines(record: Path, controller: str) -> Iterator[dict[str, Any]]:
@@ -73,9 +90,9 @@ class _Alone:
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.over, self._now_s = False, 0.0
         self._begun: dict[tuple[str, ...], float] = {}
-        self._took: dict[str, list[float]] = defaultdict(list)
+        self._took: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._kinds: dict[str, str] = {}
         self._jobs: dict[str, str] = {}
         self._requests: dict[str, str] = {}
@@ -87,8 +104,9 @@ class _Alone:
         self._serving: set[str] = set()
         self._processes: dict[str, tuple[str, str]] = {}  # of turns, actions, tickets that run
 
-    def measures(self, used: ProcessorTime) -> AloneMeasures:
-        took = self._took
+    def measures(self, looks: ProcessorLooks) -> AloneMeasures:
+        windows = self._busy.windows()
+        took = {what: _warm(ended, windows) for what, ended in self._took.items()}
         kinds = ("dedicated", "borrowed")
         return AloneMeasures(
             fmean(took["step"]),
@@ -97,18 +115,21 @@ class _Alone:
             median(took["loan"]),
             median(took["handover"]),
             median(took["sync"]),
-            fmean(took["train"]) if took["train"] else 0.0,
-            fmean(took["save"]) if took["save"] else 0.0,
+            fmean(took.get("train", [0.0])),
+            fmean(took.get("save", [0.0])),
             median(took["reply"]),
             *(self._turns, self._cores, len(self._serving)),
-            self._busy.processors(used),
+            self._busy.processors(looks),
             tuple(self._tokens),
+            looks.probe_s(windows),
+            self._now_s,
         )
 
     def take(self, line: dict[str, Any]) -> None:
         """One event, and what was decided on it."""
         body = line["event"]["body"]
         now_s = float(body["now_s"])
+        self._now_s = now_s
         self._busy.advance(now_s)
         self._event(line["event"]["type"], body, now_s)
         for command in line["commands"]:
@@ -153,11 +174,11 @@ class _Alone:
             return
         self._busy.start_iteration(job)
         if "acted" in marks:  # else it was the warm-up
-            took["reply"].append(marks["acting"] - marks["answered"])
-            took["handover"].append(marks["asked"] - marks["acted"])
-            took["sync"].append(now_s - marks.get("updated", marks["asked"]))
+            took["reply"].append((now_s, marks["acting"] - marks["answered"]))
+            took["handover"].append((now_s, marks["asked"] - marks["acted"]))
+            took["sync"].append((now_s, now_s - marks.get("updated", marks["asked"])))
             if "updated" in marks:
-                took["train"].append(marks["updated"] - marks["asked"])
+                took["train"].append((now_s, marks["updated"] - marks["asked"]))
         marks.clear()
 
     def _ended(self, tokens: int, now_s: float, attempt: str) -> None:
@@ -166,7 +187,7 @@ class _Alone:
         if began_s is None:
             return
         self._tokens.append(tokens)
-        self._took["step"].append((now_s - began_s) / (tokens + 1))
+        self._took["step"].append((now_s, (now_s - began_s) / (tokens + 1)))
         request = self._requests.pop(attempt)
         self._asked_for[request] -= 1
         if not self._asked_for[request]:
@@ -220,4 +241,4 @@ class _Alone:
     def _end(self, what: str, now_s: float, *of: str) -> None:
         began_s = self._begun.pop((what, *of), None)
         if began_s is not None:
-            self._took[what].append(now_s - began_s)
+            self._took[what].append((now_s, now_s - began_s))

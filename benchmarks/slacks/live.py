@@ -17,33 +17,29 @@ from typing import Any
 
 from benchmarks.options import BenchOptions
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
-from benchmarks.slacks.demo_processors import ProcessorLog
+from benchmarks.slacks.demo_processors import ProcessorLog, ProcessorLooks
 from benchmarks.slacks.demo_record import measures_of
 from slackwater.model.errors import RefusedError
 
 JOBS = Path(__file__).parents[2] / "examples" / "five_slacks" / "jobs"
-_ALONE = "6"  # iterations: processor time is read twice a second
+_PROCESSORS = "processors.json"  # beside the run, in the folder of a record
+_ALONE = "8"  # iterations: processor time is read twice a second
 _WITHIN_S = 1500.0
 _DEVICE_PER_H, _SPOT_PER_H = 2.0, 0.7  # as in the demo's service
 
 
 def live_figures(options: BenchOptions) -> dict[str, float]:
-    """Run the demo, then predict it."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "slackwater", "demo", str(JOBS), "--slacks", "--json"]
-        command += ["--alone", _ALONE, "--run", f"{folder}/run", "--models", f"{folder}/models"]
-        options.progress("live", 0.0)
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as demo:
-            log = ProcessorLog(demo)
-            try:
-                printed, errors = demo.communicate(timeout=_WITHIN_S)
-            finally:
-                demo.kill()
-        if demo.returncode:
-            raise RefusedError(f"the demo failed: {errors[-500:]}")
-        measures = measures_of(Path(folder) / "run" / "events", log.used)
-    result: dict[str, Any] = json.loads(printed)
+    """Run the demo, then predict it; or predict again the run that `options.record` holds."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.record or Path(temporary)
+        if not (folder / _PROCESSORS).exists():
+            options.progress("live", 0.0)
+            _run_demo(folder)
+        looks = ProcessorLooks.read(folder / _PROCESSORS)
+        measures = measures_of(folder / "run" / "events", looks)
+        result: dict[str, Any] = json.loads((folder / "run" / "result.json").read_text())
+        began_s = measures.together_s
+        slower = looks.probe_s([(began_s, began_s + result["took_s"])]) / measures.probe_s
     served = result["served"]
     return {
         "kinds_seen": float(result["kinds_seen"]),
@@ -55,8 +51,24 @@ def live_figures(options: BenchOptions) -> dict[str, float]:
             sum(not row["same_rewards"] for row in result["jobs"])
         ),
         **{f"live_{row['kind']}_saved": float(row["saved"]) for row in result["slack"]},
-        **compared(result, DemoFleet(result, measures).report()),
+        "processors_slower_together": slower,
+        **compared(result, DemoFleet(result, measures.scaled(slower)).report()),
     }
+
+
+def _run_demo(folder: Path) -> None:
+    command = [sys.executable, "-m", "slackwater", "demo", str(JOBS), "--slacks", "--json"]
+    command += ["--alone", _ALONE, "--run", f"{folder}/run", "--models", f"{folder}/models"]
+    null, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdout=null, stderr=pipe, text=True) as demo:
+        log = ProcessorLog(demo)
+        try:
+            _, errors = demo.communicate(timeout=_WITHIN_S)
+        finally:
+            demo.kill()
+    if demo.returncode:
+        raise RefusedError(f"the demo failed: {errors[-500:]}")
+    log.looks.write(folder / _PROCESSORS)
 
 
 def compared(result: Mapping[str, Any], predicted: DemoRunReport) -> dict[str, float]:

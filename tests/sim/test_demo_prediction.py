@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.slacks.demo_fleet import DemoFleet, DemoRunReport
-from benchmarks.slacks.demo_processors import ProcessorLog
+from benchmarks.slacks.demo_processors import Look, ProcessorLog, ProcessorLooks
 from benchmarks.slacks.demo_record import AloneMeasures, measures_of
 from benchmarks.slacks.live import compared
 
@@ -104,6 +104,15 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
     return fleet, actions
 
 
+def seen(**used: float) -> ProcessorLooks:
+    """Processors that did so much in the iterations after the first that ended, and more before and
+    after; from the jobs together on they are half as fast.
+    """
+    looks = [Look(0.0, {}, 1.0), Look(16.0, dict.fromkeys(used, 5.0), 0.25)]
+    looks += [Look(24.0, {kind: 5.0 + more for kind, more in used.items()}, 0.25)]
+    return ProcessorLooks([*looks, Look(32.0, dict.fromkeys(used, 99.0), 0.5)])
+
+
 def record(folder: Path) -> Path:
     """Four iterations of a job alone, and the first turn of another."""
     iterations = [iteration(start_s) for start_s in (0.0, 8.0, 16.0, 24.0)]
@@ -127,26 +136,29 @@ def record(folder: Path) -> Path:
 def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_together(
     tmp_path: Path,
 ) -> None:
-    assert measures_of(record(tmp_path), lambda from_s, to_s: {}) == AloneMeasures(
+    assert measures_of(record(tmp_path), seen()) == AloneMeasures(
         *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.25}, 0.5),
         *(0.25, 2.5, 1.0, 0.125, 0.5),
         *(3, 3, 1),
         {"engine": 1.0, "serving": 0.0, "trainer": 0.0, "action": 0.0},
         (3, 3, 3, 3),
+        probe_s=0.25,
+        together_s=31.0,
     )
 
 
 def test_what_is_used_beside_what_runs_is_divided_by_what_that_uses(tmp_path: Path) -> None:
-    windows = []
-
-    def used(from_s: float, to_s: float) -> dict[str, float]:
-        windows.append((from_s, to_s))
-        return {"serving": 0.5, "action": 1.0, "beside": 1.5, "host": 9.0}
-
-    found = measures_of(record(tmp_path), used).processors
-    assert windows == [(16.0, 24.0)]  # iterations that began after the first and ended
+    found = measures_of(record(tmp_path), seen(serving=0.5, action=1.0, beside=1.5, host=9.0))
     # a turn of a second and an action of two: half of both with what is beside them
-    assert found == {"engine": 1.0, "serving": 1.0, "trainer": 0.0, "action": 1.0}
+    assert found.processors == {"engine": 1.0, "serving": 1.0, "trainer": 0.0, "action": 1.0}
+
+
+def test_slower_processors_make_all_take_longer(tmp_path: Path) -> None:
+    looks = seen()
+    slower = looks.probe_s([(31.0, 40.0)]) / measures_of(record(tmp_path), looks).probe_s
+    assert slower == 2.0
+    one, other = (DemoFleet(printed(), MEASURES.scaled(by)).report() for by in (1.0, slower))
+    assert other.completed_s == pytest.approx(2 * one.completed_s, rel=0.2)
 
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass"
@@ -168,7 +180,7 @@ def test_processor_time_of_processes_that_have_ended_counts() -> None:
         log = ProcessorLog(parent)
         assert parent.stdout.readline() == "ended\n"
         log.look()
-        found = log.used(began_s, time.monotonic())
+        found = log.looks.used(began_s, time.monotonic())
         parent.stdin.close()
     del found["host"]
     assert 0.3 < sum(found.values()) < 5.0
