@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import TypeAlias
 
 import psutil
 
 from benchmarks.processor_use import HOST, ProcessorUse
 
-_LOOK_S = 0.5
+_LOOK_S, _PROBES = 0.5, 5  # between two looks, and how often they measure the speed
 _KINDS = ("engine", "serving", "trainer", "action")  # what the simulation knows to run
 _BESIDE = "beside"
 _PROBE = [{"row": row, "text": str(row) * 4} for row in range(1000)]
@@ -36,22 +36,23 @@ def _kind_of(process: psutil.Process) -> str:
     return next((kind for part, kind in _LINES if part in line), "action")
 
 
-def _probe_s() -> float:
-    """Processor time of a fixed piece of work, some milliseconds: it depends on what else a virtual
-    machine's host runs on the same processors, by a third and for minutes.
+def _speed() -> float:
+    """How often a processor could do a fixed piece of work in a second of its time. This depends on
+    what else a virtual machine's host runs: one of two hardware threads is half as fast while the
+    other one is busy.
     """
     began_s = time.thread_time()
     json.loads(json.dumps(_PROBE))
-    return time.thread_time() - began_s
+    return 1.0 / (time.thread_time() - began_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Processor time so far by kind, and that of the probe now."""
+    """Processor time so far by kind, and the processors' mean speed since the last look."""
 
     at_s: float  # of the monotonic clock
     used: Mapping[str, float]
-    probe_s: float
+    speed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,10 @@ class ProcessorLooks:
     def write(self, path: Path) -> None:
         path.write_text(json.dumps([asdict(look) for look in self.looks]))
 
-    def probe_s(self, windows: Iterable[tuple[float, float]]) -> float:
-        """The mean over these windows of the probe's median in each."""
+    def speed(self, windows: Iterable[tuple[float, float]]) -> float:
+        """The mean over these windows of the mean speed in each."""
         return fmean(
-            median(look.probe_s for look in self.looks if from_s <= look.at_s <= to_s)
+            fmean(look.speed for look in self.looks if from_s <= look.at_s <= to_s)
             for from_s, to_s in windows
         )
 
@@ -96,14 +97,18 @@ class ProcessorLog:
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
 
-    def look(self) -> None:
-        self.looks.looks.append(Look(time.monotonic(), self._use.seconds(), _probe_s()))
+    def look(self, *speeds: float) -> None:
+        used = self._use.seconds()
+        self.looks.looks.append(Look(time.monotonic(), used, fmean(speeds or (_speed(),))))
 
     def _follow(self) -> None:
         while self._process.poll() is None:
-            self.look()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_LOOK_S)
+            speeds = []
+            for _ in range(_PROBES):
+                speeds.append(_speed())
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_LOOK_S / _PROBES)
+            self.look(*speeds)
 
 
 _Total: TypeAlias = tuple[float, dict[str, float]]  # a moment, and seconds by kind until then

@@ -27,8 +27,8 @@ class AloneMeasures:
 
     `processors` says how many processors each running engine, serving engine, trainer and action
     keeps busy. Control plane, drivers and agents are divided among them by what they use. All this
-    is of the jobs' second and later iterations, in which a probe took `probe_s`. Jobs together
-    begin at `together_s` of the monotonic clock.
+    is of the jobs' second and later iterations, in which the processors had this `speed`. Jobs
+    together begin at `together_s` of the monotonic clock.
     """
 
     step_s: float
@@ -45,7 +45,7 @@ class AloneMeasures:
     serving_nodes: int
     processors: dict[str, float]
     tokens: tuple[int, ...]
-    probe_s: float = 1.0
+    speed: float = 1.0
     together_s: float = 0.0
 
     def scaled(self, by: float) -> "AloneMeasures":
@@ -121,7 +121,7 @@ class _Alone:
             *(self._turns, self._cores, len(self._serving)),
             self._busy.processors(looks),
             tuple(self._tokens),
-            looks.probe_s(windows),
+            looks.speed(windows),
             self._now_s,
         )
 

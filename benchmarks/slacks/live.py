@@ -2,9 +2,10 @@
 
 The simulation gets what the jobs took alone, from the record of the same run: engines' steps, pulls
 and loans, actions, updates and what lies between them, and the processor time that each role used
-meanwhile. It also gets how many iterations had
-anything to train on, and how long the spot engine took to start. It predicts when both jobs have
-ended together, what that costs, the served model's attainment, and where tokens are sampled.
+meanwhile. It also gets how many iterations had anything to train on, how long the spot engine took
+to start, and how much slower a probe found the processors than while the jobs ran alone: a host
+gives a virtual machine whole cores or hardware threads. It predicts when both jobs have ended
+together, what that costs, the served model's attainment, and where tokens are sampled.
 """
 
 import json
@@ -39,7 +40,7 @@ def live_figures(options: BenchOptions) -> dict[str, float]:
         measures = measures_of(folder / "run" / "events", looks)
         result: dict[str, Any] = json.loads((folder / "run" / "result.json").read_text())
         began_s = measures.together_s
-        slower = looks.probe_s([(began_s, began_s + result["took_s"])]) / measures.probe_s
+        slower = measures.speed / looks.speed([(began_s, began_s + result["took_s"])])
     served = result["served"]
     return {
         "kinds_seen": float(result["kinds_seen"]),

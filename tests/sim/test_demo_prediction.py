@@ -108,9 +108,9 @@ def seen(**used: float) -> ProcessorLooks:
     """Processors that did so much in the iterations after the first that ended, and more before and
     after; from the jobs together on they are half as fast.
     """
-    looks = [Look(0.0, {}, 1.0), Look(16.0, dict.fromkeys(used, 5.0), 0.25)]
-    looks += [Look(24.0, {kind: 5.0 + more for kind, more in used.items()}, 0.25)]
-    return ProcessorLooks([*looks, Look(32.0, dict.fromkeys(used, 99.0), 0.5)])
+    looks = [Look(0.0, {}, 100.0), Look(16.0, dict.fromkeys(used, 5.0), 500.0)]
+    looks += [Look(24.0, {kind: 5.0 + more for kind, more in used.items()}, 700.0)]
+    return ProcessorLooks([*looks, Look(32.0, dict.fromkeys(used, 99.0), 300.0)])
 
 
 def record(folder: Path) -> Path:
@@ -142,7 +142,7 @@ def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_togeth
         *(3, 3, 1),
         {"engine": 1.0, "serving": 0.0, "trainer": 0.0, "action": 0.0},
         (3, 3, 3, 3),
-        probe_s=0.25,
+        speed=600.0,
         together_s=31.0,
     )
 
@@ -155,7 +155,7 @@ def test_what_is_used_beside_what_runs_is_divided_by_what_that_uses(tmp_path: Pa
 
 def test_slower_processors_make_all_take_longer(tmp_path: Path) -> None:
     looks = seen()
-    slower = looks.probe_s([(31.0, 40.0)]) / measures_of(record(tmp_path), looks).probe_s
+    slower = measures_of(record(tmp_path), looks).speed / looks.speed([(31.0, 40.0)])
     assert slower == 2.0
     one, other = (DemoFleet(printed(), MEASURES.scaled(by)).report() for by in (1.0, slower))
     assert other.completed_s == pytest.approx(2 * one.completed_s, rel=0.2)
