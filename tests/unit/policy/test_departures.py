@@ -21,8 +21,8 @@ from slackwater.policy.columns import (
 from slackwater.policy.placement import interleaving
 from slackwater.policy.placement.consolidation import (
     LEAST_GAIN,
-    LEAST_GAIN_FREEING_NONE,
     LEAST_GAIN_H,
+    LEAST_GAIN_OF_PART,
     LEAST_GAP_S,
     Merger,
 )
@@ -166,7 +166,7 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
 
     execute = interleaving.execute
     monkeypatch.setattr(interleaving, "execute", record)
-    for seed in (1, 3, 5, 6, 7):
+    for seed in (6, 18, 28):
         policy = Interleaving(fleet())
         specs = drawn_jobs(seed, 30)
         draw, now_s = np.random.default_rng(seed), 0.0
@@ -181,7 +181,7 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
             policy.rebalance(now_s)
     assert {freed for freed, _ in saved} == {True, False}
     for freed, share in saved:
-        assert share >= (LEAST_GAIN if freed else LEAST_GAIN_FREEING_NONE)
+        assert share >= (LEAST_GAIN if freed else LEAST_GAIN_OF_PART)
 
 
 @pytest.mark.parametrize(("iterations", "moves"), [(100, True), (300, False)])

@@ -14,7 +14,7 @@ from slackwater.policy.placement.iteration_caps import NEAR_WORST
 # bound, and to hold phases back for them costs more than it saves.
 _TARGETED_FROM = 0.85
 # Of the time that a job won by iterations far shorter than declared, the part that others may use.
-_WON_TO_SHARE = 0.1
+_WON_TO_SHARE = 0.15
 _TOLERANCE = 1e-9  # of sums of many floating point times
 
 

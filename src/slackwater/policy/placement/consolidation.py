@@ -3,13 +3,13 @@ restarts.
 
 A merger must save `LEAST_GAIN_H` hours of the group's nodes, and `LEAST_GAIN` of what the groups
 cost until they are drained: the longer that is, the more it will differ from the forecast. One that
-frees no group, since it takes only some jobs of another or lays one out anew, must save more:
-`LEAST_GAIN_FREEING_NONE`. Only a group that is drained within `LAID_ANEW_H` is laid out anew: to
-most others a job comes sooner, and moves the members back. Each restart costs the
-job's nodes for the time that it takes and for `RESTART_RISK_H` more, since it may fail, and other
-jobs may come that ask for another one. A job that was placed or moved rests for `LEAST_GAP_S`, so
-that none is moved to and fro while others come and go. Decisions of one instant are carried out
-together, so until the instant has passed another move of the job is free.
+frees no group must save more: `LEAST_GAIN_OF_PART` if it takes only some jobs of another group, and
+`LEAST_GAIN_ANEW` if it lays one group out anew. Only a group that is drained within `LAID_ANEW_H`
+is laid out anew: to most others a job comes sooner, and moves the members back. Each restart costs
+the job's nodes for the time that it takes and for `RESTART_RISK_H` more, since it may fail, and
+other jobs may come that ask for another one. A job that was placed or moved rests for
+`LEAST_GAP_S`, so that none is moved to and fro while others come and go. Decisions of one instant
+are carried out together, so until the instant has passed another move of the job is free.
 """
 
 import math
@@ -30,7 +30,8 @@ from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
 LEAST_GAIN = 0.035
-LEAST_GAIN_FREEING_NONE = 0.07
+LEAST_GAIN_OF_PART = 0.05
+LEAST_GAIN_ANEW = 0.07
 LAID_ANEW_H = 12.0
 RESTART_RISK_H = 1.0
 LEAST_GAP_S = 1800.0
@@ -186,14 +187,12 @@ class Consolidation:
         if not incoming and self._alone_h(here) > LAID_ANEW_H:
             return None
         before = self._whole_cost(row)
-        after, least_gain = 0.0, LEAST_GAIN_FREEING_NONE
+        after, least_gain = 0.0, LEAST_GAIN if incoming else LEAST_GAIN_ANEW
         if incoming:
             source = book.members[incoming[0]].row
             before += self._whole_cost(source)
             if len(incoming) < len(book.groups[source].jobs):
-                after = self.group_cost(source, incoming)
-            else:
-                least_gain = LEAST_GAIN
+                after, least_gain = self.group_cost(source, incoming), LEAST_GAIN_OF_PART
         jobs = (*here, *incoming)
         candidates = [self.candidate(job, now_s, here=job in here) for job in jobs]
         group = book.groups[row]

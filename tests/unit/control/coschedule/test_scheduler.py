@@ -198,11 +198,11 @@ def test_one_long_iteration_is_no_drift_wherever_it_comes_and_two_in_a_row_are(
             assert min(known.rollout_s, known.train_s) > 100
 
 
-@pytest.mark.parametrize(("short_s", "shared"), [(80, 0.0), (40, 0.1)])
+@pytest.mark.parametrize(("short_s", "shared"), [(80, 0.0), (40, 0.15)])
 def test_time_won_by_short_iterations_is_kept_and_time_won_by_running_fast_is_shared(
     short_s: float, shared: float
 ) -> None:
-    """A tenth of the former is shared too where they are far shorter than declared."""
+    """Some of the former is shared too where they are far shorter than declared."""
     stage = Stage()
     stage.arrive(job("a", 100, 100, slo=2.0, iterations=20))
     state = stage.scheduler.job(JobId("a"))
