@@ -16,6 +16,7 @@ import httpx
 
 SLO = 1.5
 _WAIT_S = 240.0
+_CLOSE_S = 5.0  # nobody reads how a stranger ended, and the SDK may not end by itself
 
 
 class JobClient:
@@ -186,7 +187,7 @@ def _supervised(url: str, key: str, job: str, base: str, over: threading.Event) 
         },
     )
     sdk = tinker.ServiceClient(base_url=url, api_key=key, user_metadata={"slackwater_job": job})
-    with closing(sdk):
+    with closing(sdk, _CLOSE_S):
         client = sdk.create_lora_training_client(base_model=base, rank=4, seed=1)
         while not over.is_set():
             client.forward_backward([datum] * 8, "cross_entropy")
@@ -202,7 +203,7 @@ def _sampler(url: str, key: str, job: str, base: str, over: threading.Event) -> 
 
     sdk = tinker.ServiceClient(base_url=url, api_key=key, user_metadata={"slackwater_job": job})
     prompt, params = types.ModelInput.from_ints([5, 6, 7]), types.SamplingParams(max_tokens=200)
-    with closing(sdk):
+    with closing(sdk, _CLOSE_S):
         client = sdk.create_sampling_client(base_model=base)
         while not over.is_set():
             client.sample(prompt, 4, params).result(_WAIT_S)
