@@ -19,6 +19,8 @@ NEAR_WORST = 0.7
 # The part, as an exponent, of what shorter iterations leave that a plan may use. The rest is for
 # iterations that are longer than lately: at the whole, half of them would exceed their bound.
 SPENT = 1 / 3
+# Of a promised bound: a group may settle in another rhythm of its order than the one looked at.
+_MARGIN = 0.005
 _TOLERANCE = 1e-9
 
 
@@ -30,7 +32,7 @@ def planned_cap_s(spec: JobSpec, share: float) -> float:
     """
     bound_s = spec.slo * spec.profile.solo_s
     if spec.slo_scope == "iteration":
-        return bound_s
+        return max(bound_s * (1 - _MARGIN), spec.profile.solo_s)
     return bound_s / math.pow(share, SPENT) if share >= NEAR_WORST else math.inf
 
 
