@@ -18,7 +18,7 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
-from slackwater.policy.placement import interleaving
+from slackwater.policy.placement import interleaving, merging
 from slackwater.policy.placement.consolidation import (
     LEAST_GAIN,
     LEAST_GAIN_H,
@@ -30,7 +30,6 @@ from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
 from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
-from slackwater.policy.placement.merging import execute
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -165,6 +164,7 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
         saved.append((len(book.groups) < count, merger.gain / before))
         return moved
 
+    execute = merging.execute
     monkeypatch.setattr(interleaving, "execute", record)
     for seed in (6, 18, 28):
         policy = Interleaving(fleet())
