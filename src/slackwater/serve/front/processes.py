@@ -64,15 +64,22 @@ def fork_front_ends(
     count: int, listening: socket.socket, state: StateDirectory
 ) -> list[ForkedFront]:
     """The first front ends; none where a fork is not safe, and they are started as programs."""
-    if not has_one_thread():
+    if not (has_one_thread() and _can_watch_processes()):
         return []
     return [ForkedFront(listening, _log(state, number)) for number in range(count)]
 
 
+def _can_watch_processes() -> bool:
+    """Whether the kernel tells an event loop that a process has ended."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 def _serve_when_told(orders: int, listening: socket.socket, log: Path) -> None:
-    from slackwater.serve.front.__main__ import (
-        run_front,
-    )  # late: the control plane needs none of it
+    from slackwater.serve.front.__main__ import run_front  # the control plane needs none of it
 
     if folder := os.read(orders, _PATH_BYTES):
         run_front(Path(os.fsdecode(folder)), listening, log)
