@@ -113,10 +113,10 @@ def _parse(head: bytes) -> _Request:
     path += f"?{parts.query}" if parts.query else ""
     own = [f"{method} {path} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close"]
     lines = [each.encode("latin-1") for each in own]
-    return _Request(endpoint, b"\r\n".join([*lines, *_passed_on(headers), b"", b""]))
+    return _Request(endpoint, b"\r\n".join([*lines, *_filter_headers(headers), b"", b""]))
 
 
-def _passed_on(headers: Iterable[bytes]) -> Iterator[bytes]:
+def _filter_headers(headers: Iterable[bytes]) -> Iterator[bytes]:
     """The headers that the server gets; a line that servers read differently is refused."""
     for header in headers:
         name, colon, _ = header.partition(b":")

@@ -25,10 +25,6 @@ from pathlib import Path
 from slackwater.worker.process import secret
 
 IMPORTED_IN = os.getpid()
-PRELOADED_IN = []
-
-def preload():
-    PRELOADED_IN.append(os.getpid())
 
 def main():
     print(json.dumps({{
@@ -38,7 +34,6 @@ def main():
         "own": sorted(name for name in os.environ if name.startswith("OWN_")),
         "open": [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()],
         "imported_in": IMPORTED_IN,
-        "preloaded_in": PRELOADED_IN,
         "parent": os.getppid(),
         "random": random.random(),
     }}), flush=True)
@@ -131,7 +126,6 @@ def test_a_forked_worker_has_its_own_arguments_environment_log_and_status(
         assert found["open"].count(str(tmp_path / f"{name}.log")) == 2
         assert not [each for each in found["open"] if "socket" in each]
         assert (found["imported_in"], found["parent"]) == (pid_of(template), os.getpid())
-        assert set(found["preloaded_in"]) == {pid_of(template)}
     assert said(tmp_path, "a")["random"] != said(tmp_path, "b")["random"]
 
 

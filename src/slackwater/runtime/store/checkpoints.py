@@ -127,7 +127,7 @@ class CheckpointRoom:
         most = self._limits.limits_of(tenant).checkpoint_bytes(usage.total)
         if most is None:
             return
-        held = await self._store.call(lambda c: _held_bytes(c, tenant, path))
+        held = await self._store.call(lambda c: _sum_bytes(c, tenant, path))
         if held >= most:
             raise RefusedError(
                 f"path: tenant {tenant} keeps {held} bytes of checkpoints and may keep {most} "
@@ -135,7 +135,7 @@ class CheckpointRoom:
             )
 
 
-def _held_bytes(connection: Connection, tenant: TenantId, but: str) -> int:
+def _sum_bytes(connection: Connection, tenant: TenantId, but: str) -> int:
     columns = checkpoints.c
     held = sa.select(sa.func.sum(columns.size_bytes)).where(
         columns.tenant == tenant, columns.path != but
