@@ -155,7 +155,7 @@ class BusyTime:
         for (from_s, before), (to_s, after) in self._warm():
             ran_s.update({kind: after[kind] - before[kind] for kind in after})
             used_s.update(looks.used(from_s, to_s))
-        del used_s[HOST]
+        del used_s[HOST]  # a Counter: it need not be there
         own_s = sum(used_s[kind] for kind in _KINDS)
         with_beside = sum(used_s.values()) / own_s if own_s else 1.0
         return {

@@ -182,7 +182,7 @@ def test_processor_time_of_processes_that_have_ended_counts() -> None:
         log.look()
         found = log.looks.used(began_s, time.monotonic())
         parent.stdin.close()
-    del found["host"]
+    found.pop("host", None)  # what a virtual machine lost meanwhile
     assert 0.3 < sum(found.values()) < 5.0
 
 
