@@ -178,6 +178,7 @@ def test_processor_time_of_processes_that_have_ended_counts() -> None:
         assert parent.stdin is not None and parent.stdout is not None
         began_s = time.monotonic()
         log = ProcessorLog(parent)
+        log.look()
         assert parent.stdout.readline() == "ended\n"
         log.look()
         found = log.looks.used(began_s, time.monotonic())
