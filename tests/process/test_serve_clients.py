@@ -136,6 +136,18 @@ def test_samples_without_a_seed_differ_from_each_other_and_repeat_in_a_rerun(
     assert run() == first
 
 
+def test_many_samples_with_much_to_answer_are_all_answered(sdk: tinker.ServiceClient) -> None:
+    sampler = sdk.create_sampling_client(base_model="tiny")
+    params = types.SamplingParams(max_tokens=200, seed=1)
+    prompts = [types.ModelInput.from_ints([number, *TEXT]) for number in range(16)]
+    futures = [sampler.sample(prompt, 16, params) for prompt in prompts]
+    for future in futures:
+        sequences = future.result(timeout=120).sequences
+        assert len(sequences) == 16
+        assert all(sequence.logprobs is not None for sequence in sequences)
+        assert all(len(sequence.tokens) == len(sequence.logprobs or ()) for sequence in sequences)
+
+
 def test_log_probs_of_prompt_and_sample_agree(sdk: tinker.ServiceClient) -> None:
     sampler = sdk.create_sampling_client(base_model="tiny")
     prompt = types.ModelInput.from_ints(TEXT[:6])
