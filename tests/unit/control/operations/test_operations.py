@@ -13,12 +13,10 @@ from slackwater.control.operations import events as on
 from slackwater.control.operations.controller import OperationsController
 from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.operations.model_queue import ModelQueue
-from slackwater.control.operations.restarts import RestartPolicy
-from slackwater.control.operations.sessions import SessionTracker
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.model.ids import ModelId, RequestId, SessionId, TenantId, WorkerId
+from slackwater.model.ids import ModelId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import (
     NO_JOB,
     FaultOwner,
@@ -486,20 +484,3 @@ def test_any_kills_at_any_moment_change_no_answer(seed: int) -> None:
         for request, value in body.results.items()
     }
     assert answered == expected
-
-
-def test_a_session_goes_when_its_heartbeats_have_stopped_and_not_before() -> None:
-    book, session = SessionTracker(silent_after_s=300), SessionId("s")
-    book.touch(session, 0.0)
-    assert book.reap(299.0) == []
-    book.touch(session, 299.0)
-    assert book.reap(598.0) == []
-    assert book.reap(599.0) == [session]
-    assert not book.is_alive(session)
-
-
-def test_restarts_back_off_and_forgive_a_worker_that_lived() -> None:
-    policy = RestartPolicy(first_s=0.1, longest_s=1.0, healthy_after_s=20)
-    assert [policy.delay_s(deaths) for deaths in (1, 2, 3, 9)] == [0.1, 0.2, 0.4, 1.0]
-    assert policy.deaths_after(5, lived_s=3.0) == 6
-    assert policy.deaths_after(5, lived_s=30.0) == 1
