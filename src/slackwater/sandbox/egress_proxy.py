@@ -99,7 +99,7 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 def _parse(head: bytes) -> _Request:
     line, *headers = head.split(b"\r\n")
     words = line.decode("latin-1").split(" ")
-    if len(words) != 3:
+    if len(words) != 3 or len(line.splitlines()) != 1:
         raise ConfigError.of("request", words[0][:40], "must be METHOD TARGET VERSION")
     method, target, _ = words
     if method == "CONNECT":

@@ -215,6 +215,12 @@ def test_a_header_that_servers_read_differently_is_refused(header: bytes) -> Non
     assert ask_through_proxy("127.0.0.1:1", request).startswith(b"HTTP/1.1 400 Bad Request")
 
 
+@pytest.mark.parametrize("method", [b"GET/\nHost:elsewhere", b"GET\rX", b"\nGET"])
+def test_a_request_line_of_several_lines_is_refused(method: bytes) -> None:
+    request = method + b" http://127.0.0.1:1/ HTTP/1.1\r\nX: 1\r\n\r\n"
+    assert ask_through_proxy("127.0.0.1:1", request).startswith(b"HTTP/1.1 400 Bad Request")
+
+
 def test_a_killed_proxy_comes_back() -> None:
     if (why := bubblewrap_missing()) is not None:
         pytest.skip(f"this machine has no working bubblewrap: {why}")
