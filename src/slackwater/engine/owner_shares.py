@@ -8,7 +8,8 @@ step may take half longer until then, but not more. Where a step's fixed part ou
 as on a GPU, no owner is throttled.
 
 Prompts are also charged by time, since they leave the path of pure decoding: an owner whose prompts
-took more than the others' waits with the next one until others have decoded four times as long.
+took more than the others' waits with the next one until others have decoded for ten times as long,
+or twice while one of them has no request.
 Owners with equally many prompts do not throttle each other, and an owner's only request does not
 wait: a prompt that was cut in two would wait between its parts.
 """
