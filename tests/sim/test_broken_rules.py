@@ -11,11 +11,10 @@ from slackwater.control.coschedule.permits import Permits
 from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_cycle import PhaseCycle
 from slackwater.control.devices.messages import GrantDevices
-from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.jobs.registry import JobRegistry
 from slackwater.control.lending.lender import Lender
-from slackwater.control.operations.controller import OperationsController
+from slackwater.control.operations.controller import DeviceOwnership, OperationsController
 from slackwater.control.operations.events import TrainerLost
 from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.operations_state import OperationsState

@@ -18,7 +18,6 @@ from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.devices.allocator import DeviceAllocator
-from slackwater.control.devices.ownership import DeviceOwnership
 from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEvent
 from slackwater.control.jobs import driver_events
 from slackwater.control.jobs import events as job_events
@@ -27,7 +26,11 @@ from slackwater.control.jobs.registry import JobRegistry
 from slackwater.control.lending import demand
 from slackwater.control.lending.lender import REVIEW, LendingController
 from slackwater.control.operations import events as operation_events
-from slackwater.control.operations.controller import OPERATIONS, OperationsController
+from slackwater.control.operations.controller import (
+    OPERATIONS,
+    DeviceOwnership,
+    OperationsController,
+)
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.rollout import events as rollout_events
 from slackwater.control.rollout.commands import ReleaseInstance

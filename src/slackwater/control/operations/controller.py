@@ -3,21 +3,27 @@
 Invariants: a model's operations run in order; a trainer does one thing at a time; a model's state
 is used only if it is the saved state plus the whole log, applied in order; a request ends exactly
 once. `state_recovery.py` brings a model's state to a trainer.
+
+An order leaves through `DeviceOwnership`, when its trainer has its devices.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import assert_never
 
+from slackwater.control.devices.messages import DeviceCommand, DeviceEvent, GrantDevices
+from slackwater.control.jobs.events import JobTrained
 from slackwater.control.operations import commands, events
-from slackwater.control.operations.facts import DispatchDue
+from slackwater.control.operations.facts import DispatchDue, OpEnded
 from slackwater.control.operations.flights import Flight, Replay, Restore, RunHead, SnapshotFlight
 from slackwater.control.operations.model_queue import ModelQueue, Residency
 from slackwater.control.operations.operations_state import OperationsState
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.operations.state_recovery import StateRecovery
+from slackwater.control.steps.events import DevicesAsked, DevicesGranted, DevicesReturned
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.model.ids import JobId, ModelId, NodeId, TenantId, WorkerId
+from slackwater.model.ids import JobId, ModelId, NodeId, RequestId, TenantId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind
 
 OPERATIONS = ("gap:", "move:")  # prefixes of its timers' names
@@ -325,3 +331,79 @@ class OperationsController:
 
     def check_integrity(self) -> None:
         self._state.check_integrity()
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningWork:
+    """What a trainer does with its devices; an optimizer step `ends_step`."""
+
+    ticket: int
+    job: JobId | None
+    waited_s: float
+    ends_step: bool
+
+
+class DeviceOwnership:
+    """Holds a trainer's order back until the step tracker has granted its devices, and charges the
+    time for which the trainer has them to its job.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[WorkerId, commands.StartWork] = {}
+        self._running: dict[WorkerId, _RunningWork] = {}
+        self._submitted_s: dict[RequestId, float] = {}
+
+    def handle(self, event: DeviceEvent) -> Sequence[DeviceCommand]:
+        """Take one event; return what follows, in order."""
+        match event:
+            case events.OpSubmitted(now_s, operation):
+                self._submitted_s[operation.request] = now_s
+            case OpEnded(_, _, request):
+                self._submitted_s.pop(request, None)
+            case commands.StartWork(now_s, worker, job):
+                self._waiting[worker] = event
+                return (DevicesAsked(now_s, worker, job),)
+            case DevicesGranted(now_s, trainer):
+                return (self._start(trainer, now_s),)
+            case events.TrainerLost(_, worker):
+                self._waiting.pop(worker, None)
+                self._running.pop(worker, None)
+            case _:
+                return self._finish(event)
+        return ()
+
+    def holders(self) -> dict[WorkerId, JobId | None]:
+        """The trainers with an order, and the jobs that it is for."""
+        return {worker: work.job for worker, work in self._running.items()}
+
+    def _start(self, trainer: WorkerId, now_s: float) -> DeviceCommand:
+        work = self._waiting.pop(trainer, None)
+        if work is None:
+            return GrantDevices(trainer)
+        order = work.order
+        since_s, ends_step = now_s, False
+        if isinstance(order, commands.RunOp):
+            since_s = self._submitted_s.pop(order.operation.request, now_s)
+            ends_step = order.operation.kind is OpKind.OPTIM_STEP and not order.replay
+        running = _RunningWork(order.ticket, work.job, now_s - since_s, ends_step)
+        self._running[trainer] = running
+        return order
+
+    def _finish(
+        self, event: events.TicketDetached | events.TicketDone | events.TicketFailed
+    ) -> Sequence[DeviceCommand]:
+        """Return the devices, unless the report is on other work than they were granted for."""
+        now_s, work = event.now_s, self._running.get(event.worker)
+        if work is None or work.ticket != event.ticket:
+            return ()
+        del self._running[event.worker]
+        elapsed_s = 0.0 if isinstance(event, events.TicketFailed) else event.elapsed_s
+        ends_step = work.ends_step and isinstance(event, events.TicketDone)
+        returned = DevicesReturned(now_s, event.worker, elapsed_s, ends_step)
+        if work.job is None:
+            return (returned,)
+        return JobTrained(now_s, work.job, elapsed_s, work.waited_s, ends_step), returned
+
+    def check_integrity(self) -> None:
+        both = self._waiting.keys() & self._running.keys()
+        assert not both, f"{both} have an order and wait for another"
