@@ -28,7 +28,7 @@ def test_a_manager_that_forgets_to_roll_back_a_lie_is_caught(
 ) -> None:
     monkeypatch.setattr(LiveTurn, "roll_back", lambda self: None)
     monkeypatch.setattr(
-        "slackwater.control.rollout.ownership.Ownership._contradiction",
+        "slackwater.control.rollout.manager.Ownership._contradiction",
         staticmethod(lambda turn, event, limit: None),
     )
     with pytest.raises(AssertionError):
