@@ -35,7 +35,7 @@ class _PlaneCollector(Collector):
             yield self._memory()
             yield self._stages()
         if self._tenant is not None:
-            for metric in (self._jobs(), *self._plane.meters.registry.collect()):
+            for metric in (self._jobs(), *self._plane.meters.collect()):
                 if (visible := self._visible(metric)) is not None:
                     yield visible
 
