@@ -68,11 +68,6 @@ def measures_of(record: Path, looks: ProcessorLooks) -> AloneMeasures:
     return seen.measures(looks)
 
 
-def _quick(took_s: list[float]) -> float:
-    """The median of the quicker half: some of the others compile."""
-    return median(sorted(took_s)[: (len(took_s) + 1) // 2])
-
-
 def _warm(ended: list[tuple[float, float]], windows: list[tuple[float, float]]) -> list[float]:
     """What took so long and ended in these windows; all of it if nothing did."""
     warm = [took_s for at_s, took_s in ended if any(a <= at_s <= b for a, b in windows)]
@@ -111,7 +106,7 @@ class _Alone:
         return AloneMeasures(
             fmean(took["step"]),
             fmean(took["action"]),
-            {kind: _quick(took[f"pull {kind}"]) for kind in kinds},
+            {kind: fmean(took[f"pull {kind}"]) for kind in kinds},
             median(took["loan"]),
             median(took["handover"]),
             median(took["sync"]),

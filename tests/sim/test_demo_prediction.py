@@ -87,10 +87,13 @@ def iteration(start_s: float) -> tuple[list[str], list[str]]:
     update = {"RunOp": {"ticket": start_s, "operation": {"kind": "optim_step"}}}
     save = {"RunOp": {"ticket": start_s + 1, "operation": {"kind": "save_weights"}}}
     borrowed = {"instance": engine, "kind": "borrowed", "max_running": 3}
+    slow = {"instance": "slow~1", "version": version}
     fleet = [
         line("TurnSubmitted", start_s, lend, spec=spec),
         line("InstanceJoined", start_s + 0.5, {"PullVersion": pull}, spec=borrowed),
+        line("InstanceJoined", start_s + 0.5, {"PullVersion": slow}, spec={**borrowed, **slow}),
         line("InstanceReady", start_s + 0.75, sent, **pull),
+        line("InstanceReady", start_s + 1.25, {}, **slow),
         line("TurnEnded", start_s + 1.75, {}, attempt=start_s, total_tokens=3),
         line("OpSubmitted", start_s + 4.5, update, operation={"kind": "optim_step"}),
         line("TicketDone", start_s + 5.5, save, ticket=start_s),
@@ -137,7 +140,7 @@ def test_a_record_says_what_jobs_took_alone_and_nothing_of_what_they_took_togeth
     tmp_path: Path,
 ) -> None:
     assert measures_of(record(tmp_path), seen()) == AloneMeasures(
-        *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.25}, 0.5),
+        *(0.25, 2.0, {"dedicated": 0.125, "borrowed": 0.5}, 0.5),
         *(0.25, 2.5, 1.0, 0.125, 0.5),
         *(3, 3, 1),
         {"engine": 1.0, "serving": 0.0, "trainer": 0.0, "action": 0.0},
