@@ -8,6 +8,8 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from first_tables import checkpoints, operations
+from first_tables import metadata as first
 from msgspec import structs
 
 from slackwater.model.action import ActionSpec, EnvironmentSpec
@@ -23,11 +25,6 @@ from slackwater.runtime.store.action_log import (
     open_environments,
 )
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.migrations.versions.v0001_first_tables import (
-    checkpoints,
-    operations,
-)
-from slackwater.runtime.store.migrations.versions.v0001_first_tables import metadata as first
 from slackwater.runtime.store.op_payloads import FORMAT, LoadPayload
 from slackwater.runtime.store.schema import metadata
 from slackwater.runtime.store.schema import operations as operations_now
