@@ -142,9 +142,8 @@ class _Job:
         import torch
 
         from slackwater.nets.config import NetConfig
-        from slackwater.nets.lora import LoraAdapter, LoraSpec
+        from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
         from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.weight_lane import lora_meta
 
         spec = LoraSpec(RANK, seed=crc32(version.encode()))
         adapter = LoraAdapter.create(spec, NetConfig.from_directory(self._paths.model))

@@ -26,12 +26,12 @@ from benchmarks.options import BenchOptions
 from slackwater.model.errors import ConfigError
 from slackwater.model.sampling import Sampling
 from slackwater.nets.loading import load_net, net_config, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.worker.engine_server.adapter import free_port, run_server, wait_until_healthy
 from slackwater.worker.engine_server.versions import VersionDirectories
 from slackwater.worker.engine_server.vllm import VllmServer
-from slackwater.worker.weight_lane import WeightLane, lora_meta
+from slackwater.worker.puller import WeightLane
 from slackwater.zoo.sources import is_model, models_directory
 
 _BASE = "base"

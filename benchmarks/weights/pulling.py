@@ -28,12 +28,12 @@ from slackwater.model.payload import Payload
 from slackwater.model.sampling import Sampling
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.lora import lora_meta
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.client import RelayClient
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.publisher import RelayPublisher
-from slackwater.worker.puller import VersionPuller
-from slackwater.worker.weight_lane import WeightLane, lora_meta
+from slackwater.worker.puller import VersionPuller, WeightLane
 
 _SECRET = "of this measurement"
 _REQUESTS = 8

@@ -14,10 +14,11 @@ from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
 from slackwater.nets.loading import load_net, net_tensors
+from slackwater.nets.lora import lora_meta
 from slackwater.nets.ranks import RankPlan, Ranks
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.worker.engine_worker import follow_engine, new_engine, new_ranked_engine
-from slackwater.worker.weight_lane import RankLane, lora_meta
+from slackwater.worker.puller import RankLane
 
 SIZE: dict[str, Any] = {"kv_mb": 4, "max_running": 8}
 TURNS, TURN_TOKENS = 8, 32

@@ -64,8 +64,8 @@ class ServerBench:
     def publish_other(self, version: str, seed: int = 99) -> Path:
         """Another random model of the same shape, as a published version and as a directory."""
         from slackwater.nets.loading import load_net, net_tensors
+        from slackwater.nets.lora import lora_meta
         from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.weight_lane import lora_meta
 
         other = self.folder / version
         make_model("tiny", other, seed=seed)
@@ -79,9 +79,8 @@ class ServerBench:
         from safetensors.torch import save_file
 
         from slackwater.nets.loading import load_net
-        from slackwater.nets.lora import LoraAdapter, LoraSpec
+        from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
         from slackwater.weights.directory import DirectoryWeightStore
-        from slackwater.worker.weight_lane import lora_meta
 
         spec = LoraSpec(8, seed=seed)
         tensors = LoraAdapter.create(spec, load_net(self.model).config).tensors

@@ -5,7 +5,7 @@ Names are peft's (`base_model.model.<layer>.lora_A.weight`), so that adapters mo
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -77,6 +77,17 @@ class LoraSpec:
         return adapter_config(
             self.rank, self.alpha, attn=self.attn, mlp=self.mlp, unembed=self.unembed
         )
+
+
+def lora_meta(lora: LoraSpec | None) -> dict[str, Any]:
+    """The `meta` of a version: whether its tensors are an adapter, and of which shape."""
+    return {"lora": None if lora is None else asdict(lora)}
+
+
+def lora_of(meta: Mapping[str, Any]) -> LoraSpec | None:
+    """The adapter's shape that `lora_meta` wrote, or None for whole weights."""
+    lora = meta.get("lora")
+    return None if lora is None else LoraSpec(**lora)
 
 
 def _factors(layer: str) -> tuple[str, str]:

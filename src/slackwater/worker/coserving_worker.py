@@ -30,7 +30,7 @@ from slackwater.worker.engine_worker import EngineWorker, heartbeat_gauges, text
 from slackwater.worker.files import NodeFiles, node_files
 from slackwater.worker.loan import Activation, LentDevice, Loan
 from slackwater.worker.process import address_of, dial, engine_parser, pin, run_worker, secret
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.puller import WeightLane
 
 logger = logging.getLogger(__name__)
 _IDLE_PAUSE_S = 0.002  # pause when there is work but the budget allows no step

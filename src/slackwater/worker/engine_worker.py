@@ -33,9 +33,8 @@ from slackwater.wire.tokens import TurnFinished, encode_tokens
 from slackwater.worker.connection import Connection
 from slackwater.worker.files import WeightStore, node_files
 from slackwater.worker.process import dial, engine_parser, pin, run_worker, secret
-from slackwater.worker.puller import VersionPuller
+from slackwater.worker.puller import RankLane, VersionPuller, WeightLane, weight_lane
 from slackwater.worker.turn_history import TurnHistory
-from slackwater.worker.weight_lane import RankLane, WeightLane, weight_lane
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from slackwater.worker.connection import Connection, DisconnectedError, HasFilen
 from slackwater.worker.engine_worker import EngineWorker, heartbeat_gauges
 from slackwater.worker.files import NodeFiles
 from slackwater.worker.process import pin, secret
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.puller import WeightLane
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from slackwater.model.device import CUDA
 from slackwater.model.errors import NotFoundError, SlackwaterError, UnavailableError
 from slackwater.model.residency import DISK_MB
 from slackwater.model.uri import part_of
-from slackwater.nets.lora import LoraSpec
+from slackwater.nets.lora import LoraSpec, lora_meta
 from slackwater.nets.ranks import RankPlan, Ranks, exit_at_once
 from slackwater.state.client import SOCKET_VARIABLE, StateClient
 from slackwater.state.device import DeviceTier
@@ -44,7 +44,6 @@ from slackwater.worker.process import (
 from slackwater.worker.publishing import Publication, VersionPublisher
 from slackwater.worker.rank_link import RankLink
 from slackwater.worker.state_service import MOVED
-from slackwater.worker.weight_lane import lora_meta
 
 logger = logging.getLogger(__name__)
 _SEQUENCED_OPS = (

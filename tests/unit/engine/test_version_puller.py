@@ -14,11 +14,10 @@ from slackwater.engine.engine import Engine
 from slackwater.engine.request import GenerationRequest
 from slackwater.model.sampling import Sampling
 from slackwater.nets.loading import net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.wire import messages
-from slackwater.worker.puller import VersionPuller
-from slackwater.worker.weight_lane import WeightLane, lora_meta
+from slackwater.worker.puller import VersionPuller, WeightLane
 
 DEADLINE_S = 60.0
 

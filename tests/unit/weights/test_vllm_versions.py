@@ -12,14 +12,14 @@ from torch import Tensor
 
 from slackwater.model.payload import Payload
 from slackwater.nets.loading import load_net, net_config, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.relay.host_copy import host_version
 from slackwater.weights.relay.node_relay import NodeRelay
 from slackwater.weights.relay.publisher import RelayPublisher
 from slackwater.worker.engine_server.mapped_files import MappedFiles
 from slackwater.worker.engine_server.versions import VersionDirectories
-from slackwater.worker.weight_lane import WeightLane, lora_meta
+from slackwater.worker.puller import WeightLane
 from slackwater.zoo.tiny import make_model
 
 SECRET = b"of this fleet"

@@ -21,13 +21,12 @@ from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_tensors
-from slackwater.nets.lora import LoraAdapter, LoraSpec
+from slackwater.nets.lora import LoraAdapter, LoraSpec, lora_meta
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.runtime.store.checkpoints import EXTERNAL, Checkpoint
 from slackwater.serve.tinker.weight_files import weight_files
 from slackwater.weights.directory import DirectoryWeightStore
 from slackwater.weights.joined_file import ExportCatalog
-from slackwater.worker.weight_lane import lora_meta
 from slackwater.zoo.directory import write_model
 from slackwater.zoo.exported import write_merged, write_untied
 from slackwater.zoo.tiny import byte_tokenizer_files

@@ -34,7 +34,7 @@ from slackwater.worker.engine_server.versions import VersionDirectories, require
 from slackwater.worker.engine_server.vllm import VllmServer
 from slackwater.worker.files import node_files
 from slackwater.worker.process import dial, engine_parser, pin, run_worker, secret
-from slackwater.worker.weight_lane import weight_lane
+from slackwater.worker.puller import weight_lane
 
 _START_WITHIN_S = 600.0
 _HEALTH_EVERY_S = 2.0

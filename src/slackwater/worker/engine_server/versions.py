@@ -28,10 +28,10 @@ from torch import Tensor, zeros
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.payload import Payload
 from slackwater.nets.loading import net_config
-from slackwater.nets.lora import LoraSpec
+from slackwater.nets.lora import LoraSpec, lora_of
 from slackwater.tensors.checked_file import FOR_TRANSFORMERS, file_entries
 from slackwater.weights.relay.memory import SharedMap, allocate_shared
-from slackwater.worker.weight_lane import WeightLane, lora_of
+from slackwater.worker.puller import WeightLane
 from slackwater.zoo.exported import write_merged, write_untied
 
 _TIED = "tie_word_embeddings"

@@ -26,7 +26,7 @@ from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.node_relay import FetchOutcome, NodeRelay
 from slackwater.weights.relay.peers import RelayPeer
 from slackwater.weights.relay.publisher import RelayPublisher
-from slackwater.worker.weight_lane import WeightLane
+from slackwater.worker.puller import WeightLane
 
 DEADLINE_S = 120.0
 
