@@ -25,8 +25,7 @@ from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.steps.events import DevicesGranted
 from slackwater.control.weights.commands import DeleteVersion, DropVersion
-from slackwater.control.weights.director import WeightDirector
-from slackwater.control.weights.pulls import PullScheduler
+from slackwater.control.weights.director import PullScheduler, WeightDirector
 from slackwater.model.placement import Phase
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.sim.fleet import context
