@@ -13,6 +13,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraAdapter
 
 Spans: TypeAlias = tuple[tuple[int, int, LoraAdapter], ...]  # rows from, to, and their adapter
+Sampled: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float32]]  # by row: token, log-prob
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,11 @@ class SamplingColumns:
 class Executor(Protocol):
     """A device that holds the cache of one model shape.
 
-    `begins_ahead`: it can start a decode step before the host has read the previous step's tokens.
+    `begins_ahead`: it can start a decode step before the host has read the previous step's tokens,
+    and then has a `decode` of its own.
     """
 
-    begins_ahead: bool
+    begins_ahead: bool = False
     block_tokens: int
     block_bytes: int
     arena: PageArena
@@ -93,34 +95,17 @@ class Executor(Protocol):
         tables: NDArray[np.int32],
         columns: SamplingColumns,
         ahead: NDArray[np.float32] | None = None,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[Tensor, *Sampled]:
         """A step that samples every row: the logits, and a token with its log-prob for each row.
 
         `ahead` are the rows' uniform numbers for the next step. If they are given, the executor may
         start that step at once: every row has a block for it, and the caller ignores these logits.
         """
+        logits = self.logits(net, batch, tables)
+        return logits, *self.sample(logits, columns)
 
-    def sample(
-        self, logits: Tensor, columns: SamplingColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Sampled:
         """A token and its log-prob for each row."""
 
     def close(self) -> None:
         """Free the cache's memory; the executor is not used again."""
-
-
-class StepwiseDecode:
-    """`decode` for executors that never start a step ahead."""
-
-    begins_ahead = False
-
-    def decode(
-        self: Executor,
-        net: CausalLM,
-        batch: RowBatch,
-        tables: NDArray[np.int32],
-        columns: SamplingColumns,
-        ahead: NDArray[np.float32] | None = None,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
-        logits = self.logits(net, batch, tables)
-        return logits, *self.sample(logits, columns)

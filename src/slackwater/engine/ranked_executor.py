@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.executor import Executor, RowBatch, SamplingColumns, StepwiseDecode
+from slackwater.engine.executor import Executor, RowBatch, Sampled, SamplingColumns
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import empty_like
 from slackwater.nets.lora import LoraAdapter, LoraSpec
@@ -34,7 +34,7 @@ class RankSlices(dict[str, Tensor]):
         self.version = version
 
 
-class RankedExecutor(StepwiseDecode):
+class RankedExecutor(Executor):
     """Rank 0's executor: `inner` computes rank 0's own part.
 
     Calls may come from two threads (see `Executor.write`); the ranks execute them one by one.
@@ -81,9 +81,7 @@ class RankedExecutor(StepwiseDecode):
             self._broadcast_call("logits", fields, arrays)
             return self._inner.logits(net, batch, tables)
 
-    def sample(
-        self, logits: Tensor, columns: SamplingColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Sampled:
         return self._inner.sample(logits, columns)
 
     def send_heartbeat(self) -> None:

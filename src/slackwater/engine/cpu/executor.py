@@ -14,7 +14,7 @@ from slackwater.engine.cpu.attention import BLOCK_TOKENS
 from slackwater.engine.cpu.compiled import compile_loop, exp_nonpositive, lane_max, lane_sum
 from slackwater.engine.cpu.forward_pass import CpuForwardPass, PagedRows
 from slackwater.engine.cpu.weights import AdapterSpan, LibraryWeight, PanelWeight, SiteAdapters
-from slackwater.engine.executor import RowBatch, SamplingColumns, Spans, StepwiseDecode
+from slackwater.engine.executor import Executor, RowBatch, Sampled, SamplingColumns, Spans
 from slackwater.engine.pages import HostPagePool, PageArena, PagePool, host_view
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
@@ -109,9 +109,7 @@ def _draw_truncated_rows(
     return chosen
 
 
-def sample(
-    logits: NDArray[np.float32], columns: SamplingColumns
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def sample(logits: NDArray[np.float32], columns: SamplingColumns) -> Sampled:
     """Tokens and log-probs, row by row; a log-prob is from before top-k and top-p."""
     tokens = np.empty(logits.shape[0], np.int64)
     logprobs = np.empty(logits.shape[0], np.float32)
@@ -120,7 +118,7 @@ def sample(
     return tokens, logprobs
 
 
-class CpuExecutor(StepwiseDecode):
+class CpuExecutor(Executor):
     """Runs rows through a model on one core, or on as many threads as PyTorch may use."""
 
     block_tokens = BLOCK_TOKENS
@@ -169,9 +167,7 @@ class CpuExecutor(StepwiseDecode):
         scores = run.logits(hidden, self._spans(batch.logit_row_spans()))
         return net.gather_logits(torch.from_numpy(scores))
 
-    def sample(
-        self, logits: Tensor, columns: SamplingColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Sampled:
         return sample(logits.numpy(), columns)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from slackwater.engine.cuda.attention import (
 from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.sampling import launch_sampling
 from slackwater.engine.cuda.step_shape import QueuedStep, SlotSpans, StepShape, graph_rows
-from slackwater.engine.executor import RowBatch, SamplingColumns
+from slackwater.engine.executor import RowBatch, Sampled, SamplingColumns
 
 _WARM_UPS = 2
 _FEW_ROWS = 64
@@ -127,7 +127,7 @@ class DecodeGraphs:
         host.copy_(step.answer.view(-1), non_blocking=True)
         buffer.answer_copied.record()
 
-    def fetch(self, step: QueuedStep) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def fetch(self, step: QueuedStep) -> Sampled:
         """Wait for a step's answer: the tokens and log-probs of its rows."""
         buffer = self._buffers[step.buffer]
         buffer.answer_copied.synchronize()

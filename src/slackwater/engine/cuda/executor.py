@@ -34,7 +34,7 @@ from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
 from slackwater.engine.cuda.sampling import CudaSampler
 from slackwater.engine.cuda.step_shape import QueuedStep
-from slackwater.engine.executor import RowBatch, SamplingColumns, Spans
+from slackwater.engine.executor import Executor, RowBatch, Sampled, SamplingColumns, Spans
 from slackwater.engine.pages import PageArena, PagePool
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
@@ -97,7 +97,7 @@ def _can_copy_bytes(target: Tensor, source: Tensor) -> bool:
     return source.device.type == "cpu" and alike and laid_out
 
 
-class CudaExecutor:
+class CudaExecutor(Executor):
     """Rows through a model, or a rank's part of one, on one GPU.
 
     Steps of several ranks are all eager (`logits`): gloo cannot be captured in a graph.
@@ -210,7 +210,7 @@ class CudaExecutor:
         tables: NDArray[np.int32],
         columns: SamplingColumns,
         ahead: NDArray[np.float32] | None = None,
-    ) -> tuple[Tensor, NDArray[np.int64], NDArray[np.float32]]:
+    ) -> tuple[Tensor, *Sampled]:
         model = self._passes[net]
         spans = [(start, stop, self._adapters[adapter]) for start, stop, adapter in batch.spans]
         step, self._queued = self._queued, None
@@ -237,9 +237,7 @@ class CudaExecutor:
             self._queued = queued
         return logits, tokens, logprobs
 
-    def sample(
-        self, logits: Tensor, columns: SamplingColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Sampled:
         return self._sampler.sample(logits, columns)
 
     def close(self) -> None:

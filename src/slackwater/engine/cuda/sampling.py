@@ -3,11 +3,10 @@
 import numpy as np
 import torch
 import triton
-from numpy.typing import NDArray
 from torch import Tensor
 
 from slackwater.engine.cuda.row_kernels import chunk_kernel, sample_kernel
-from slackwater.engine.executor import SamplingColumns
+from slackwater.engine.executor import Sampled, SamplingColumns
 
 _BLOCK = 4096
 
@@ -36,9 +35,7 @@ class CudaSampler:
         self._device = device
 
     @torch.inference_mode()
-    def sample(
-        self, logits: Tensor, columns: SamplingColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Sampled:
         numbers = torch.from_numpy(np.stack((columns.temperature, columns.uniform)))
         numbers = numbers.to(self._device)
         answer = torch.empty(2, len(logits), dtype=torch.int32, device=self._device)
