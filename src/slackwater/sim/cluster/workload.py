@@ -3,7 +3,7 @@ results.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from slackwater.model.errors import ConfigError
 from slackwater.model.job import SloScope
@@ -11,16 +11,13 @@ from slackwater.model.job import SloScope
 Mix = Literal["balanced", "rollout_heavy", "train_heavy", "mixed"]
 
 
-def _check(where: str, jobs: int, slo_low: float, slo_high: float, **positive: float) -> None:
-    if jobs <= 0:
-        raise ConfigError.of(f"{where}: jobs", jobs, "must be above 0")
-    if not 1 <= slo_low <= slo_high:
-        raise ConfigError.of(
-            f"{where}: slo_low", slo_low, "must be at least 1 and at most slo_high"
-        )
-    for name, value in positive.items():
-        if value <= 0:
-            raise ConfigError.of(f"{where}: {name}", value, "must be above 0")
+def _check(workload: Any, *positive: str) -> None:
+    for name in ("jobs", *positive):
+        if getattr(workload, name) <= 0:
+            raise ConfigError.of(f"workload: {name}", getattr(workload, name), "must be above 0")
+    if not 1 <= workload.slo_low <= workload.slo_high:
+        fix = "must be at least 1 and at most slo_high"
+        raise ConfigError.of("workload: slo_low", workload.slo_low, fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +39,7 @@ class ProductionWorkload:
     slo_scope: SloScope = "job"
 
     def __post_init__(self) -> None:
-        _check(
-            "workload",
-            self.jobs,
-            self.slo_low,
-            self.slo_high,
-            span_s=self.span_s,
-            mean_duration_s=self.mean_duration_s,
-        )
+        _check(self, "span_s", "mean_duration_s")
         if not 0 <= self.multi_turn_share <= 1:
             raise ConfigError.of(
                 "workload: multi_turn_share", self.multi_turn_share, "must lie between 0 and 1"
@@ -74,15 +64,7 @@ class ProfileWorkload:
     arrivals: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check(
-            "workload",
-            self.jobs,
-            self.slo_low,
-            self.slo_high,
-            span_s=self.span_s,
-            mean_duration_s=self.mean_duration_s,
-            max_duration_s=self.max_duration_s,
-        )
+        _check(self, "span_s", "mean_duration_s", "max_duration_s")
         for number, (arrival_s, duration_s) in enumerate(self.arrivals):
             if arrival_s < 0 or duration_s <= 0:
                 raise ConfigError.of(
@@ -106,11 +88,4 @@ class CycleWorkload:
     slo_high: float = 1.5
 
     def __post_init__(self) -> None:
-        _check(
-            "workload",
-            self.jobs,
-            self.slo_low,
-            self.slo_high,
-            span_s=self.span_s,
-            mean_iterations=self.mean_iterations,
-        )
+        _check(self, "span_s", "mean_iterations")
