@@ -63,7 +63,9 @@ def test_the_index_of_conversations_is_bounded() -> None:
 
     def end_turn(number: int) -> None:
         sampled = array("I", [number] * 8)
-        index.record_turn("v1", prompt, sampled, TrajectoryId(f"turn-{number}"), 0.0)
+        _, prompt_end = index.find_continued("v1", prompt)
+        index.record_turn(prompt_end, sampled, TrajectoryId(f"turn-{number}"), 0.0)
 
     assert bytes_each(end_turn) < 50
-    assert index.find_continued("v1", prompt + array("I", [_FIRST] * 8)) == f"turn-{_FIRST}"
+    found, _ = index.find_continued("v1", prompt + array("I", [_FIRST] * 8))
+    assert found == f"turn-{_FIRST}"

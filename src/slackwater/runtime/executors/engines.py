@@ -23,7 +23,7 @@ from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.executors.recent_trajectories import RecentTrajectories
 from slackwater.runtime.executors.relays import RelayExecutor
 from slackwater.runtime.executors.serving import ServingExecutor
-from slackwater.runtime.executors.trajectory_index import TrajectoryIndex
+from slackwater.runtime.executors.trajectory_index import PromptEnd, TrajectoryIndex
 from slackwater.runtime.executors.turn_results import TurnListener
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
@@ -38,25 +38,27 @@ logger = logging.getLogger(__name__)
 
 _MAX_HELD_BYTES = 8 * messages.MAX_HELD_TOKENS + 1024 * messages.MAX_HELD_TURNS  # of an engine
 
-EngineCommand: TypeAlias = (
-    commands.AppendTokens
-    | commands.StreamTokens
-    | commands.CompleteTurn
-    | commands.FailTurn
-    | commands.DispatchTurn
+InstanceCommand: TypeAlias = (  # that becomes a message to the instance
+    commands.DispatchTurn
     | commands.AbortTurn
-    | commands.ReleaseInstance
+    | weight_commands.PullVersion
+    | weight_commands.DropVersion
+)
+OtherCommand: TypeAlias = (
+    commands.ReleaseInstance
     | commands.ReportFault
     | commands.EndSeeding
     | commands.ResumeSeeding
     | commands.LimitInstances
     | step_commands.StartEngine
     | step_commands.RestEngine
-    | weight_commands.PullVersion
-    | weight_commands.DropVersion
     | weight_commands.DeleteVersion
     | job_commands.PlaceJob
 )
+TurnReport: TypeAlias = (
+    commands.AppendTokens | commands.StreamTokens | commands.CompleteTurn | commands.FailTurn
+)
+EngineCommand: TypeAlias = TurnReport | InstanceCommand | OtherCommand
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,6 +72,17 @@ class EngineHooks:
     delete_version: Callable[[str], None] = lambda version: None
     find_place: Callable[[WorkerId], NodeId | None] = lambda worker: None
     turns_returned: Callable[[WorkerId], None] = lambda worker: None
+
+
+@dataclasses.dataclass(slots=True)
+class _OpenTurn:
+    """A turn that has not ended. `has_streamed`: its first tokens were passed on."""
+
+    spec: TurnSpec
+    listener: TurnListener
+    prompt_end: PromptEnd
+    since_s: float
+    has_streamed: bool = False
 
 
 class EngineExecutor:
@@ -86,13 +99,10 @@ class EngineExecutor:
         slo: SloTracker | None = None,
     ) -> None:
         self._meters = meters or Meters()
-        self._since_s: dict[TurnId, float] = {}
-        self._streaming: set[TurnId] = set()
         self._hub = hub
         self._hooks = hooks
         self.feed = driver.feed
-        self._listeners: dict[TurnId, TurnListener] = {}
-        self._specs: dict[TurnId, TurnSpec] = {}
+        self._open: dict[TurnId, _OpenTurn] = {}
         self._trajectories = TrajectoryIndex()
         self.recent = RecentTrajectories()
         self.relays = RelayExecutor(hub, driver)
@@ -102,7 +112,12 @@ class EngineExecutor:
         self._topk: dict[WorkerId, list[list[tuple[int, float]]]] = {}
         self.lending = lending
         self.slo = slo
-        driver.register(self._execute, EngineCommand.__args__)
+        driver.register(self._complete, (commands.CompleteTurn,))
+        driver.register(self._append, (commands.AppendTokens,))
+        driver.register(self._stream, (commands.StreamTokens,))
+        driver.register(self._fail, (commands.FailTurn,))
+        driver.register(self._send, InstanceCommand.__args__)
+        driver.register(self._execute, OtherCommand.__args__)
 
     # ---- for the service ----
     def submit(
@@ -117,23 +132,22 @@ class EngineExecutor:
         `arrived_s`: when the user's request came, if a user waits for the first token. `returned`:
         what an engine generated of the turn for an earlier control plane.
         """
-        known = self._trajectories.find_continued(spec.version, spec.prompt)
+        known, prompt_end = self._trajectories.find_continued(spec.version, spec.prompt)
         if known is not None:
             spec = dataclasses.replace(spec, trajectory=known)
-        since_s = loop_time() if arrived_s is None else arrived_s
+        now_s = loop_time()
+        since_s = now_s if arrived_s is None else arrived_s
         slo, waits = self.slo, arrived_s is not None
         if slo is not None and waits and spec.base_model == slo.model:
             spec = dataclasses.replace(spec, stream=True)  # so that its first token is seen
             slo.record_arrival(spec.turn, since_s, len(spec.prompt))
-        self._listeners[spec.turn] = listener
-        self._specs[spec.turn] = spec
-        self._since_s[spec.turn] = since_s
+        self._open[spec.turn] = _OpenTurn(spec, listener, prompt_end, since_s)
         if returned is None or not _is_believable(returned, spec):
-            self.feed(events.TurnSubmitted(loop_time(), spec))
+            self.feed(events.TurnSubmitted(now_s, spec))
             return
         tokens = np.frombuffer(returned.tokens, "<u4").tolist()
         logprobs = np.frombuffer(returned.logprobs, "<f4").tolist()
-        self.feed(events.TurnSubmitted(loop_time(), spec, tokens, logprobs))
+        self.feed(events.TurnSubmitted(now_s, spec, tokens, logprobs))
 
     def take_returned_turns(self) -> dict[TurnId, messages.HeldTurn]:
         """What engines generated for an earlier control plane; later reports are ignored."""
@@ -143,16 +157,12 @@ class EngineExecutor:
 
     def cancel(self, turn: TurnId) -> None:
         """Cancel a turn; its listener is not called any more."""
-        if self._listeners.pop(turn, None) is not None:
-            self._measure(self._specs.pop(turn), 0, "cancelled")
+        if (open_turn := self._open.pop(turn, None)) is not None:
+            now_s = loop_time()
+            self._meters.record_turn(open_turn.spec, now_s - open_turn.since_s, 0, "cancelled")
             if self.slo is not None:
-                self.slo.record_cancel(turn, loop_time())
-            self.feed(events.TurnCancelled(loop_time(), turn))
-
-    def _measure(self, spec: TurnSpec, tokens: int, outcome: str) -> None:
-        self._streaming.discard(spec.turn)
-        took_s = loop_time() - self._since_s.pop(spec.turn)
-        self._meters.record_turn(spec, took_s, tokens, outcome)
+                self.slo.record_cancel(turn, now_s)
+            self.feed(events.TurnCancelled(now_s, turn))
 
     def register_tenants(self, tenants: Sequence[str]) -> None:
         """Tell the manager whose turns may come."""
@@ -190,7 +200,7 @@ class EngineExecutor:
 
     def count_live_turns(self) -> int:
         """How many turns have not ended."""
-        return len(self._listeners)
+        return len(self._open)
 
     # ---- for the hub ----
     def engine_joined(self, worker: WorkerId, facts: messages.EngineFacts) -> None:
@@ -284,19 +294,11 @@ class EngineExecutor:
                     self.lending.end_loan(worker, error)
 
     # ---- commands ----
-    def _execute(self, command: EngineCommand) -> None:
+    def _send(self, command: InstanceCommand) -> None:
+        self._hub.send(WorkerId(command.instance), _message(command))
+
+    def _execute(self, command: OtherCommand) -> None:
         match command:
-            case commands.AppendTokens() | commands.CompleteTurn() | commands.FailTurn():
-                self._tell(command)
-            case commands.StreamTokens():
-                self._stream(command)
-            case (
-                commands.DispatchTurn()
-                | commands.AbortTurn()
-                | weight_commands.PullVersion()
-                | weight_commands.DropVersion()
-            ):
-                self._hub.send(WorkerId(command.instance), _message(command))
             case commands.ReleaseInstance(instance, reason):
                 logger.warning("engine released instance=%s reason=%s", instance, reason)
                 self._hooks.release(WorkerId(instance))
@@ -317,48 +319,46 @@ class EngineExecutor:
                 _log(command)
 
     def _stream(self, command: commands.StreamTokens) -> None:
-        listeners, start = self._listeners, 0
+        turns, start = self._open, 0
         tokens, logprobs = command.tokens, command.logprobs
         for turn, count in zip(command.turns, command.counts or repeat(1), strict=False):
             end = start + count
-            if (listener := listeners.get(turn)) is not None:
-                listener.stream(tokens[start:end], logprobs[start:end])
+            if (open_turn := turns.get(turn)) is not None:
+                open_turn.listener.stream(tokens[start:end], logprobs[start:end])
             start = end
 
-    def _tell(
-        self, command: commands.AppendTokens | commands.CompleteTurn | commands.FailTurn
-    ) -> None:
-        if isinstance(command, commands.AppendTokens):
-            if (listener := self._listeners.get(command.turn)) is not None:
-                if command.turn not in self._streaming:
-                    self._streaming.add(command.turn)
-                    waited_s = loop_time() - self._since_s[command.turn]
-                    self._meters.record_first_token(self._specs[command.turn], waited_s)
-                    if self.slo is not None:
-                        self.slo.record_first_token(command.turn, loop_time())
-                listener.append(command)
+    def _append(self, command: commands.AppendTokens) -> None:
+        turn = self._open.get(command.turn)
+        if turn is None:
             return
-        listener = self._listeners.pop(command.turn, None)
-        if listener is None:
+        if not turn.has_streamed:
+            turn.has_streamed, now_s = True, loop_time()
+            self._meters.record_first_token(turn.spec, now_s - turn.since_s)
+            if self.slo is not None:
+                self.slo.record_first_token(command.turn, now_s)
+        turn.listener.append(command)
+
+    def _complete(self, command: commands.CompleteTurn) -> None:
+        turn = self._open.pop(command.turn, None)
+        if turn is None:
             return
-        spec = self._specs.pop(command.turn)
-        tokens = command.tokens if isinstance(command, commands.CompleteTurn) else ()
-        completed = isinstance(command, commands.CompleteTurn)
-        since_s = self._since_s[spec.turn]
-        self._measure(spec, len(tokens), "completed" if completed else "failed")
-        if self.slo is not None and completed:
-            self.slo.record_answer(spec.turn, loop_time(), len(tokens))
-        elif self.slo is not None:
-            self.slo.record_failure(spec.turn, loop_time())
-        if isinstance(command, commands.CompleteTurn):
-            now_s = loop_time()
-            self._trajectories.record_turn(
-                spec.version, spec.prompt, tokens, spec.trajectory, now_s
-            )
-            self.recent.record_turn(spec, command, since_s, now_s)
-            listener.complete(command)
-        else:
-            listener.fail(command.error)
+        spec, tokens, now_s = turn.spec, command.tokens, loop_time()
+        self._meters.record_turn(spec, now_s - turn.since_s, len(tokens), "completed")
+        if self.slo is not None:
+            self.slo.record_answer(spec.turn, now_s, len(tokens))
+        self._trajectories.record_turn(turn.prompt_end, tokens, spec.trajectory, now_s)
+        self.recent.record_turn(spec, command, turn.since_s, now_s)
+        turn.listener.complete(command)
+
+    def _fail(self, command: commands.FailTurn) -> None:
+        turn = self._open.pop(command.turn, None)
+        if turn is None:
+            return
+        now_s = loop_time()
+        self._meters.record_turn(turn.spec, now_s - turn.since_s, 0, "failed")
+        if self.slo is not None:
+            self.slo.record_failure(command.turn, now_s)
+        turn.listener.fail(command.error)
 
 
 def _log(
@@ -378,12 +378,7 @@ def _log(
             logger.info("more would not help job=%s most=%d", job, most)
 
 
-def _message(
-    command: commands.DispatchTurn
-    | commands.AbortTurn
-    | weight_commands.PullVersion
-    | weight_commands.DropVersion,
-) -> messages.Message:
+def _message(command: InstanceCommand) -> messages.Message:
     match command:
         case commands.DispatchTurn():
             return messages.Generate(

@@ -6,7 +6,8 @@ under its last whole block; a prompt with that block in the same place continues
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from slackwater.model.ids import TrajectoryId
 
@@ -15,59 +16,63 @@ _BLOCK_BYTES = BLOCK_TOKENS * array("I").itemsize
 KEPT_S = 300.0  # by then engines have evicted the conversation's cache
 
 
+class PromptEnd(NamedTuple):
+    """Where a prompt's hash goes on: the hash of its whole blocks, and the bytes after them."""
+
+    value: int
+    rest: bytes
+
+
 class TrajectoryIndex:
     """Bounded by number and age; the oldest are forgotten."""
 
     def __init__(self, remembered: int = 16_384) -> None:
         self._remembered = remembered
         self._by_block: OrderedDict[int, tuple[TrajectoryId, float]] = OrderedDict()
-        self._last_lookup: tuple[str, Sequence[int], TrajectoryId | None] | None = None
+        self._last_hashed: tuple[str, Sequence[int], list[int], PromptEnd] | None = None
 
-    def find_continued(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
-        """The trajectory whose last turn is the longest prefix of the prompt; cached."""
-        if (
-            self._last_lookup is None
-            or self._last_lookup[0] != version
-            or self._last_lookup[1] is not prompt
-        ):
-            self._last_lookup = (version, prompt, self._find(version, prompt))
-        return self._last_lookup[2]
-
-    def _find(self, version: str, prompt: Sequence[int]) -> TrajectoryId | None:
-        for block in reversed(list(_blocks(version, prompt))):
-            found = self._by_block.get(block)
-            if found is not None:
-                return found[0]
-        return None
+    def find_continued(
+        self, version: str, prompt: Sequence[int]
+    ) -> tuple[TrajectoryId | None, PromptEnd]:
+        """The trajectory whose last turn is the longest prefix of the prompt, and the prompt's end
+        for `record_turn`. A prompt is hashed once for all its samples.
+        """
+        last = self._last_hashed
+        if last is None or last[1] is not prompt or last[0] != version:
+            whole = array("I", prompt).tobytes()
+            blocks = _hash_blocks(hash(version), whole)
+            rest = whole[len(blocks) * _BLOCK_BYTES :]
+            end = PromptEnd(blocks[-1] if blocks else hash(version), rest)
+            last = self._last_hashed = (version, prompt, blocks, end)
+        for block in reversed(last[2]):
+            if (found := self._by_block.get(block)) is not None:
+                return found[0], last[3]
+        return None, last[3]
 
     def record_turn(
-        self,
-        version: str,
-        prompt: Sequence[int],
-        sampled: Sequence[int],
-        trajectory: TrajectoryId,
-        now_s: float,
+        self, prompt: PromptEnd, sampled: Sequence[int], trajectory: TrajectoryId, now_s: float
     ) -> None:
         """Remember a turn, if its last whole block has sampled tokens: a block of a shared prompt
         would attract every conversation with that prompt.
         """
-        whole = (len(prompt) + len(sampled)) // BLOCK_TOKENS * BLOCK_TOKENS
-        if whole <= len(prompt):
+        blocks = _hash_blocks(prompt.value, prompt.rest + array("I", sampled).tobytes())
+        if not blocks:
             return
-        self._last_lookup = None
-        *_, last = _blocks(version, array("I", prompt) + array("I", sampled))
-        self._by_block[last] = (trajectory, now_s)
-        self._by_block.move_to_end(last)
-        while len(self._by_block) > self._remembered or self._oldest_s < now_s - KEPT_S:
-            self._by_block.popitem(last=False)
+        by_block, last = self._by_block, blocks[-1]
+        by_block[last] = (trajectory, now_s)
+        by_block.move_to_end(last)
+        while len(by_block) > self._remembered or self._oldest_s < now_s - KEPT_S:
+            by_block.popitem(last=False)
 
     @property
     def _oldest_s(self) -> float:
         return next(iter(self._by_block.values()))[1]
 
 
-def _blocks(version: str, tokens: Sequence[int]) -> Iterator[int]:
-    value, whole = hash(version), array("I", tokens).tobytes()
-    for start in range(0, len(whole) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-        value = hash((value, whole[start : start + _BLOCK_BYTES]))
-        yield value
+def _hash_blocks(value: int, tokens: bytes) -> list[int]:
+    """The hash of each whole block and all before it, from that of what is before the first."""
+    found: list[int] = []
+    for end in range(_BLOCK_BYTES, len(tokens) + 1, _BLOCK_BYTES):
+        value = hash((value, tokens[end - _BLOCK_BYTES : end]))
+        found.append(value)
+    return found
