@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slackwater.policy.serving.slack import NO_LIMIT_S, QueuedPrompt, ServingState
 from slackwater.policy.serving.step_cost import StepWork
@@ -24,9 +24,16 @@ class ServedRequest:
     preempted: int = 0
     admitted: bool = False
     goal_tokens: int = 0
+    queued: QueuedPrompt = field(init=False)  # as it stands in the queue
 
     def __post_init__(self) -> None:
         self.goal_tokens = self.output_tokens
+        self.describe_prompt()
+
+    def describe_prompt(self) -> None:
+        """Set `queued`, which every step reads of every request in the queue."""
+        known = max(self.computed_tokens, self.cached_tokens)
+        self.queued = QueuedPrompt(self.arrival_s, self.prompt_tokens - known, known)
 
     @property
     def ttft_s(self) -> float:
@@ -65,16 +72,7 @@ class ServiceShare:
     def state(self) -> ServingState:
         """As the arbiter sees it."""
         runnable = self._admissible()
-        queued = [
-            QueuedPrompt(
-                request.arrival_s,
-                request.prompt_tokens - max(request.computed_tokens, request.cached_tokens),
-                max(request.computed_tokens, request.cached_tokens),
-            )
-            for request in self.queue
-        ]
-        if not runnable and not self.decoding:
-            queued = []
+        queued = [request.queued for request in self.queue] if runnable or self.decoding else []
         due_s = NO_LIMIT_S
         while self._dues and self._dues[0][1] not in self.decoding:
             heapq.heappop(self._dues)
@@ -133,6 +131,7 @@ class ServiceShare:
         first: list[ServedRequest] = []
         for request, tokens in self._chunk:
             request.computed_tokens += tokens
+            request.describe_prompt()
             if request.computed_tokens >= request.prompt_tokens:
                 self.queue.remove(request)
                 if request.preempted == 0:
@@ -177,6 +176,7 @@ class ServiceShare:
             request.output_tokens -= 1 + made
             request.computed_tokens = request.cached_tokens = 0
             request.admitted = False
+            request.describe_prompt()
             self.queue.appendleft(request)
 
     def check_integrity(self) -> None:
@@ -185,3 +185,7 @@ class ServiceShare:
         made = {n: self._steps - request.began_step for n, request in self.decoding.items()}
         held += sum(r.prompt_tokens + 1 + made[n] for n, r in self.decoding.items())
         assert held == self.kv_tokens, f"{self.kv_tokens} tokens held, {held} accounted for"
+        for request in self.queue:
+            kept = request.queued
+            request.describe_prompt()
+            assert kept == request.queued, f"{kept} kept of {request}"
