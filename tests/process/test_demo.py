@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 LARGE, SMALL = 'model = "compact"', 'model = "tiny"'
 JOBS = Path(__file__).parents[2] / "examples" / "two_jobs"
-SHORT = """groups = 2
+SHORT = """[options.grpo]
+groups = 2
 max_groups = 2
 group_size = 8
 train_on = 2
@@ -34,9 +35,9 @@ def test_the_demo_runs_two_jobs_to_their_end_and_says_what_sharing_cost(
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     for file in JOBS.glob("*.toml"):  # the example's own, of a smaller model and shorter steps
-        assert "[options.grpo]" in file.read_text().split("\n\n")[-1]  # the last table goes on
-        assert LARGE in file.read_text()
-        (jobs / file.name).write_text(file.read_text().replace(LARGE, SMALL) + SHORT)
+        example, table, _ = file.read_text().partition("[options.grpo]")
+        assert LARGE in example and table
+        (jobs / file.name).write_text(example.replace(LARGE, SMALL) + SHORT)
     command = [sys.executable, "-m", "slackwater", "demo", str(jobs), "--json"]
     command += ["--run", str(tmp_path / "run"), "--models", str(tiny_model.parent)]
     command += ["--iterations", "3", "--alone", "2"]
