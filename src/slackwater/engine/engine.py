@@ -128,10 +128,12 @@ class Engine:
         self._remove(sequence)
         return True
 
-    def step(self, prompt_tokens: int | None = None) -> StepOutput:
-        """Run one step over all runnable requests; `prompt_tokens` bounds its prompt tokens."""
+    def step(self, prompt_tokens: int | None = None, *, decode: bool = True) -> StepOutput:
+        """Run one step over all runnable requests; `prompt_tokens` bounds its prompt tokens, and
+        without `decode` it runs prompts alone if any can run.
+        """
         early, self._finished_on_arrival = self._finished_on_arrival, []
-        plan = self._scheduler.plan(prompt_tokens, time.monotonic())
+        plan = self._scheduler.plan(prompt_tokens, time.monotonic(), decode=decode)
         if plan is None:
             return StepOutput(finished=tuple(early))
         began_s = self._clock()

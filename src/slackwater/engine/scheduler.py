@@ -128,10 +128,13 @@ class Scheduler:
         else:
             self._stop_running(sequence)
 
-    def plan(self, prompt_tokens: int | None = None, now_s: float = 0.0) -> StepPlan | None:
+    def plan(
+        self, prompt_tokens: int | None = None, now_s: float = 0.0, *, decode: bool = True
+    ) -> StepPlan | None:
         """The next step's rows, with blocks allocated for all of them; None if nothing can run.
 
-        `prompt_tokens` bounds the prompt tokens among them. `now_s` determines the active owners.
+        `prompt_tokens` bounds the prompt tokens among them; without `decode` other rows wait if a
+        prompt can run. `now_s` determines the active owners.
         """
         self._turn_steps -= 1
         if self._turn_steps <= 0:
@@ -141,19 +144,21 @@ class Scheduler:
         if not self._owners.refresh_active_owners(now_s):
             self._turn_plan = None
         while self._running:
-            plan = self._turn_plan or self._new_plan(prompt_tokens)
+            plan = self._turn_plan or self._new_plan(prompt_tokens, decode=decode)
             if plan is None or self._hold_blocks(plan.slots, plan.counts) is None:
                 return plan
             self._preempt_youngest()
         return None
 
-    def _new_plan(self, prompt_tokens: int | None) -> StepPlan | None:
+    def _new_plan(self, prompt_tokens: int | None, *, decode: bool) -> StepPlan | None:
         order, table = self._order_by_weights(), self.slots
         pending = table.length[order] - table.computed[order]
         counts = np.minimum(pending, 1)
         delayed = self._find_delayed_prompts(order, pending)
         counts[delayed] = 0
         pending[delayed] = 0
+        if not decode and (pending > 1).any():
+            counts[pending <= 1] = 0
         self._share_prompt_tokens(order, pending, counts, prompt_tokens)
         throttled = self._owners.has_several_owners and self._owners.share(
             order, counts, frozenset(order[delayed].tolist())

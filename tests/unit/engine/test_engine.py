@@ -330,6 +330,21 @@ def test_a_tied_embedding_follows_a_rewrite() -> None:
     assert found.tokens == fresh.tokens
 
 
+def test_prompts_may_run_alone_while_other_requests_wait() -> None:
+    source, found = engine(max_step_tokens=16), Collected()
+    short, long = request(1, prompt(1, 5), max_tokens=9), request(2, prompt(2, 40), max_tokens=4)
+    source.add(short)
+    found.take(source)
+    source.add(long)
+    for _ in range(3):  # 16, 16 and 8 tokens
+        assert 2 not in found.tokens
+        found.take(source, decode=False)
+    assert {number: len(tokens) for number, tokens in found.tokens.items()} == {1: 1, 2: 1}
+    while source.busy:
+        found.take(source, decode=False)  # there are no prompts any more
+    assert found.tokens == run(engine(), short, long).tokens
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_traffic_under_pressure_keeps_every_request_exact(seed: int) -> None:
     """Arrivals, aborts and a cache far too small: no request is lost, mixed up or changed."""
@@ -347,7 +362,7 @@ def test_random_traffic_under_pressure_keeps_every_request_exact(seed: int) -> N
         tight.add(one)
         for _ in range(rng.randrange(6)):
             if tight.busy:
-                collected.take(tight)
+                collected.take(tight, decode=rng.random() < 0.7)
         victim = rng.randrange(number + 1)
         if rng.random() < 0.15 and victim not in collected.finished and tight.abort(victim):
             aborted.add(victim)

@@ -88,9 +88,9 @@ class Collected:
     scores: dict[int, PromptScoreRows] = field(default_factory=dict)
     top: dict[int, list[TopTokens]] = field(default_factory=dict)
 
-    def take(self, source: Engine) -> None:
+    def take(self, source: Engine, *, decode: bool = True) -> None:
         """One step, checked."""
-        out = source.step()
+        out = source.step(decode=decode)
         source.check_integrity()
         rows = zip(
             out.request_ids.tolist(), out.tokens.tolist(), out.logprobs.tolist(), strict=True
