@@ -3,11 +3,12 @@ trainer (RLBoost 4.1, Algorithm 1). Pure: state and view in, decision or new sta
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
+from slackwater.policy.rollout.tail import Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class StepTimes:
 @dataclass(frozen=True, slots=True)
 class SeedingView:
     """The step at this moment; no `forecast` before enough is known. `ready_tokens` are complete
-    and untrained; `remote_joined` counts instances that still pull.
+    and untrained; `remote_joined` counts instances that still pull; `trainer_waits` for the devices
+    of local engines; `tail()` is what these would leave to others.
     """
 
     elapsed_s: float
@@ -56,6 +58,8 @@ class SeedingView:
     ready_tokens: float
     remaining: RemainingTurns
     forecast: Forecast | None
+    trainer_waits: bool
+    tail: Callable[[], Tail]
 
 
 class SeedingPolicy(Protocol):
