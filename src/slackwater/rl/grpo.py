@@ -6,7 +6,7 @@ group, and update with a clipped policy loss.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -190,7 +190,8 @@ def _sample_groups(
         position = {use: number for number, use in enumerate(uses)}
         groups: list[TrajectoryGroup] = []
         kept: list[TrajectoryGroup] = []
-        for group in rollout.iter_groups(uses, grpo.group_size):
+        completed = rollout.iter_groups(uses, grpo.group_size)
+        for group in in_prompt_order(completed, uses) if grpo.in_order else completed:
             groups.append(group)
             if is_informative(group.rewards):
                 kept.append(group.select(farthest_apart(group.rewards, answers_per_group(recipe))))
@@ -199,6 +200,18 @@ def _sample_groups(
         sampled.groups.extend(sorted(groups, key=lambda group: position[group.use]))
         sampled.kept.extend(sorted(kept, key=lambda group: position[group.use]))
     return sampled
+
+
+def in_prompt_order(
+    completed: Iterator[TrajectoryGroup], uses: Sequence[PromptUse]
+) -> Iterator[TrajectoryGroup]:
+    """Yield each group once it and all before it are complete."""
+    early: dict[PromptUse, TrajectoryGroup] = {}
+    for use in uses:
+        while use not in early:
+            group = next(completed)
+            early[group.use] = group
+        yield early.pop(use)
 
 
 def answers_per_group(recipe: Recipe) -> int:

@@ -57,7 +57,8 @@ class GrpoSettings:
     With `overlap` above 0 training starts on complete groups in micro-batches of at least `overlap`
     trajectories while the rest still roll out (RLBoost 4.1). The weights change once at the end, so
     the step stays on-policy; tokens are normalized by the previous step's number, since this one's
-    is not known yet.
+    is not known yet. With `in_order` a group waits for those of earlier prompts, so that the same
+    run sums the same gradients whichever group ends first, bit for bit.
 
     `kl` above 0 penalizes each token by how far the policy is from the reference model: the base
     model, or the saved weights that `reference` names.
@@ -82,6 +83,7 @@ class GrpoSettings:
     stop_at_reward: float | None = None
     checkpoint_every: int = 20
     overlap: int = 0
+    in_order: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
