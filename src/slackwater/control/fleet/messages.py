@@ -9,8 +9,7 @@ from slackwater.control.coschedule.phase_commands import PhaseCommand
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.jobs import driver_events
 from slackwater.control.jobs import events as job_events
-from slackwater.control.jobs.commands import JobCommand
-from slackwater.control.jobs.driver_commands import DriverCommand
+from slackwater.control.jobs.commands import DriverCommand, JobCommand
 from slackwater.control.lending import demand
 from slackwater.control.lending.commands import LendingCommand
 from slackwater.control.operations import commands as operation_commands

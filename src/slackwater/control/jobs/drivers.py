@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, assert_never
 
-from slackwater.control.jobs.driver_commands import (
+from slackwater.control.jobs.commands import (
     DriverCommand,
     EndDriver,
     KeepDriver,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from slackwater.control.jobs import driver_commands, driver_events
+from slackwater.control.jobs import commands, driver_events
 from slackwater.model.ids import JobId
 from slackwater.model.job_file import JobFile
 from slackwater.runtime.live_driver import FleetDriver, loop_time
@@ -34,9 +34,7 @@ _KEEPER_S = 10.0
 _WRONG_INPUT = 2  # the status of our own commands whose input is wrong
 
 
-ProcessCommand: TypeAlias = (
-    driver_commands.KeepDriver | driver_commands.StartDriver | driver_commands.EndDriver
-)
+ProcessCommand: TypeAlias = commands.KeepDriver | commands.StartDriver | commands.EndDriver
 
 
 @dataclass(slots=True)
@@ -126,9 +124,9 @@ class DriverExecutor:
 
     async def _execute_in_order(self, command: ProcessCommand) -> None:
         async with self._locks[command.job]:
-            if isinstance(command, driver_commands.KeepDriver):
+            if isinstance(command, commands.KeepDriver):
                 await self.store.call(lambda c: keep_driver(c, command))
-            elif isinstance(command, driver_commands.StartDriver):
+            elif isinstance(command, commands.StartDriver):
                 await self._start(command.job, command.attempt)
             else:
                 self.spawn(self._terminate(command.job, command.attempt))

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from slackwater.control.jobs.driver_commands import KeepDriver
+from slackwater.control.jobs.commands import KeepDriver
 from slackwater.control.jobs.events import JobAdopted
 from slackwater.control.jobs.registry import RegisteredJob
 from slackwater.model.config import decode, plain

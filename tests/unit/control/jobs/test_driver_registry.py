@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
-from slackwater.control.jobs import commands as job_do
-from slackwater.control.jobs import driver_commands as do
+from slackwater.control.jobs import commands as do
 from slackwater.control.jobs import driver_events as on
 from slackwater.control.jobs import events as of_job
 from slackwater.control.jobs.drivers import MOST_CRASHES
@@ -59,7 +58,7 @@ class Body:
 
     def execute(self, command: FleetCommand) -> None:
         match command:
-            case job_do.PlaceJob(job):
+            case do.PlaceJob(job):
                 self.tell(of_job.JobAnswered(self.now_s, job, self.answer, "said so"))  # type: ignore[arg-type]  # drawn from the three
             case do.KeepDriver(job, attempt, crashes, over, reason):
                 self.store[job] = Kept(attempt, crashes, over, reason)
@@ -211,7 +210,7 @@ def test_a_crash_while_it_is_profiled_profiles_it_again() -> None:
     starts = [command for command in commands if isinstance(command, do.StartDriver)]
     assert starts == [do.StartDriver(JOB, 1)]
     again = list(body.controller.handle(on.DriverEnded(1.0, JOB, 1, 1)))
-    assert job_do.ProfileJob(JOB, TERMS) in again
+    assert do.ProfileJob(JOB, TERMS) in again
 
 
 def test_a_plane_that_comes_back_adopts_the_driver_that_lives() -> None:
