@@ -15,9 +15,15 @@ from slackwater.control.devices.messages import DeviceCommand, DeviceEvent, Gran
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import DispatchDue, OpEnded
-from slackwater.control.operations.flights import Flight, Replay, Restore, RunHead, SnapshotFlight
 from slackwater.control.operations.model_queue import ModelQueue, Residency
-from slackwater.control.operations.operations_state import OperationsState
+from slackwater.control.operations.operations_state import (
+    Flight,
+    OperationsState,
+    Replay,
+    Restore,
+    RunHead,
+    SnapshotFlight,
+)
 from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.operations.state_recovery import StateRecovery
 from slackwater.control.steps.events import DevicesAsked, DevicesGranted, DevicesReturned

@@ -7,9 +7,14 @@ is restored like that of a lost trainer. A replay writes unwritten detached publ
 
 from slackwater.control.operations import commands, events
 from slackwater.control.operations.facts import PublishDetached
-from slackwater.control.operations.flights import DetachedPublish, Replay, Restore, runs_head
 from slackwater.control.operations.model_queue import ModelQueue, Residency, StateTransfer
-from slackwater.control.operations.operations_state import OperationsState
+from slackwater.control.operations.operations_state import (
+    DetachedPublish,
+    OperationsState,
+    Replay,
+    Restore,
+    runs_head,
+)
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import ModelId, WorkerId
 from slackwater.model.operation import FaultOwner, Operation, OpKind

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections import defaultdict
 
-from slackwater.control.operations.flights import RunHead
+from slackwater.control.operations.operations_state import RunHead
 from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.model.ids import JobId, WorkerId
 from slackwater.model.instance import InstanceKind
