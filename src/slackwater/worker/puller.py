@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEPT_COPIES = 2  # must match control/weights/holder_versions.py
+_KEPT_COPIES = 2  # must match control/weights/director_state.py
 _WITHIN_S = 120.0
 _MEMORY_BYTES = 1 << 40  # no limit: it receives into the version's own memory
 

@@ -23,8 +23,10 @@ from slackwater.control.rollout.facts import InstanceReleased
 from slackwater.control.rollout.gates import TurnGate
 from slackwater.control.weights import commands
 from slackwater.control.weights import events as weight_events
-from slackwater.control.weights.director_state import IN_PASSING, DirectorState, Out
-from slackwater.control.weights.holder_versions import (
+from slackwater.control.weights.director_state import (
+    IN_PASSING,
+    DirectorState,
+    Out,
     VersionHolder,
     VersionRecord,
     limit_of,
