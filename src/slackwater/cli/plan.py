@@ -88,8 +88,7 @@ def plan(
     )
     from slackwater.model.config import plain
     from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
-    from slackwater.sim.inputs.job_entry import read_jobs
-    from slackwater.sim.inputs.scenario_file import read_fleet
+    from slackwater.sim.inputs.scenario_file import read_fleet, read_jobs
     from slackwater.sim.planning.figures import plan_figures
     from slackwater.sim.planning.sharing_plan import plan_sharing
 
