@@ -27,10 +27,9 @@ from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.worker_plans import WorkerPlans, reward_models
-from slackwater.runtime.live_driver import live_driver, loop_time
+from slackwater.runtime.live_driver import Recording, live_driver, loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.runtime.recording import Recording
 from slackwater.runtime.services.action_table import ActionTable
 from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.breakdowns import Breakdowns

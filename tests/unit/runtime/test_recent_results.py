@@ -1,7 +1,7 @@
 """Outcomes of actions in memory: bounded by bytes, whatever the actions print."""
 
 from slackwater.model.ids import ActionId, TenantId
-from slackwater.runtime.services.recent_results import RecentResults
+from slackwater.runtime.services.action_table import RecentResults
 from slackwater.runtime.store.action_log import ActionResult
 
 TENANT = TenantId("t")

@@ -86,7 +86,7 @@ class PlannedWorker:
 
 
 class LaunchPlan:
-    """What the hub and the depot ask about peers (`net/credentials.py`)."""
+    """What the hub and the depot ask about peers (`net/hub.py`)."""
 
     def __init__(self, keys: NodeKeys) -> None:
         self._keys = keys

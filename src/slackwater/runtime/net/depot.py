@@ -30,8 +30,12 @@ from aiohttp import web
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import describe_change, fingerprint
 from slackwater.model.uri import Uri, digest_file
-from slackwater.runtime.net.listening import accept_connections, bind_same_port
-from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
+from slackwater.runtime.net.listening import (
+    MOST_STRANGERS,
+    UnprovenPeers,
+    accept_connections,
+    bind_same_port,
+)
 from slackwater.wire.proof import STRANGER_S
 
 logger = logging.getLogger(__name__)

@@ -18,9 +18,12 @@ from typing import Protocol, cast
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import WorkerId
-from slackwater.runtime.net.credentials import Credentials
-from slackwater.runtime.net.listening import accept_connections, bind_same_port
-from slackwater.runtime.net.unproven_peers import MOST_STRANGERS, UnprovenPeers
+from slackwater.runtime.net.listening import (
+    MOST_STRANGERS,
+    UnprovenPeers,
+    accept_connections,
+    bind_same_port,
+)
 from slackwater.runtime.net.worker_connection import WorkerConnection
 from slackwater.wire import messages
 from slackwater.wire.frames import (
@@ -33,6 +36,19 @@ from slackwater.wire.frames import (
 )
 from slackwater.wire.messages import PROTOCOL
 from slackwater.wire.proof import NONCE_BYTES, new_nonce, peer_proof, plane_proof
+
+
+class Credentials(Protocol):
+    """What the hub asks about a peer: the key of its name, and whether its claims are plausible."""
+
+    def key_of(self, request: messages.ConnectRequest) -> bytes | None:
+        """The key of the name that wants to connect; None if nobody of that name is expected."""
+        ...
+
+    def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
+        """A SlackwaterError if the peer, which has proved its name, claims what it may not."""
+        ...
+
 
 logger = logging.getLogger(__name__)
 

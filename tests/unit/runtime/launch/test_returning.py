@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.runtime.launch.returning import ReturningEngines
+from slackwater.runtime.launch.fleet import ReturningEngines
 from slackwater.wire.agent import NodeFacts, RunningWorker, StartWorker
 
 ENGINE = "slackwater.worker.engine_worker"
