@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import math
 import os
 import re
@@ -14,8 +13,6 @@ from typing import IO
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import NodeId
-
-logger = logging.getLogger(__name__)
 
 _ANSWERS_WITHIN_S = 120.0
 _FIELDS = {"rent": {"node", "token_file"}, "release": {"node", "id"}}

@@ -5,7 +5,6 @@ restarted. Engines of `slackwater up` and of its instance list are restarted unl
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,8 +30,6 @@ from slackwater.runtime.launch.port import (
 from slackwater.runtime.launch.spot_replay import SpotReplay
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
 from slackwater.runtime.live_driver import loop_time
-
-logger = logging.getLogger(__name__)
 
 MOST_INSTANCES = 64
 _FAULTS_SHOWN = 20
