@@ -5,16 +5,14 @@ results.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.job import SloScope
 
 Mix = Literal["balanced", "rollout_heavy", "train_heavy", "mixed"]
 
 
 def _check(workload: Any, *positive: str) -> None:
-    for name in ("jobs", *positive):
-        if getattr(workload, name) <= 0:
-            raise ConfigError.of(f"workload: {name}", getattr(workload, name), "must be above 0")
+    check_above_zero("workload: ", workload, "jobs", *positive)
     if not 1 <= workload.slo_low <= workload.slo_high:
         fix = "must be at least 1 and at most slo_high"
         raise ConfigError.of("workload: slo_low", workload.slo_low, fix)
