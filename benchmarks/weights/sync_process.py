@@ -27,9 +27,10 @@ from harness.relay_members import (
 from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
 from slackwater.model.errors import UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.policy.weights.source import TreeSource
-from slackwater.weights.relay.bucket import Payload, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
+from slackwater.weights.relay.manifest import TensorEntry
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.server import RelayServer
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.weights.relay.bucket import Manifest
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
+from slackwater.weights.relay.manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -14,16 +14,11 @@ import numpy as np
 from harness.relay_members import ChoosingReceiver, RelayMember
 from harness.relay_tracker import RelayTracker
 from slackwater.model.errors import RefusedError, SlackwaterError
-from slackwater.weights.relay.bucket import (
-    Payload,
-    TensorEntry,
-    buckets_of,
-    part_checksums,
-    tag_of,
-    whole_views,
-)
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket import part_checksums, whole_views
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
+from slackwater.weights.relay.manifest import TensorEntry, buckets_of, tag_of
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.server import RelayServer
 

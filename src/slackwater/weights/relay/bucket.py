@@ -11,17 +11,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.model.payload import Payload as Payload
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.checksum import checksum
 from slackwater.weights.delta.encode import encode
 from slackwater.weights.delta.frame import delta_error
-from slackwater.weights.relay.manifest import BUCKET_BYTES as BUCKET_BYTES
-from slackwater.weights.relay.manifest import Bucket as Bucket
-from slackwater.weights.relay.manifest import Manifest as Manifest
-from slackwater.weights.relay.manifest import TensorEntry as TensorEntry
-from slackwater.weights.relay.manifest import buckets_of as buckets_of
-from slackwater.weights.relay.manifest import tag_of as tag_of
+from slackwater.weights.relay.manifest import Bucket
 from slackwater.weights.relay.memory import allocate_anonymous
 
 _LENGTH = struct.Struct("<I")

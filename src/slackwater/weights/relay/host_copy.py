@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from slackwater.tensors.checked_file import DTYPES, KINDS
-from slackwater.weights.relay.bucket import Bytes, TensorEntry
+from slackwater.weights.relay.bucket import Bytes
+from slackwater.weights.relay.manifest import TensorEntry
 from slackwater.weights.relay.publisher import HostVersion
 
 _NUMPY_TYPES = {

@@ -5,20 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slackwater.weights.relay.bucket import (
-    BUCKET_BYTES,
-    Bytes,
-    Manifest,
-    Payload,
-    TensorEntry,
-    buckets_of,
-    encode_changes,
-    part_checksums,
-    tag_of,
-    whole_views,
-)
+from slackwater.model.payload import Payload
+from slackwater.weights.relay.bucket import Bytes, encode_changes, part_checksums, whole_views
 from slackwater.weights.relay.bucket_store import BucketKey
 from slackwater.weights.relay.client import Address, RelayClient
+from slackwater.weights.relay.manifest import (
+    BUCKET_BYTES,
+    Manifest,
+    TensorEntry,
+    buckets_of,
+    tag_of,
+)
 
 _BASES = 4  # models whose last version is kept as the base of the next delta
 _DENSE = 0.5  # a delta of more of the whole costs more processor time than a fast network

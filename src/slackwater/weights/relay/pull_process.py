@@ -28,8 +28,9 @@ from slackwater.model.payload import Payload
 from slackwater.weights.delta.apply import apply
 from slackwater.weights.delta.encode import encode
 from slackwater.weights.relay import protocol
-from slackwater.weights.relay.bucket import TensorEntry, tensor_memory
+from slackwater.weights.relay.bucket import tensor_memory
 from slackwater.weights.relay.client import Address
+from slackwater.weights.relay.manifest import TensorEntry
 from slackwater.weights.relay.memory import allocate_shared, descriptor_of, map_shared
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import RelayReader

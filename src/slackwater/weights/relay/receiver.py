@@ -12,18 +12,18 @@ from typing import TypeVar
 import numpy as np
 
 from slackwater.model.errors import NotFoundError, SlackwaterError
+from slackwater.model.payload import Payload
 from slackwater.weights.delta.checksum import RunningSum
 from slackwater.weights.delta.frame import DeltaError, delta_error
 from slackwater.weights.relay.bucket import (
     Allocate,
     Bytes,
-    Manifest,
-    Payload,
     apply_changes,
     part_checksums,
     tensor_memory,
     whole_views,
 )
+from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.memory import allocate_anonymous
 from slackwater.weights.relay.publisher import HostVersion
 from slackwater.weights.relay.reader import Memory, PayloadReceipt, RelayReader

@@ -11,8 +11,8 @@ import numpy as np
 from harness.relay_members import ChoosingReceiver, RelayMember
 from harness.relay_tracker import RelayTracker
 from harness.shelf_target import ShelfTarget
-from slackwater.weights.relay.bucket import Manifest, TensorEntry
 from slackwater.weights.relay.bucket_store import BucketStore
+from slackwater.weights.relay.manifest import Manifest, TensorEntry
 from slackwater.weights.relay.publisher import HostVersion, publish
 from slackwater.weights.relay.server import RelayServer
 

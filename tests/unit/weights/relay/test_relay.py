@@ -16,10 +16,12 @@ from relay_stage import stage as make_stage
 
 from harness.relay_members import ChoosingReceiver
 from slackwater.model.errors import NotFoundError, RefusedError, UnavailableError
+from slackwater.model.payload import Payload
 from slackwater.weights.relay import protocol
-from slackwater.weights.relay.bucket import Payload, buckets_of, part_checksums, tag_of, whole_views
+from slackwater.weights.relay.bucket import part_checksums, whole_views
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import RelayClient
+from slackwater.weights.relay.manifest import buckets_of, tag_of
 from slackwater.weights.relay.publisher import publish
 from slackwater.weights.relay.server import RelayServer
 from slackwater.wire.proof import prove_as_client
