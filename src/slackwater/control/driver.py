@@ -99,11 +99,12 @@ class Driver(Generic[E, C]):
             raise
         if self._record is not None:
             self._record(record_line(event, commands))
+        executors, otherwise = self._executors, self._execute
         for command in commands:
             if isinstance(command, SetTimer):
                 self._set(command.name, command.at_s)
             else:
-                self.execute(command)
+                executors.get(type(command), otherwise)(command)
         if self._handled is not None:
             self._handled()
 

@@ -52,10 +52,6 @@ class JobAccount:
     def device_s(self) -> float:
         return self.engine_s + self.trainer_s
 
-    def add(self, **used: float) -> None:
-        for name, more in used.items():
-            setattr(self, name, getattr(self, name) + more)
-
 
 def job_of_session(tenant: TenantId, session: SessionId, name: str | None) -> JobId:
     """The job that a session names; without a name the session is its own job."""

@@ -48,6 +48,8 @@ from slackwater.model.placement import is_within
 
 Handler = Callable[[Any], Sequence[Any]]
 
+_SIGNS_OF_LIFE = (rollout_events.InstanceJoined, rollout_events.InstanceHeartbeat)
+
 
 class FleetController:
     """See the module. Anybody may look at the components; only this class feeds them."""
@@ -79,7 +81,7 @@ class FleetController:
         if coscheduler is not None:
             self.phases = PhaseController(coscheduler, self._engines_on, limits)
         self._routes = self._table()
-        self._heard_at_once = () if self.phases is None else self.phases.OBSERVES
+        self._heard_at_once = frozenset(() if self.phases is None else self.phases.OBSERVES)
 
     def _table(self) -> dict[type, tuple[Handler, ...]]:
         """Message type -> the components that consume it, in order."""
@@ -118,7 +120,7 @@ class FleetController:
             if not commands:
                 return commands
             return self._settle(deque(), commands, event.now_s)
-        if self._is_stale(event):
+        if type(event) in _SIGNS_OF_LIFE and self._is_stale(event):
             return ()
         return self._settle(deque((event,)), (), event.now_s)
 
@@ -127,26 +129,29 @@ class FleetController:
     ) -> list[FleetCommand]:
         """Let the components talk until none has anything more to say to another."""
         out: list[FleetCommand] = []
+        routes = self._routes
         self._route(messages, now_s, inbox, out)
         while inbox:
             message = inbox.popleft()
             said: list[Any] = []
-            for handler in self._routes[type(message)]:
+            for handler in routes[type(message)]:
                 said += handler(message)
-            self._route(said, now_s, inbox, out)
+            if said:
+                self._route(said, now_s, inbox, out)
         return out
 
     def _route(
         self, messages: Sequence[Any], now_s: float, inbox: deque[Any], out: list[FleetCommand]
     ) -> None:
         """To the components that consume a message, or out of the controller."""
+        routes, heard_at_once = self._routes, self._heard_at_once
         for message in messages:
             kind = type(message)
-            if self.phases is not None and kind in self._heard_at_once:
+            if kind in heard_at_once and self.phases is not None:
                 self._route(self.phases.observe(message, now_s), now_s, inbox, out)
                 if kind in PhaseController.CLAIMS:
                     continue
-            if kind in self._routes:
+            if kind in routes:
                 inbox.append(message)
             elif kind is ReleaseInstance:
                 local = self.steps.is_local(message.instance)

@@ -54,6 +54,8 @@ class JobRegistry:
     def handle(self, event: events.JobEvent) -> Sequence[JobCommand | events.JobEnded]:
         out: Out = []
         match event:
+            case TurnOpened() | TurnClosed() | events.JobTrained():  # the most frequent first
+                self._record_usage(event)
             case events.JobSubmitted():
                 self._submit(event, out)
             case events.JobAdopted():
@@ -63,8 +65,6 @@ class JobRegistry:
             case events.JobHeard():
                 if (entry := self._jobs.get(event.job)) is not None:
                     entry.active_s = event.now_s
-            case TurnOpened() | TurnClosed() | events.JobTrained():
-                self._record_usage(event)
             case _:
                 entry = self._jobs.get(event.job)
                 if entry is not None and not entry.stage.over:
@@ -186,21 +186,22 @@ class JobRegistry:
         if entry.stage is JobStage.PLACED:
             entry.stage = JobStage.RUNNING
         entry.active_s = event.now_s
+        account = entry.account
         match event:
             case TurnOpened():
                 entry.open_turns += 1
             case TurnClosed():
                 entry.open_turns = max(entry.open_turns - 1, 0)
-                entry.account.add(
-                    engine_s=event.device_s,
-                    turns=1,
-                    failed_turns=not event.completed,
-                    prompt_tokens=event.prompt_tokens,
-                    tokens=event.tokens,
-                    turns_waited_s=event.waited_s,
-                )
+                account.engine_s += event.device_s
+                account.turns += 1
+                account.failed_turns += not event.completed
+                account.prompt_tokens += event.prompt_tokens
+                account.tokens += event.tokens
+                account.turns_waited_s += event.waited_s
             case events.JobTrained(_, _, trainer_s, waited_s):
-                entry.account.add(trainer_s=trainer_s, operations=1, operations_waited_s=waited_s)
+                account.trainer_s += trainer_s
+                account.operations += 1
+                account.operations_waited_s += waited_s
 
     def _forget_oldest(self) -> None:
         if len(self._jobs) > _MOST_JOBS:

@@ -165,38 +165,39 @@ class Dispatcher:
     ) -> None:
         version = record.version_for(turn)
         assert version is not None, f"{turn.spec.turn} dispatched where its weights are not"
-        attempt = AttemptId(self.next_attempt)
+        attempt, spec = AttemptId(self.next_attempt), turn.spec
+        tokens, logprobs = turn.tokens, turn.logprobs
         self.next_attempt += 1
         turn.inexact |= not record.spec.exact_continuation
         turn.attempt, turn.instance, turn.version = attempt, record.spec.instance, version
-        turn.base_tokens = len(turn.tokens)
-        turn.sent_context = turn.context_tokens
+        turn.base_tokens = len(tokens)
+        turn.sent_context = context = turn.context_tokens
         turn.sent_s = now_s
         turn.earlier_queued_s = turn.total_queued_s(now_s)
         turn.waiting_since_s = None
         turn.device_clock_s = record.clock.read(now_s, 1)
         self.attempts[attempt] = turn
         record.attempts[attempt] = turn
-        record.owners[turn.spec.owner] += 1
-        record.owned_tokens[turn.spec.owner] += turn.sent_context
+        record.owners[spec.owner] += 1
+        record.owned_tokens[spec.owner] += context
         load = record.load
         if load.in_flight == 0:
             record.progress_s = now_s
         load.in_flight += 1
-        load.kv_load_tokens += turn.sent_context
+        load.kv_load_tokens += context
         self.homes.record_dispatch(turn, now_s)
         out.append(
             DispatchTurn(
                 record.spec.instance,
                 attempt,
-                turn.spec.turn,
+                spec.turn,
                 version,
-                turn.spec.prompt,
-                turn.tokens.tolist(),
-                turn.spec.sampling,
+                spec.prompt,
+                tokens.tolist(),
+                spec.sampling,
                 turn.wants_prompt_scores,
-                turn.spec.owner,
-                turn.logprobs.tolist(),
-                turn.spec.stream,
+                spec.owner,
+                logprobs.tolist(),
+                spec.stream,
             )
         )

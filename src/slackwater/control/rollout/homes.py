@@ -44,7 +44,7 @@ class CacheHomes:
         """The turn as routing policies see it."""
         spec = turn.spec
         home = self._homes.get(spec.trajectory)
-        instance = self.instance_of(spec.trajectory)
+        instance = self._instance_of(home)
         resident = instance is not None and home is not None and home.is_resident
         growth = self._growth.get(spec.job)
         return TurnNeed(
@@ -59,7 +59,9 @@ class CacheHomes:
 
     def instance_of(self, trajectory: TrajectoryId) -> InstanceId | None:
         """The live instance that served its last turn."""
-        home = self._homes.get(trajectory)
+        return self._instance_of(self._homes.get(trajectory))
+
+    def _instance_of(self, home: CacheHome | None) -> InstanceId | None:
         if home is None or home.record is None or not self._is_live(home.record):
             return None
         return home.record.spec.instance
@@ -101,7 +103,7 @@ class CacheHomes:
         home = self._homes.get(trajectory)
         if home is None:
             growth = self._growth_of(turn.spec.job)
-            tokens = len(turn.spec.prompt)
+            tokens = turn.prompt_tokens
             prompt = prompt_key(turn.spec.job, turn.spec.prompt)
             home = CacheHome(turn.sequence, prompt, growth, tokens, tokens)
             self._homes[trajectory] = home
@@ -151,8 +153,9 @@ class CacheHomes:
         home.seen_s = now_s
         if turn.instance is not None:
             self._starts.record(home.prompt, now_s - home.began_s)
-            home.growth.grew(home.before_tokens, turn.context_tokens)
-            home.context_tokens = home.before_tokens = turn.context_tokens
+            context_tokens = turn.context_tokens
+            home.growth.grew(home.before_tokens, context_tokens)
+            home.context_tokens = home.before_tokens = context_tokens
             if home.growth.returns:
                 home.count()
                 self._trim(home.record)

@@ -43,6 +43,7 @@ class LiveTurn:
         "prompt_alternatives",
         "prompt_logprobs",
         "prompt_targets",
+        "prompt_tokens",
         "prompt_topk",
         "sent_context",
         "sent_s",
@@ -59,6 +60,7 @@ class LiveTurn:
         self.deadline_s = deadline_s
         self.sequence = sequence
         self.limit = spec.sampling.max_tokens
+        self.prompt_tokens = len(spec.prompt)
         self._tokens = array("I")
         self._logprobs = array("f")
         self.buffer: TokenBuffer | None = None
@@ -131,7 +133,9 @@ class LiveTurn:
     @property
     def context_tokens(self) -> int:
         """Tokens that an instance must hold to continue."""
-        return len(self.spec.prompt) + len(self.tokens)
+        if self.buffer is not None:
+            self.buffer.flush()
+        return self.prompt_tokens + len(self._tokens)
 
     @property
     def must_continue(self) -> bool:
@@ -147,7 +151,7 @@ class LiveTurn:
     @property
     def wants_prompt_scores(self) -> bool:
         """Whether the prompt is still to be scored."""
-        return self.spec.sampling.scores_prompt and self.prompt_logprobs is None
+        return self.prompt_logprobs is None and self.spec.sampling.scores_prompt
 
     def end_reason(self) -> FinishReason | None:
         """Why the turn is complete with the tokens so far, or None."""

@@ -73,7 +73,8 @@ class RolloutManager:
         out: Out = []
         self.state.dispatcher.now_s = event.now_s
         self._handlers[type(event)](event, out)
-        self._seeding.end_finished(event.now_s, out)
+        if self._seeding.steps:
+            self._seeding.end_finished(event.now_s, out)
         if self.state.instances.recalling:
             self._membership.report_freed_versions(event.now_s, out)
         if not self._watching and (self.state.turns or len(self.state.instances)):
@@ -91,7 +92,7 @@ class RolloutManager:
         turn.take_over(event.tokens, event.logprobs)
         state.open(turn, out)
         longest = state.instances.longest_for(spec.job, spec.base_model)
-        if longest is not None and turn.context_tokens >= longest:
+        if longest is not None and longest <= turn.context_tokens:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
             state.fail(turn, error, event.now_s, out)
             return
@@ -248,19 +249,20 @@ class Ownership:
                 turn is None
                 or turn.instance != instance
                 or turn.topk is not None
-                or len(turn.tokens) + count > turn.limit
-                or (turn.spec.stream and not turn.is_stream_current)
+                or len(held := turn.tokens) + count > turn.limit
+                or ((is_streamed := turn.spec.stream) and not turn.is_stream_current)
             ):
                 self._append_row(event, attempt, start, end, out)
             else:
-                if turn.spec.stream:
+                more, scores = tokens[start:end], logprobs[start:end]
+                if is_streamed:
                     turn.streamed_tokens += count
                     streamed[0].append(turn.spec.turn)
-                    streamed[1].extend(tokens[start:end])
-                    streamed[2].extend(logprobs[start:end])
+                    streamed[1].extend(more)
+                    streamed[2].extend(scores)
                     streamed[3].append(count)
-                turn.tokens.extend(tokens[start:end])
-                turn.logprobs.extend(logprobs[start:end])
+                held.extend(more)
+                turn.logprobs.extend(scores)
                 turn.losses_without_progress = 0
                 accepted += count
             start = end
@@ -363,15 +365,16 @@ class Ownership:
     def _contradiction(
         turn: LiveTurn, event: events.TurnEnded, max_context_tokens: int
     ) -> str | None:
+        made = len(turn.tokens)
         if event.version != turn.version:
             return f"{turn.spec.turn} generated with {event.version}, not {turn.version}"
-        if event.total_tokens != len(turn.tokens):
-            return f"{event.total_tokens} tokens of {turn.spec.turn}, received {len(turn.tokens)}"
+        if event.total_tokens != made:
+            return f"{event.total_tokens} tokens of {turn.spec.turn}, received {made}"
         if turn.wants_prompt_scores:
             return f"no prompt log-probs of {turn.spec.turn}"
-        cut_short = event.reason is FinishReason.LENGTH and len(turn.tokens) < turn.limit
+        cut_short = made < turn.limit and event.reason is FinishReason.LENGTH
         if cut_short and turn.context_tokens + 1 < max_context_tokens:
-            return f"{turn.spec.turn} cut at {len(turn.tokens)} of {turn.limit} tokens"
+            return f"{turn.spec.turn} cut at {made} of {turn.limit} tokens"
         return None
 
     def turn_refused(self, event: events.TurnRefused, out: Out) -> None:

@@ -103,16 +103,17 @@ class ManagerState:
 
     def complete(self, turn: LiveTurn, reason: FinishReason, now_s: float, out: Out) -> None:
         """End a complete turn, and fill the room that it leaves."""
+        spec, tokens = turn.spec, turn.tokens
         self.counters.completed += 1
-        self.lengths.observe(len(turn.tokens))
-        self.work_of(turn.spec.job).done_tokens += len(turn.tokens)
+        self.lengths.observe(len(tokens))
+        self.work_of(spec.job).done_tokens += len(tokens)
         if turn.instance in self.instances.records:
-            source = turn.spec.base_model, self.instances.records[turn.instance].spec.kind
-            self.counters.tokens[source] += len(turn.tokens)
+            source = spec.base_model, self.instances.records[turn.instance].spec.kind
+            self.counters.tokens[source] += len(tokens)
         out.append(
             CompleteTurn(
-                turn.spec.turn,
-                turn.tokens.tolist(),
+                spec.turn,
+                tokens.tolist(),
                 turn.logprobs.tolist(),
                 reason,
                 turn.version,
@@ -139,25 +140,25 @@ class ManagerState:
 
     def close(self, turn: LiveTurn, now_s: float, out: Out, *, completed: bool = False) -> None:
         """Remove the turn from all state, and fill the room that it leaves."""
-        del self.turns[turn.spec.turn]
+        spec = turn.spec
+        del self.turns[spec.turn]
         if len(self.deadlines) > 2 * len(self.turns) + 64:  # most belong to ended turns
             self.deadlines[:] = [row for row in self.deadlines if row[2] in self.turns]
             heapq.heapify(self.deadlines)
-        work = self.work_of(turn.spec.job)
+        work = self.work_of(spec.job)
         work.live_turns -= 1
         work.closed_turns += 1
         work.closed_s = now_s
-        self.forget_work(turn.spec.job)
+        self.forget_work(spec.job)
         self.dispatcher.queue.remove(turn)
         self.dispatcher.homes.record_close(turn, now_s)
         record = self.dispatcher.detach(turn)
-        spec = turn.spec
         out.append(
             TurnClosed(
                 now_s,
                 spec.job,
                 spec.base_model,
-                prompt_tokens=len(spec.prompt),
+                prompt_tokens=turn.prompt_tokens,
                 tokens=len(turn.tokens),
                 device_s=turn.device_s,
                 waited_s=turn.total_queued_s(now_s),

@@ -54,14 +54,14 @@ class Seeding:
     def __init__(self, state: ManagerState, membership: Membership) -> None:
         self._state = state
         self._membership = membership
-        self._steps: dict[JobId, JobStep] = {}
+        self.steps: dict[JobId, JobStep] = {}
 
     def begin_step(self, event: events.StepBegan, out: Out) -> None:
         """Local engines seed from now on."""
         policy = self._state.settings.seeding
-        before = self._steps.get(event.job)
+        before = self.steps.get(event.job)
         step = JobStep(before.state if before else policy.start(), seeding=True, running=True)
-        self._steps[event.job] = step
+        self.steps[event.job] = step
         remote = len(self._remote(event.job))
         work = self._state.work_of(event.job)
         work.steps = True
@@ -78,7 +78,7 @@ class Seeding:
         self._consider(JobId(name.removeprefix(SEEDING)), now_s, out)
 
     def watch(self, now_s: float, out: Out) -> None:
-        for job, step in self._steps.items():
+        for job, step in self.steps.items():
             if step.running:
                 self._sample_remote(job, step, now_s)
                 self._limit(job, step, now_s, out)
@@ -86,7 +86,7 @@ class Seeding:
 
     def reconsider(self, now_s: float, out: Out) -> None:
         """An instance became usable: seeding may end."""
-        for job, step in self._steps.items():
+        for job, step in self.steps.items():
             if step.seeding and self._state.turns:
                 self._consider(job, now_s, out)
 
@@ -102,7 +102,7 @@ class Seeding:
 
     def end_finished(self, now_s: float, out: Out) -> None:
         """After every event: consider ending seeding where the last turn of a step has ended."""
-        for job, step in self._steps.items():
+        for job, step in self.steps.items():
             if step.seeding and (
                 self._state.work_of(job).closed_turns >= step.closed_turns_goal
                 or (step.wanted_since_s is not None and not self._has_turns(job))
@@ -110,7 +110,7 @@ class Seeding:
                 self._consider(job, now_s, out)
 
     def _consider(self, job: JobId, now_s: float, out: Out) -> None:
-        step = self._steps.get(job)
+        step = self.steps.get(job)
         if step is None or not step.seeding:
             return
         view = self._view(job, step, now_s)
@@ -146,14 +146,14 @@ class Seeding:
 
     def claim_for_trainer(self, event: events.TrainerWanted, out: Out) -> None:
         """The trainer gets its devices when seeding ends, no turn is live or its patience ends."""
-        step = self._steps.get(event.job)
+        step = self.steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
             self._consider(event.job, event.now_s, out)
 
     def consider_resuming(self, event: events.TrainerWaits, out: Out) -> None:
         """Start seeding again if the waiting trainer's devices would help."""
-        step = self._steps.get(event.job)
+        step = self.steps.get(event.job)
         if step is None or step.seeding or not step.running:
             return
         step.trained_tokens = event.trained_tokens
@@ -168,7 +168,7 @@ class Seeding:
             out += [resumed, ResumeSeeding(event.job, reason)]
 
     def end_step(self, event: events.StepEnded, out: Out) -> None:
-        step = self._steps.get(event.job)
+        step = self.steps.get(event.job)
         if step is None or not step.running:
             return
         self._sample_remote(event.job, step, event.now_s)
@@ -192,12 +192,12 @@ class Seeding:
 
     def drop_job(self, event: events.StepDropped, out: Out) -> None:
         """The job ended: free its local engines and forget its step."""
-        step = self._steps.get(event.job)
+        step = self.steps.get(event.job)
         if step is None:
             return
         if step.seeding:
             self._end(event.job, step, "the job ended", event.now_s, out)
-        del self._steps[event.job]
+        del self.steps[event.job]
         self._state.work_of(event.job).steps = False
         self._state.forget_work(event.job)
 
@@ -218,7 +218,7 @@ class Seeding:
         work_of = self._state.work_of
         return any(
             step.seeding and job != but and record.spec.serves_any(job, work_of(job).base_models)
-            for job, step in self._steps.items()
+            for job, step in self.steps.items()
         )
 
     def _view(self, job: JobId, step: JobStep, now_s: float) -> SeedingView:

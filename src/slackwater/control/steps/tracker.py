@@ -59,6 +59,10 @@ class StepTracker:
     def handle(self, event: events.StepEvent) -> Sequence[StepCommand]:
         self._now_s, self._commands = event.now_s, []
         match event:
+            case TurnOpened():  # turns are the most frequent
+                self._open_turn(event)
+            case TurnClosed():
+                self._close_turn(event)
             case (
                 events.LocalEngineUp() | events.EngineRested() | InstanceReleased() | InstanceLost()
             ):
@@ -66,10 +70,6 @@ class StepTracker:
             case events.StepExpected(_, job, turns):
                 step = self._step(job)
                 step.expected_turns, step.announced = max(turns, 1), True
-            case TurnOpened():
-                self._open_turn(event)
-            case TurnClosed():
-                self._close_turn(event)
             case events.SeedingChanged(_, job, seeds):
                 self._change_seeding(self._step(job), seeds)
             case JobEnded(_, job):
@@ -302,7 +302,9 @@ class StepTracker:
 
     def _advance(self, step: RolloutStep) -> None:
         """If turns are live and trainers idle, begin the step; if it runs, its trainer waits."""
-        if not step.live_turns or step.seeding or self._holders or self._wanting:
+        if not self._engines or not step.live_turns or step.seeding:
+            return
+        if self._holders or self._wanting:
             return
         if not any(step.can_use(spec) for spec in self._engines.values()):
             return
