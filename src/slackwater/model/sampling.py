@@ -7,6 +7,7 @@ request and sample), never from random ids or the clock.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from slackwater.model.errors import ConfigError, check_not_negative
@@ -21,6 +22,7 @@ _COUNTS = (
     "topk_logprobs",
     "prompt_alternatives",
 )
+_counts_of = attrgetter(*_COUNTS)
 
 
 def default_seed(lineage: str, seq: int, index: int) -> int:
@@ -86,7 +88,8 @@ class Sampling:
     prompt_alternatives: int = 0
 
     def __post_init__(self) -> None:
-        check_not_negative("", self, *_COUNTS)
+        if not min(_counts_of(self)) >= 0:
+            check_not_negative("", self, *_COUNTS)
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")
         if not 0 < self.top_p <= 1:
@@ -100,17 +103,19 @@ class Sampling:
         if self.min_tokens > self.max_tokens:
             fix = f"must be at most max_tokens ({self.max_tokens})"
             raise ConfigError.of("min_tokens", self.min_tokens, fix)
-        self._check_penalties()
+        if self.penalised or self.logit_bias:
+            self._check_penalties()
         if self.grammar is not None and self.min_tokens:
             fix = "must be 0 with a grammar, which decides itself when it ends"
             raise ConfigError.of("min_tokens", self.min_tokens, fix)
         if self.allowed_token_ids and (self.grammar is not None or self.min_tokens):
             fix = "cannot be combined with a grammar or min_tokens: nothing might be left to draw"
             raise ConfigError.of("allowed_token_ids", list(self.allowed_token_ids)[:3], fix)
-        self._check_bad_words()
+        if self.bad_words:
+            self._check_bad_words()
 
     def _check_bad_words(self) -> None:
-        if self.bad_words and (self.grammar is not None or self.allowed_token_ids):
+        if self.grammar is not None or self.allowed_token_ids:
             fix = (
                 "cannot be combined with a grammar or allowed tokens: nothing might be left to draw"
             )
