@@ -98,12 +98,12 @@ class FrameDecoder:
             data = bytes(self._buffer)
         frames: list[Frame] = []
         start, size = 0, len(data)
-        while size - start >= HEADER_BYTES:
+        while (body := start + HEADER_BYTES) <= size:
             kind, length = decode_header(data, start, self._max_bytes)
-            end = start + HEADER_BYTES + length
+            end = body + length
             if size < end:
                 break
-            frames.append(Frame(kind, data[start + HEADER_BYTES : end]))
+            frames.append(Frame(kind, data[body:end]))
             start = end
         if start < size or self._buffer:
             self._buffer[:] = data[start:]

@@ -36,6 +36,7 @@ from slackwater.wire.tokens import decode_tokens
 
 logger = logging.getLogger(__name__)
 
+_REASONS = {reason.value: reason for reason in FinishReason}
 _MAX_HELD_BYTES = 8 * messages.MAX_HELD_TOKENS + 1024 * messages.MAX_HELD_TURNS  # of an engine
 
 InstanceCommand: TypeAlias = (  # that becomes a message to the instance
@@ -233,7 +234,7 @@ class EngineExecutor:
                 others = self._topk.pop(worker, ())
                 self.feed(events.TokensArrived(now_s, instance, *columns, topk=others))
             for turn in finished:
-                attempt, why = AttemptId(turn.request), FinishReason(turn.reason)
+                attempt, why = AttemptId(turn.request), _REASONS[turn.reason]
                 ended = attempt, why, turn.total_tokens, turn.version
                 self.feed(events.TurnEnded(now_s, instance, *ended))
             return

@@ -45,14 +45,11 @@ class RecentTrajectory:
     version: str = ""
     moves: int = 0
     turns: list[EndedTurn] = field(default_factory=list)
+    held_tokens: int = 0
 
     @property
     def sampled_tokens(self) -> int:
         return sum(len(turn.tokens) for turn in self.turns)
-
-    @property
-    def held_tokens(self) -> int:
-        return sum(turn.held_tokens for turn in self.turns)
 
 
 def join_turns(turns: Iterable[EndedTurn]) -> tuple["array[int]", "array[float]"]:
@@ -101,15 +98,17 @@ class RecentTrajectories:
             self._trajectories[key] = found
             of_job = self._by_job.setdefault(spec.job, deque())
             of_job.append(spec.trajectory)
-            while len(of_job) > self._most(spec.job, now_s):
+            while len(of_job) > self._of_a_job and len(of_job) > self._most(spec.job, now_s):
                 self._drop((spec.job, of_job[0]))
         else:
             self._trajectories.move_to_end(key)
         turn = EndedTurn(spec.prompt, array("I", result.tokens), array("d", result.logprobs))
+        held_tokens = turn.held_tokens
         found.turns.append(turn)
+        found.held_tokens += held_tokens
         found.ended_s, found.version = now_s, result.version
         found.moves += result.moves
-        self._tokens += turn.held_tokens
+        self._tokens += held_tokens
         while self._tokens > self._max_tokens and self._trajectories:
             self._drop(next(iter(self._trajectories)))
 

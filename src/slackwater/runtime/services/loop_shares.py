@@ -48,7 +48,8 @@ class LoopShares:
 
     def record_request(self, tenant: TenantId) -> None:
         """The tenant sent a request."""
-        self._last_request_s[tenant] = self._clock()
+        if self.is_shared:
+            self._last_request_s[tenant] = self._clock()
 
     def is_contended(self, tenant: TenantId) -> bool:
         """Whether other tenants are active too."""

@@ -46,13 +46,16 @@ class TenantQueues:
     def _work(self) -> None:
         self._due = None
         until_s = time.perf_counter() + self._slice_s
-        rest_s = 0.0
+        shares, rest_s = self.shares, 0.0
         try:
             while self._queues:
-                tenant = min(self._queues, key=self.shares.delay_s)
-                rest_s = self.shares.delay_s(tenant)
-                if rest_s > 0:
-                    break
+                if shares.is_shared:
+                    tenant = min(self._queues, key=shares.delay_s)
+                    rest_s = shares.delay_s(tenant)
+                    if rest_s > 0:
+                        break
+                else:
+                    tenant = next(iter(self._queues))
                 self._step(tenant)
                 if time.perf_counter() > until_s:
                     break

@@ -196,14 +196,12 @@ class _Front:
 
     def _submit(self, message: wire.GenerateChoices, turn: "_Choice", index: int) -> None:
         turn.is_submitted = True
-        prompt = array("I")
-        prompt.frombytes(message.prompts[index // message.n])
         spec = TurnSpec(
             turn=turn.name,
             trajectory=TrajectoryId(turn.name),
             job=JobId(message.job),
             base_model=message.base_model,
-            prompt=prompt,
+            prompt=array("I", message.prompts[index // message.n]),
             sampling=message.sampling_of(index),
             version=message.version,
             stream=message.stream,
