@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import socket
 import time
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from slackwater.model.ids import TenantId
 from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.serve.http.body_reader import find_text_error
-from slackwater.serve.http.limits import BodyLimits
+from slackwater.serve.http.limits import PARSING, BodyLimits, ParsingTime
+from slackwater.serve.http.server import HeadTimeoutProtocol
 
 
 def call(
@@ -152,6 +156,73 @@ def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:
     asyncio.run(scenario())
     assert len(order) == 22
     assert order.index("quiet", 1) <= 3
+
+
+def test_a_tenant_pays_for_its_connection_its_parsing_and_every_step_of_its_request() -> None:
+    mine, parsing, at_s = TenantId("mine"), ParsingTime(0.002), [0.0]
+
+    def clock() -> float:
+        return at_s[0]
+
+    async def step(scope: Any, receive: Any, send: Any) -> None:
+        at_s[0] += 0.001
+        await asyncio.sleep(0)
+        at_s[0] += 0.003
+
+    async def receive() -> dict[str, Any]:
+        at_s[0] += 0.0005
+        return part(b"x")
+
+    async def send(message: Any) -> None: ...
+
+    async def scenario() -> list[float]:
+        shares, totals = LoopShares(2, active_s=1e9, clock=clock, cpu_clock=clock), list[float]()
+        limits = BodyLimits(
+            step, max_bytes=10, stall_s=5, tenant_of=lambda headers: mine, shares=shares
+        )
+        scope = {"type": "http", "path": "/v1/x", "headers": [], PARSING: parsing}
+        for _ in range(2):
+            await limits(scope, receive, send)
+            totals.append(shares.totals[mine])
+            parsing.seconds += 0.0001  # its next request
+        return totals
+
+    assert asyncio.run(scenario()) == pytest.approx([0.0065, 0.0065 + 0.0046])
+
+
+def test_what_parsing_takes_is_counted_where_tenants_share_a_loop() -> None:
+    busy_s = 0.01
+
+    async def spend(scope: Any, receive: Any, send: Any) -> None: ...
+
+    async def scenario() -> float:
+        config = uvicorn.Config(spend, http=HeadTimeoutProtocol, lifespan="off", log_config=None)
+        config.load()
+        protocol = HeadTimeoutProtocol(config, ServerState(), {})
+        parsing = protocol.parsing = ParsingTime(0.0)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.create_connection(lambda: protocol, sock=ours)
+            usual = protocol.parser
+
+            class SlowParser:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(usual, name)
+
+                def feed_data(self, data: bytes) -> None:
+                    until_s = time.thread_time() + busy_s
+                    while time.thread_time() < until_s:
+                        pass
+                    usual.feed_data(data)
+
+            protocol.parser = SlowParser()  # type: ignore[assignment]
+            protocol.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert protocol.scope[PARSING] is parsing  # type: ignore[literal-required]
+            transport.close()
+            return parsing.take()
+
+    assert asyncio.run(scenario()) >= busy_s
 
 
 def test_a_tenants_bodies_under_way_are_bounded_together() -> None:

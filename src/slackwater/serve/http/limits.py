@@ -2,12 +2,14 @@
 
 Small JSON bodies are parsed on the event loop, large ones by helper processes (`large_bodies.py`).
 With several tenants, a request waits until its tenant is within its share of the loop
-(`runtime/services/loop_shares.py`). Reading a large body counts towards that share.
+(`runtime/services/loop_shares.py`). Accepting its connections and parsing its requests counts
+towards that share, as does reading a large body.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -27,9 +29,10 @@ _MIN_JSON_BYTES = 2 << 20
 _MAX_ANONYMOUS_BYTES = LARGE_JSON_BYTES  # body limit without a known key
 _LARGE_BYTES = 64 << 10  # beyond this size, reading a body counts towards the share
 _READ_S_PER_BYTE = 0.4 / (64 << 20)  # loop time: beside others a tenant reads 64 MiB/s
-_REQUEST_OVERHEAD_S = 0.0003  # loop time of a connection and a request's head
+_CONNECTION_S = 0.0003  # loop time of a connection's beginning and end
 _MAX_BODIES_IN_FLIGHT = 4  # of the maximum size, per tenant
 _ARRIVED = "slackwater.arrived_s"
+PARSING = "slackwater.parsing"
 _BINARY = ("application/x-protobuf", "application/octet-stream")
 
 
@@ -42,6 +45,18 @@ def arrival_s(scope: Scope) -> float | None:
     """When the request's head arrived, on the event loop's clock."""
     found: float | None = scope.get(_ARRIVED)
     return found
+
+
+@dataclass(slots=True)
+class ParsingTime:
+    """Processor time that a connection took before its tenant was known."""
+
+    seconds: float = _CONNECTION_S
+
+    def take(self) -> float:
+        """All of it since the last call."""
+        taken, self.seconds = self.seconds, 0.0
+        return taken
 
 
 class BodyLimits:
@@ -81,9 +96,23 @@ class BodyLimits:
         scope[_ARRIVED] = asyncio.get_running_loop().time()
         headers = Headers(scope=scope)
         tenant = self._tenant_of(headers)
-        if tenant is not None:
-            self._shares.record_request(tenant)
-            self._shares.charge(tenant, _REQUEST_OVERHEAD_S)
+        serving = self._serve(scope, receive, send, headers, tenant)
+        if tenant is None:
+            await serving
+            return
+        parsing: ParsingTime | None = scope.get(PARSING)
+        self._shares.record_request(tenant)
+        self._shares.charge(tenant, _CONNECTION_S if parsing is None else parsing.take())
+        await self._shares.meter(tenant, serving)
+
+    async def _serve(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Headers,
+        tenant: TenantId | None,
+    ) -> None:
         body_bytes = _InFlightBytes(
             self._in_flight, tenant or TenantId(""), _MAX_BODIES_IN_FLIGHT * self._max_bytes
         )
@@ -168,15 +197,9 @@ class BodyLimits:
     async def _run_in_turn(
         self, scope: Scope, body: ReadBody, send: Send, tenant: TenantId | None
     ) -> None:
-        scope = {**scope, TENANT: tenant, BODY: body}
-        if tenant is None:
-            await self._app(scope, body, send)
-            return
-        await self._shares.wait_turn(tenant)
-        await self._shares.meter(tenant, self._call_app(scope, body, send))
-
-    async def _call_app(self, scope: Scope, body: ReadBody, send: Send) -> None:
-        await self._app(scope, body, send)
+        if tenant is not None:
+            await self._shares.wait_turn(tenant)
+        await self._app({**scope, TENANT: tenant, BODY: body}, body, send)
 
 
 def _without_encoding(scope: Scope) -> list[tuple[bytes, bytes]]:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from slackwater.model.errors import RefusedError
 from slackwater.serve.http.errors import send_refusal
+from slackwater.serve.http.limits import PARSING, ParsingTime
 from slackwater.serve.http.throttled_acceptor import (
     AT_ONCE,
     AT_ONCE_ALONE,
@@ -53,12 +54,21 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
     newcomers: LoopThrottle | None = None
+    parsing: ParsingTime | None = None  # where tenants share the event loop
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it so too
         super().connection_made(transport)
         self._expect_head()
 
     def data_received(self, data: bytes) -> None:
+        if self.parsing is None:
+            self._receive(data)
+            return
+        began_s = time.thread_time()
+        self._receive(data)
+        self.parsing.seconds += time.thread_time() - began_s
+
+    def _receive(self, data: bytes) -> None:
         if self.newcomers is not None:
             self.transport.pause_reading()
             self.newcomers.put(partial(self._begin, data))
@@ -80,6 +90,7 @@ class HeadTimeoutProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._cancel_head_deadline()
+        self.scope[PARSING] = self.parsing  # type: ignore[literal-required]  # of ours
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size <= MAX_HEAD_BYTES:
             super().on_headers_complete()
@@ -166,6 +177,7 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: FastAPI, *, several_tenants: bool) -> None:
         super().__init__(uvicorn.Config(app, http=HeadTimeoutProtocol, **_OPTIONS))
+        self._several_tenants = several_tenants
         at_once = AT_ONCE if several_tenants else AT_ONCE_ALONE
         self._at_once = at_once
         self._newcomers = LoopThrottle(at_once)
@@ -190,6 +202,8 @@ class HttpServer(uvicorn.Server):
     def _new_protocol(self) -> asyncio.Protocol:
         protocol = HeadTimeoutProtocol(self.config, self.server_state, self.lifespan.state)
         protocol.newcomers = self._newcomers
+        if self._several_tenants:
+            protocol.parsing = ParsingTime()
         return protocol
 
     @contextlib.contextmanager
