@@ -1,14 +1,15 @@
 """Agents on 8 dedicated engines with capacity beside them, head to head (ROSE 6.1, Appendix E): a
 fixed pool, serverless-like leases, RLBoost's rules on spot, ROSE's rules on lent serving devices,
 and ours on each. The part `split` asks what a step gains if devices that the tail leaves idle train
-meanwhile.
+meanwhile: at most, and with a trainer of fixed size as it runs live.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.routing import FLEETS, MAX_CONTEXT_TOKENS, TRACE, agent_sessions
-from benchmarks.rollout.simulated.agent_run import run_agents
+from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
 from benchmarks.rollout.simulated.extra_capacity import (
     CombinedCapacity,
     ExtraCapacity,
@@ -17,12 +18,17 @@ from benchmarks.rollout.simulated.extra_capacity import (
 )
 from benchmarks.rollout.simulated.rules import AGENT_RULES
 from benchmarks.rollout.simulated.sessions import read_sessions, spread
+from benchmarks.rollout.simulated.split_run import SplitPlan, run_split
 from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
+from slackwater.policy.rollout.seeding import Colocated
+from slackwater.policy.rollout.tail_split import TailSplit
+from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 
 LENT = 16
+OVERLAP = 16  # trajectories of a micro-batch at least
 PARTS = ("capacity", "split")
 TRACES = {"": TRACE, "_b": "agents/swebench_deepseekv32_turns_dev.csv.gz"}
 
@@ -66,8 +72,36 @@ def _split(options: BenchOptions) -> dict[str, float]:
             count = trajectories // 4 if options.quick else trajectories
             result = run_agents(fleet, AGENT_RULES["ours"], spread(sessions, count, options.seed))
             found = step_figures(fleet, result)
+            found |= _fixed_figures(fleet, spread(sessions, count, options.seed), found["step_s"])
             figures |= {f"split_{name}_{model}{suffix}": value for name, value in found.items()}
     return figures
+
+
+def _fixed_figures(
+    fleet: AgentFleet, sessions: Sequence[Session], whole_s: float
+) -> dict[str, float]:
+    """A step of a trainer that has the devices of half the engines, under the live rules: its
+    seconds if training begins when the rollout is over, how many times shorter `tail_split` makes
+    it (with micro-batches as trajectories end, and in the order of prompts) and `balanced_finish`
+    does, and the split over a step that trains on all devices in the end.
+    """
+    local, ours = fleet.engines // 2, AGENT_RULES["ours"]
+    patient = replace(ours, seeding=TailSplit(), trainer_patience_s=1e6)
+    after = replace(ours, seeding=Colocated())
+    overlapped = SplitPlan(local, overlap=OVERLAP)
+    steps = {
+        "fixed": run_split(fleet, after, sessions, SplitPlan(local)),
+        "fixed_split": run_split(fleet, patient, sessions, overlapped),
+        "fixed_in_order": run_split(fleet, patient, sessions, replace(overlapped, in_order=True)),
+        "fixed_balanced": run_split(fleet, ours, sessions, overlapped),
+    }
+    figures = {f"{name}_step_s": step.step_s for name, step in steps.items()}
+    alone_s = figures.pop("fixed_step_s")
+    return {
+        "fixed_step_s": alone_s,
+        **{name.removesuffix("_step_s"): alone_s / step_s for name, step_s in figures.items()},
+        "fixed_split_over_whole": whole_s / figures["fixed_split_step_s"],
+    }
 
 
 def _capacity(options: BenchOptions) -> dict[str, float]:

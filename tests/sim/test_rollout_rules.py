@@ -14,12 +14,14 @@ from benchmarks.rollout.simulated.agent_run import (
 from benchmarks.rollout.simulated.response_lengths import log_normal
 from benchmarks.rollout.simulated.rules import AGENT_RULES, SPOT_RULES
 from benchmarks.rollout.simulated.sessions import drawn_sessions
+from benchmarks.rollout.simulated.split_run import SplitPlan, run_split
 from benchmarks.rollout.simulated.spot_run import SETUPS, SpotResult, SpotSetup, run_spot
 from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.model.spot_trace import SpotEvent
-from slackwater.policy.rollout.seeding import AdaptiveWindow
+from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
+from slackwater.policy.rollout.tail_split import TailSplit
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotRates
@@ -107,7 +109,7 @@ def test_warm_caches_beat_affinity_when_contexts_do_not_all_fit() -> None:
 
 @pytest.mark.parametrize(("early", "late", "gained"), [(412_000, 10, True), (10, 412_000, False)])
 def test_idle_devices_train_only_what_has_ended(early: int, late: int, gained: bool) -> None:
-    ended = (EndedTrajectory(100.0, early), EndedTrajectory(300.0, late))
+    ended = (EndedTrajectory(0, 100.0, early), EndedTrajectory(1, 300.0, late))
     result = AgentResult(300.0, 2, 0, 0, 0, ended)
     figures = step_figures(AgentFleet(EngineCost(QWEN3_8B, H800, 1), 8), result)
     train_s = 412_010 / (8 * 989e12 * 0.4 / (2e9 * 8.2 * 6))
@@ -115,3 +117,17 @@ def test_idle_devices_train_only_what_has_ended(early: int, late: int, gained: b
     most = (300.0 + train_s + 4.0) / 304.0 if gained else 1.0
     assert figures["at_most"] == pytest.approx(most, rel=1e-4)
     assert figures["switched"] == pytest.approx(most, rel=0.01)
+
+
+def test_half_the_devices_train_while_the_others_finish_the_tail() -> None:
+    """All tokens are trained whatever the order, and nothing is gained before the rollout."""
+    sessions = drawn_sessions(48, 1, max_context_tokens=32_768)
+    fleet = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 4)
+    patient = replace(AGENT_RULES["ours"], seeding=TailSplit(), trainer_patience_s=1e6)
+    after = run_split(fleet, replace(patient, seeding=Colocated()), sessions, SplitPlan(2))
+    split = run_split(fleet, patient, sessions, SplitPlan(2, overlap=8))
+    in_order = run_split(fleet, patient, sessions, SplitPlan(2, overlap=8, in_order=True))
+    train_s = after.step_s - after.rollout_s
+    assert after.switches == 1
+    assert split.step_s <= in_order.step_s < after.step_s
+    assert split.step_s >= max(split.rollout_s, train_s)

@@ -43,6 +43,7 @@ class AgentFleet:
 class EndedTrajectory:
     """When a trajectory ended, and its tokens."""
 
+    number: int
     at_s: float
     context_tokens: int
 
@@ -82,6 +83,7 @@ class Trajectories:
         self._prefix = prefix
         self._sessions = sessions
         self.ended: list[EndedTrajectory] = []
+        self.on_ended: Callable[[EndedTrajectory], None] = lambda ended: None
         self.tokens_of: dict[TurnId, int] = {}
         self.turns = 0
         body.on_command = self._take
@@ -126,7 +128,8 @@ class Trajectories:
         session = self._sessions[number]
         if index + 1 == len(session):
             tokens = session[index].prompt_tokens + session[index].output_tokens
-            self.ended.append(EndedTrajectory(self._body.now_s, tokens))
+            self.ended.append(EndedTrajectory(number, self._body.now_s, tokens))
+            self.on_ended(self.ended[-1])
             if self._waiting:
                 self._submit(self._waiting.pop(), 0)
             return
