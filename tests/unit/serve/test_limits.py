@@ -220,7 +220,7 @@ def test_what_parsing_takes_is_counted_where_tenants_share_a_loop() -> None:
             protocol.data_received(b"GET /x HTTP/1.1\r\nhost: a\r\n\r\n")
             assert protocol.scope[PARSING] is parsing  # type: ignore[literal-required]
             transport.close()
-            return parsing.take()
+            return float(parsing.take())
 
     assert asyncio.run(scenario()) >= busy_s
 
