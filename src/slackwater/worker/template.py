@@ -88,7 +88,7 @@ def _serve(requests: socket.socket) -> socket.socket:
         if not module:
             sys.exit()
         importlib.import_module(module.decode())  # if it fails, the agent starts the worker anew
-        _load_compiler()
+        load_compiler()
         if not has_one_thread():
             sys.exit("importing has started a thread, which a fork would not copy")
         gc.freeze()  # a worker's collections would write to memory that is shared
@@ -107,7 +107,7 @@ def _serve(requests: socket.socket) -> socket.socket:
         requests.send(b".")  # the worker is the agent's now
 
 
-def _load_compiler() -> None:
+def load_compiler() -> None:
     """Import what numba else imports in each worker, with the first compiled loop that it calls."""
     if "numba" in sys.modules:
         from numba.core.registry import cpu_target
@@ -117,11 +117,16 @@ def _load_compiler() -> None:
 
 
 def main() -> None:
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork workers until the agent has gone."""
     # A batch scheduler and Ctrl-C signal every process, but this one ends with its agent.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     linux.die_with_parent(signal.SIGKILL)
     gc.disable()  # a tenth of the time that the imports take
-    with _serve(socket.socket(fileno=int(sys.argv[1]))) as channel, channel.makefile() as told:
+    with _serve(requests) as channel, channel.makefile() as told:
         channel.sendall(str(os.getpid()).encode())
         command, environment = json.load(told)
     gc.enable()

@@ -10,10 +10,10 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
@@ -121,7 +121,8 @@ class OutlivedAgent:
     def _command(self) -> list[str]:
         """Empty once it has ended; a process that has its number now is no agent of the node."""
         try:
-            found = Path(f"/proc/{self.pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+            shown = Path(f"/proc/{self.pid}/cmdline").read_bytes().decode()
+            found = shown.rstrip("\0").split("\0")
         except (OSError, ValueError):
             return []
         return found if self._marks <= set(found) else []
@@ -207,15 +208,9 @@ class LocalAgents:
             await asyncio.sleep(delay_s)
 
     async def _start(self, plan: AgentPlan, join: JoinAddress) -> asyncio.subprocess.Process:
+        environment = os.environ | plan.environment(join)
         with (self._logs / f"agent-{plan.node}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *_command(plan, join),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # it must not get the control plane's priority and signals
-                env=os.environ | plan.environment(join),
-            )
+            process = await _spawn(_command(plan, join), environment, log)
         if plan.cores:  # before it starts a worker, which inherits both
             give_way(_NICE, process.pid, session_nice=_SESSION_NICE)
             os.sched_setscheduler(process.pid, os.SCHED_BATCH, os.sched_param(0))
@@ -231,6 +226,19 @@ class LocalAgents:
             return OutlivedAgent(int(self._pid_file(plan).read_text()), plan)
         except (OSError, ValueError):
             return None
+
+
+async def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,  # it must not get the control plane's priority and signals
+        env=environment,
+    )
 
 
 def _command(plan: AgentPlan, join: JoinAddress) -> tuple[str, ...]:
