@@ -1,116 +1,163 @@
 """Python programs that are forked from a process that has imported what they import.
 
-The process runs this file; every program then is as `python -m MODULE ARGUMENTS` would be, with the
-working directory and the environment of that process.
+The process runs this file; every program then is as `python -m MODULE ARGUMENTS` would be, and a
+child of whoever asks for it.
 """
 
+import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
-_REQUEST_BYTES = 1 << 16
+from slackwater.sandbox import linux
+from slackwater.wire.forked_process import ForkedProcess, show_command
 
+_ROOM = " " * 4000  # for a program's command line
+_SHORT_BYTES = 256
+_IMPORTED_WITHIN_S = 600.0
+_SESSION, _OWN_SESSION = b".", b"s"
+# Read by libraries at their import, for the programs: a fork would lose threads of NumPy's, and the
+# others are as the agents of workers set them.
+_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
-class ForkedProgram:
-    """A program that was started; `kill` does nothing once it has ended."""
-
-    def __init__(self, report: socket.socket) -> None:
-        self._lines = report.makefile()
-        self._report = report
-        self._pid = int(self._lines.readline())
-        self._status: int | None = None
-
-    def wait(self, within_s: float | None = None) -> int:
-        """Its exit status."""
-        if self._status is None:
-            if not select.select([self._report], [], [], within_s)[0]:
-                raise TimeoutError(f"a program still runs after {within_s} s")
-            self._status = int(self._lines.readline())
-            self._lines.close()
-            self._report.close()
-        return self._status
-
-    def kill(self) -> None:
-        if self._status is None and not select.select([self._report], [], [], 0)[0]:
-            os.kill(self._pid, signal.SIGKILL)
+_adoption = threading.Lock()
 
 
 class PreloadedPrograms:
-    """Starts programs that need the modules in `preload`."""
+    """Starts programs from a process that serves them, at the other end of `requests`."""
 
-    def __init__(
-        self, preload: Sequence[str], folder: Path, environment: Mapping[str, str]
-    ) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def __init__(self, requests: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+        self._requests, self._process = requests, process
+
+    @classmethod
+    def launch(
+        cls, preload: Sequence[str], environment: Mapping[str, str] = os.environ
+    ) -> "PreloadedPrograms":
+        """Start a process that imports the modules in `preload`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), *preload],
-                cwd=folder,
-                env=dict(environment),
+            process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), ",".join(preload), _ROOM],
+                stdin=subprocess.DEVNULL,
+                env={**environment, **_THREADS},
                 pass_fds=[theirs.fileno()],
             )
+        return cls(ours, process)
 
-    def start(self, module: str, arguments: Sequence[str], output: IO[bytes]) -> ForkedProgram:
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        output: IO[bytes],
+        *,
+        environment: Mapping[str, str] = os.environ,
+        folder: Path | None = None,
+        own_session: bool = False,
+    ) -> "subprocess.Popen[bytes]":
+        """Start a program in this folder, or in this process's own."""
+        command = [sys.executable, "-m", module, *arguments]
+        told = [command, str(folder or Path.cwd()), dict(environment)]
+        request = _OWN_SESSION if own_session else _SESSION
         ours, theirs = socket.socketpair()
-        with theirs:
-            request = json.dumps([module, *arguments]).encode()
-            socket.send_fds(self._requests, [request], [theirs.fileno(), output.fileno()])
-        return ForkedProgram(ours)
+        with ours, _adopting_orphans():
+            with theirs:
+                socket.send_fds(self._requests, [request], [theirs.fileno(), output.fileno()])
+            self._requests.settimeout(_IMPORTED_WITHIN_S)
+            assert self._requests.recv(1), f"{module}: what it imports cannot be imported"
+            program = ForkedProcess(command, int(ours.recv(_SHORT_BYTES)))
+            ours.sendall(json.dumps(told).encode())
+        return program
 
     def close(self) -> None:
-        """End the process; the programs have ended."""
+        """End the process; programs live on."""
         self._requests.close()
         self._process.wait()
 
 
-def _serve(requests: socket.socket) -> list[str]:
-    """Returns the command in each program."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that report
+@contextlib.contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Not for longer: what other processes leave behind would become our zombies."""
+    with _adoption:  # the whole process adopts, or does not
+        linux.adopt_orphans()
+        try:
+            yield
+        finally:
+            linux.adopt_orphans(adopt=False)
+
+
+def _serve(requests: socket.socket) -> socket.socket:
+    """Returns in each program, with its channel to whoever asked for it."""
     while True:
-        request, descriptors, *_ = socket.recv_fds(requests, _REQUEST_BYTES, 2)
+        request, descriptors, *_ = socket.recv_fds(requests, 1, 2)
         if not request:
-            sys.exit()
-        if not os.fork():
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if pid := os.fork():
-                _report_end(pid, descriptors[0])
+            os._exit(0)
+        if not (between := os.fork()):
+            if os.fork():
+                os._exit(0)
+            if request == _OWN_SESSION:
+                os.setsid()
             requests.close()
-            os.close(descriptors[0])
-            os.dup2(descriptors[1], 1)
-            os.dup2(descriptors[1], 2)
-            command: list[str] = json.loads(request)
-            return command
+            channel, output = descriptors
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            return socket.socket(fileno=channel)
+        os.waitpid(between, 0)
         for descriptor in descriptors:
             os.close(descriptor)
+        requests.send(b".")  # the program is a child of whoever asked now
 
 
-def _report_end(pid: int, report: int) -> None:
-    os.write(report, b"%d\n" % pid)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(report, b"%d\n" % status)
-    os._exit(0)
+def serve_programs(requests: socket.socket) -> None:
+    """Fork programs until nobody can ask for more; returns when one has ended."""
+    gc.freeze()
+    with _serve(requests) as channel, channel.makefile() as told:
+        channel.sendall(str(os.getpid()).encode())
+        command, folder, environment = json.load(told)
+    gc.enable()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[0] = folder
+    sys.argv = command[2:]
+    show_command(command)
+    warnings.filterwarnings("ignore", message=".* found in sys.modules after import of package")
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        if not isinstance(leaving.code, int | None):
+            raise
+        _exit(leaving.code or 0)
+
+
+def _exit(status: int) -> NoReturn:
+    """Exit without taking apart all the modules, which takes longer than a short program."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def main() -> None:
     gc.disable()
-    descriptor, *preload = sys.argv[1:]
-    sys.path[0] = str(Path.cwd())
-    for module in preload:
+    sys.path[:1] = [str(Path.cwd()), str(Path(__file__).parents[1])]
+    for module in sys.argv[2].split(","):
         importlib.import_module(module)
-    gc.freeze()
-    sys.argv = _serve(socket.socket(fileno=int(descriptor)))
-    gc.enable()
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    serve_programs(socket.socket(fileno=int(sys.argv[1])))
 
 
 if __name__ == "__main__":

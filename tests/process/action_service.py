@@ -2,7 +2,6 @@
 
 import secrets
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ class ActionServiceProcess(ServiceProcess):
     def __init__(self, state: Path, port: int, backend: str, *options: str) -> None:
         super().__init__(state, state, port)
         self.sandboxes = Path("/var/tmp") / f"slackwater-test-{secrets.token_hex(4)}"
-        self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
+        self._command = ["up", "--state", str(state)]
         self._command += ["--port", str(port), "--engines", "0", "--trainers", "0"]
         self._command += ["--sandboxes", "1", "--sandbox-backend", backend]
         self._command += ["--sandbox-folder", str(self.sandboxes), *options]

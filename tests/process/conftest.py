@@ -78,6 +78,7 @@ def the_suite_ends_silent() -> Iterator[None]:
     aloud for lack of a service.
     """
     yield
+    ServiceProcess.close_programs()
     if "tinker" in sys.modules:
         wait_for("the SDK's last session", sdk_sessions_ended, 120)
 

@@ -7,11 +7,13 @@ a data set made on the spot.
 
 import json
 import os
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.preloaded_programs import ForkedProgram, PreloadedPrograms
+from harness.preloaded_programs import PreloadedPrograms
 
 # What all recipes import: most of the processor time of a short run.
 _IMPORTED = (
@@ -29,6 +31,7 @@ class Workspace:
         self.folder = folder
         self._base_url, self._api_key = base_url, api_key
         self._programs: PreloadedPrograms | None = None  # with the first recipe
+        self._launching = threading.Lock()
 
     @classmethod
     def make(cls, folder: Path, model_directory: Path, base_url: str, api_key: str) -> "Workspace":
@@ -52,9 +55,10 @@ class Workspace:
 
     @property
     def programs(self) -> PreloadedPrograms:
-        if self._programs is None:
-            self._programs = PreloadedPrograms(_IMPORTED, self.folder, self.environment())
-        return self._programs
+        with self._launching:
+            if self._programs is None:
+                self._programs = PreloadedPrograms.launch(_IMPORTED, self.environment())
+            return self._programs
 
     def close(self) -> None:
         """After the last recipe."""
@@ -62,14 +66,22 @@ class Workspace:
             self._programs.close()
 
     @contextmanager
-    def running(self, recipe: str, log: str, **settings: object) -> Iterator[ForkedProgram]:
+    def running(
+        self, recipe: str, log: str, **settings: object
+    ) -> Iterator[subprocess.Popen[bytes]]:
         """A recipe with `key=value` settings, ended with the block; its output goes to
         `<log>.out`.
         """
         arguments = [f"{key}={value}" for key, value in settings.items()]
         arguments.append(f"log_path={self.folder / log}")
         with (self.folder / f"{log}.out").open("ab") as output:
-            process = self.programs.start(f"tinker_cookbook.recipes.{recipe}", arguments, output)
+            process = self.programs.start(
+                f"tinker_cookbook.recipes.{recipe}",
+                arguments,
+                output,
+                environment=self.environment(),
+                folder=self.folder,
+            )
         try:
             yield process
         finally:

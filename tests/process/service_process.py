@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,9 @@ from typing import Any, ClassVar
 
 import httpx
 import pytest
+
+from harness import forked_service
+from harness.preloaded_programs import PreloadedPrograms
 
 READY_S = 240.0
 
@@ -90,13 +92,14 @@ class ServiceProcess:
     """`slackwater up` on a folder with one model; `port` stays the same over restarts."""
 
     running: ClassVar["dict[Path, ServiceProcess]"] = {}
+    _programs: ClassVar[PreloadedPrograms | None] = None  # with the first service
 
     def __init__(
         self, state: Path, model: Path, port: int, *options: str, name: str = "tiny"
     ) -> None:
         self.state = state
-        self._command = [sys.executable, "-m", "slackwater", "up", "--state", str(state)]
-        self._command += ["--port", str(port), "--model", f"{name}={model}", *options]
+        self._command = ["up", "--state", str(state), "--port", str(port)]
+        self._command += ["--model", f"{name}={model}", *options]
         self.process: subprocess.Popen[bytes] | None = None
         self.url = f"http://127.0.0.1:{port}"
         self.key = ""
@@ -109,10 +112,23 @@ class ServiceProcess:
     def start(self) -> None:
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "up.log").open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            command = ["slackwater", *self._command]
+            self.process = self._preloaded().start(forked_service.__name__, command, log)
         self.running[self.state] = self
         wait_for("the service", self._serves)
         self.key = json.loads((self.state / "server.json").read_text())["key"]
+
+    @classmethod
+    def _preloaded(cls) -> PreloadedPrograms:
+        if ServiceProcess._programs is None:
+            ServiceProcess._programs = PreloadedPrograms.launch(forked_service.IMPORTED)
+        return ServiceProcess._programs
+
+    @classmethod
+    def close_programs(cls) -> None:
+        """After the last service."""
+        if ServiceProcess._programs is not None:
+            ServiceProcess._programs.close()
 
     def _serves(self) -> bool:
         assert self.process is not None

@@ -35,7 +35,7 @@ class RewardServiceProcess(ServiceProcess):
             "engines = 0\ntrainers = 0\n"
             f"[rewards]\nkv_mb = 8\ndevice_mib = 12\n[rewards.services]\n{services}"
         )
-        self._command = [*self._command[:4], "--state", str(state), "--port", str(port)]
+        self._command = ["up", "--state", str(state), "--port", str(port)]
         self._command += ["--config", str(config)]
 
 

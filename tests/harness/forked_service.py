@@ -1,0 +1,129 @@
+"""A service whose agents, and the templates of their workers, are forked like itself.
+
+Importing what these processes import takes most of the processor time of a service's start, once
+for each service and agent of a suite. A program here first forks a process that has the modules,
+and puts it in the place of the one that the program would start. Everything else is the program's.
+
+    python -m harness.forked_service slackwater up ...
+    python -m harness.forked_service slackwater.worker.agent ...
+"""
+
+import asyncio
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from subprocess import Popen
+from typing import IO, Any
+
+from harness.preloaded_programs import PreloadedPrograms, serve_programs
+from slackwater.runtime.launch import agents
+from slackwater.sandbox import linux
+from slackwater.wire.forked_process import fork, show_command
+from slackwater.worker import template
+
+_SELF = "harness.forked_service"
+IMPORTED = (
+    "slackwater.cli.up",
+    "slackwater.cli.background_start",
+    "slackwater.cli.device_preview",
+    "slackwater.cli.preflight",
+    "slackwater.cli.service_process",
+    "slackwater.serve.front.__main__",
+    "slackwater.runtime.net.depot",
+    "slackwater.worker.agent",
+    "slackwater.worker.engine_worker",
+    "slackwater.worker.trainer_worker",
+    "uvloop",
+    _SELF,
+)
+_UP = "slackwater"
+
+
+class ForkedAgent:
+    """An agent's process, for the service that it was forked for."""
+
+    def __init__(self, process: Popen[bytes]) -> None:
+        self._process, self.pid = process, process.pid
+        self.send_signal = process.send_signal
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    async def wait(self) -> int:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        return self._process.wait()
+
+
+def _fork_agents() -> None:
+    """Let the service that this process becomes fork its agents."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def serve() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        linux.die_with_parent(signal.SIGKILL)
+        serve_programs(theirs)
+
+    process = fork(serve, [sys.executable, "-m", _SELF, "agents"], [theirs.fileno()])
+    theirs.close()
+    programs = PreloadedPrograms(ours, process)
+
+    async def spawn(
+        command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
+    ) -> ForkedAgent:
+        arguments = command[2:]
+        started = await asyncio.to_thread(
+            programs.start, _SELF, arguments, log, environment=environment, own_session=True
+        )
+        return ForkedAgent(started)
+
+    agents._spawn = spawn  # type: ignore[assignment]
+
+
+def _fork_template() -> None:
+    """Let the agent that this process becomes have a template that has imported everything."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", template.__name__]
+    process = fork(lambda: template.serve(theirs), command, [theirs.fileno()])
+    theirs.close()
+    launch_anew: Any = template.WorkerTemplate._launch
+
+    def launch(made: template.WorkerTemplate) -> None:
+        if made.process is not None:  # it has ended
+            launch_anew(made)
+            return
+        # As the agent is by now, which began after the fork.
+        os.sched_setaffinity(process.pid, os.sched_getaffinity(0))
+        os.sched_setscheduler(process.pid, os.sched_getscheduler(0), os.sched_getparam(0))
+        nice = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, process.pid, nice)
+        made.process, made._requests = process, ours
+        ours.settimeout(template._ANSWER_S)
+
+    template.WorkerTemplate._launch = launch  # type: ignore[assignment, method-assign]
+
+
+def main() -> None:
+    module = sys.argv[1]
+    if module == _UP:
+        _fork_agents()
+    else:
+        os.umask(0o077)  # as the service that it is forked for has it
+        _fork_template()
+    show_command([sys.executable, "-m", *sys.argv[1:]])
+    del sys.argv[0]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
