@@ -139,8 +139,9 @@ def _completion_sum(
     for i in range(evicted):
         line_s[i] = rows[kept + i, least[kept + i]]
         line_units[i] = least[kept + i]
-    line_s[evicted:] = rest_s
-    line_units[evicted:] = rest_units
+    for i in range(len(rest_s)):  # element by element: slice copies take numba longer to compile
+        line_s[evicted + i] = rest_s[i]
+        line_units[evicted + i] = rest_units[i]
     heap_s = np.empty(len(ends) + kept + len(line_s))
     heap_units = np.empty(len(heap_s), dtype=np.int64)
     fewest_s = np.inf
@@ -155,8 +156,9 @@ def _completion_sum(
         elif nth > 0:
             break
         size = len(ends)
-        heap_s[:size] = ends
-        heap_units[:size] = end_units
+        for i in range(size):
+            heap_s[i] = ends[i]
+            heap_units[i] = end_units[i]
         for i in range(kept):
             _push(heap_s, heap_units, size, rows[i, amounts[i]], amounts[i])
             size += 1
@@ -190,8 +192,11 @@ def evict(
     """
     count = len(rows)
     width = min(rows.shape[1], after.shape[1])
-    amounts = least.copy()
-    spare = free - least.sum()
+    amounts = np.empty(count, dtype=np.int64)
+    spare = free
+    for i in range(count):
+        amounts[i] = least[i]
+        spare -= least[i]
     best, taken = np.empty((0, 0)), np.empty((0, 0), dtype=np.int64)
     if not convex:
         best, taken = least_seconds(after, start, rows)
@@ -221,8 +226,8 @@ def evict(
         )
         if total < chosen_sum - 1e-12:
             chosen_sum = total
-            chosen[:] = 0
-            chosen[:kept] = amounts[:kept]
+            for i in range(count):
+                chosen[i] = amounts[i] if i < kept else 0
             failures = 0
         else:
             failures += 1
