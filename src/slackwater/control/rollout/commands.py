@@ -1,7 +1,6 @@
 """Commands of the rollout manager, and its messages to other controllers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from slackwater.control.message import Message
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
@@ -39,8 +38,7 @@ class AbortTurn(Message, frozen=True):
     attempt: AttemptId
 
 
-@dataclass(frozen=True, slots=True)
-class AppendTokens:
+class AppendTokens(Message, frozen=True):
     """New tokens of a streamed turn; the first time also the prompt's scores, if requested."""
 
     turn: TurnId
@@ -51,8 +49,7 @@ class AppendTokens:
     prompt_topk: Sequence[Sequence[tuple[int, float]] | None] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTokens:
+class StreamTokens(Message, frozen=True):
     """New tokens of streamed turns, in columns: the next `counts[i]` are of `turns[i]` (no counts:
     one each). The first tokens of a turn come in `AppendTokens`.
     """
@@ -63,8 +60,7 @@ class StreamTokens:
     counts: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CompleteTurn:
+class CompleteTurn(Message, frozen=True):
     """The turn is complete. Completion, failure or cancellation ends every turn exactly once."""
 
     turn: TurnId

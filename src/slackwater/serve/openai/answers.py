@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.turn_results import TurnResult
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody, GenerationBody
@@ -261,7 +263,7 @@ class CompletionAnswers(ResponseWriter):
         """Drop the token that the engine must draw even if only the prompt is to be scored."""
         if not self.body.only_prompt:
             return result
-        return replace(result, tokens=[], logprobs=[], topk=[], reason=FinishReason.LENGTH)
+        return structs.replace(result, tokens=[], logprobs=[], topk=[], reason=FinishReason.LENGTH)
 
     def choice(self, place: int, result: TurnResult, text: str) -> dict[str, Any]:
         tokens, tops = list(result.tokens), list(result.topk)

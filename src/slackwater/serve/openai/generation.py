@@ -4,8 +4,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from msgspec import structs
 from starlette.types import Receive
 
 from slackwater.model.errors import SlackwaterError
@@ -126,7 +127,7 @@ class Generation:
             queue.popleft()
         if len(parts) == 1:
             return event
-        joined = replace(
+        joined = structs.replace(
             event.more,
             tokens=[token for part in parts for token in part.tokens],
             logprobs=[value for part in parts for value in part.logprobs],
