@@ -50,12 +50,12 @@ class WeightDirector:
         out: Out = []
         self._state.now_s = event.now_s
         match event:
+            case weight_events.VersionNeeded():  # the most frequent
+                self._need(event, out)
             case weight_events.WeightsPublished():
                 self._publish(event, out)
             case weight_events.WeightsRetired(_, version):
                 self._retire(version, out)
-            case weight_events.VersionNeeded():
-                self._need(event, out)
             case JobGated(_, job, gate):
                 self._apply_gate(job, gate, out)
             case InstanceJoined(_, spec):
@@ -311,11 +311,13 @@ class PullScheduler:
     def spread(self, record: VersionRecord, out: Out, *, waiting: bool = False) -> None:
         """Let as many instances pull as its turns can use; one more if turns wait and none is."""
         able = self._state.able(record)
+        missing = [holder for holder in able if not holder.has(record.version)]
+        if not missing:
+            return
         having = [holder for holder in able if holder.has(record.version)]
         wanted = count_wanted_holders(record.turns, len(able))
         if waiting and not any(record.version in holder.pulling for holder in having):
             wanted = max(wanted, len(having) + 1)
-        missing = [holder for holder in able if not holder.has(record.version)]
         missing.sort(key=lambda h: (len(h.pulling), len(h.offered), h.instance))
         for holder in missing[: max(wanted - len(having), 0)]:
             self.pull(holder, record, out)
