@@ -23,9 +23,8 @@ _BLOCKED_S = 1.0
 _READ_S = 0.2
 
 
-def loop_time() -> float:
-    """The event loop's clock, read now: the loop's own reading may be some milliseconds old."""
-    return time.monotonic()
+# The event loop's clock, read now: the loop's own reading may be some milliseconds old.
+loop_time = time.monotonic
 
 
 def call_at(at_s: float, due: Callable[[], None]) -> None:

@@ -89,7 +89,8 @@ class RolloutManager:
         limit_s = event.now_s + state.settings.turn_timeout_s
         deadline_s = limit_s if spec.deadline_s is None else min(spec.deadline_s, limit_s)
         turn = LiveTurn(spec, deadline_s, state.counters.submitted)
-        turn.take_over(event.tokens, event.logprobs)
+        if event.tokens:
+            turn.take_over(event.tokens, event.logprobs)
         state.open(turn, out)
         longest = state.instances.longest_for(spec.job, spec.base_model)
         if longest is not None and longest <= turn.context_tokens:

@@ -2,6 +2,7 @@
 longest. Trajectories of one prompt last alike: a group's samples, or a later epoch's.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from statistics import median_low
@@ -17,7 +18,10 @@ _MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only cro
 
 def prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
     """What trajectories of one job with the same first prompt share."""
-    return PromptKey(hash((job, len(prompt), *prompt[-_KEY_TOKENS:])))
+    end = prompt[-_KEY_TOKENS:]
+    return PromptKey(
+        hash((job, len(prompt), end.tobytes() if isinstance(end, array) else tuple(end)))
+    )
 
 
 class StartOrder:

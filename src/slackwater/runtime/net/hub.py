@@ -139,13 +139,13 @@ class WorkerHub:
     def send(self, worker: WorkerId, message: messages.Message) -> None:
         """Send a message; if the worker is not connected, its loss has been or will be reported."""
         writer = self._writers.get(worker)
-        if writer is None or writer.is_closing():
+        if writer is None or (transport := writer.transport).is_closing():
             return
         self._before_send(worker, message)  # it may act on the message at once
-        writer.write(messages.encode(message))
-        if writer.transport.get_write_buffer_size() > self._most_unread_bytes:
+        transport.write(messages.encode(message))
+        if transport.get_write_buffer_size() > self._most_unread_bytes:
             logger.warning("worker does not read worker=%s", worker)
-            writer.transport.abort()
+            transport.abort()
 
     def hang_up(self, worker: WorkerId) -> None:
         """Close a worker's connection."""

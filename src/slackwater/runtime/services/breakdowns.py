@@ -22,8 +22,9 @@ class Breakdowns:
 
     def engine_failure(self, model: str, *, fully: bool) -> str | None:
         """Why a base model cannot be sampled: every engine of it was drained or fails to start."""
-        if any(record.spec.runs(model) for record in self.manager.state.instances):
-            return None
+        for record in self.manager.state.instances.records.values():
+            if record.spec.runs(model):  # usually the first
+                return None
         if self.instances.is_starting(model):
             return None
         place = [base.name for base in self.bases].index(model)

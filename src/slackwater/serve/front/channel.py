@@ -139,7 +139,8 @@ class _Front:
             self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
 
     def send(self, record: wire.Record) -> None:
-        self.gather()
+        if self._unsent[0]:
+            self.gather()
         self.connection.send(record)
 
     def refuse(self, number: int, error: SlackwaterError) -> None:
@@ -173,7 +174,7 @@ class _Front:
             raise ConfigError.of("n", message.n, "must be positive, and max_tokens of each prompt")
         plane.shares.check(tenant, count, "prompts x n")
         numbers = range(message.number, message.number + count)
-        if any(number in self.turns for number in numbers):
+        if not self.turns.keys().isdisjoint(numbers):
             raise ConfigError.of("number", message.number, "must be a new one")
         if not self._is_open:
             return
