@@ -97,9 +97,12 @@ class FrameDecoder:
                 return []
             data = bytes(self._buffer)
         frames: list[Frame] = []
-        start, size = 0, len(data)
+        start, size, max_bytes = 0, len(data), self._max_bytes
         while (body := start + HEADER_BYTES) <= size:
-            kind, length = decode_header(data, start, self._max_bytes)
+            magic, version, number, length = _HEADER.unpack_from(data, start)
+            kind = _KINDS.get(number)
+            if magic != MAGIC or version != VERSION or kind is None or length > max_bytes:
+                kind, length = decode_header(data, start, max_bytes)  # says what is wrong
             end = body + length
             if size < end:
                 break
