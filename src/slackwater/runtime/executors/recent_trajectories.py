@@ -16,6 +16,8 @@ _OF_A_JOB = 24
 _OF_A_WATCHED_JOB = 512  # so that what a person was shown is still there when they open it
 _WATCHED_S = 60.0
 _MAX_TOKENS = 100_000
+_AT_ONCE = 16  # short turns are added together, which takes half as long as one after the other
+_SHORT_TOKENS = 1000
 _TURN_TOKENS = 64  # a turn takes the memory of so many more: its objects are larger than they
 NOT_SAMPLED = float("nan")  # the log-prob of a token that a client wrote
 
@@ -82,15 +84,27 @@ class RecentTrajectories:
         self._by_job: dict[JobId, deque[TrajectoryId]] = {}
         self._looked_at_s: dict[JobId, float] = {}
         self._tokens = 0
+        self._unsorted: list[tuple[TurnSpec, CompleteTurn, float, float]] = []
 
     @property
     def held_tokens(self) -> int:
+        self._sort()
         return self._tokens
 
     def record_turn(
         self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float
     ) -> None:
-        """Add a complete turn to its trajectory."""
+        """Add a complete turn to its trajectory, together with others or when somebody looks."""
+        self._unsorted.append((spec, result, since_s, now_s))
+        if len(self._unsorted) == _AT_ONCE or len(result.tokens) > _SHORT_TOKENS:
+            self._sort()
+
+    def _sort(self) -> None:
+        ended, self._unsorted = self._unsorted, []
+        for turn in ended:
+            self._add(*turn)
+
+    def _add(self, spec: TurnSpec, result: CompleteTurn, since_s: float, now_s: float) -> None:
         key = (spec.job, spec.trajectory)
         found = self._trajectories.get(key)
         if found is None:
@@ -123,12 +137,14 @@ class RecentTrajectories:
 
     def trajectories_of(self, job: JobId, now_s: float) -> list[RecentTrajectory]:
         """A job's trajectories, slowest first; more of them are kept for the next minute."""
+        self._sort()
         if job in self._by_job:
             self._looked_at_s[job] = now_s
         found = [self._trajectories[job, name] for name in self._by_job.get(job, ())]
         return sorted(found, key=lambda found: found.began_s - found.ended_s)
 
     def find(self, job: JobId, trajectory: str) -> RecentTrajectory | None:
+        self._sort()
         return self._trajectories.get((job, TrajectoryId(trajectory)))
 
     def _drop(self, key: tuple[JobId, TrajectoryId]) -> None:
