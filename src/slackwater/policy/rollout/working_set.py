@@ -57,7 +57,8 @@ class ContextGrowth:
         self._turns += 1
         grown = max(after_tokens - before_tokens, 0)
         self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, self._keep)
-        self._learned(last - first)
+        if last > first:
+            self._learned(last - first)
 
     def ended(self, context_tokens: int) -> None:
         """A trajectory is taken to have ended with that context."""
