@@ -194,7 +194,7 @@ _MEANINGS: dict[str, str] = {
     "rollout.routing": "`keep_warm` (default), `affinity`, `turn_wise`, `shortest_queue`, "
     "`pinned`, `round_robin`.",
     "rollout.balancing": "`even_steps` (default), `fill_idle`, `none`.",
-    "rollout.seeding": "`balanced_finish` (default), `adaptive_window`, `colocated`, `tail_split`.",
+    "rollout.seeding": "`balanced_finish` (default), `adaptive_window`, `colocated`.",
     "rollout.lease_s": "An instance that is silent this long is gone; the service's default is 20.",
     "rollout.stall_s": "Turns leave an instance that makes no token for this long.",
     "rollout.borrowed_stall_s": "The same, on a borrowed instance.",

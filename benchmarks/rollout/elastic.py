@@ -6,6 +6,7 @@ meanwhile: at most, and with a trainer of fixed size as it runs live.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 
 from benchmarks.options import BenchOptions
 from benchmarks.rollout.routing import FLEETS, MAX_CONTEXT_TOKENS, TRACE, agent_sessions
@@ -22,13 +23,13 @@ from benchmarks.rollout.simulated.split_run import SplitPlan, run_split
 from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
-from slackwater.policy.rollout.seeding import Colocated
-from slackwater.policy.rollout.tail_split import TailSplit
+from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 
 LENT = 16
 OVERLAP = 16  # trajectories of a micro-batch at least
+STEPS = 3  # in which rules learn from one another
 PARTS = ("capacity", "split")
 TRACES = {"": TRACE, "_b": "agents/swebench_deepseekv32_turns_dev.csv.gz"}
 
@@ -70,38 +71,35 @@ def _split(options: BenchOptions) -> dict[str, float]:
             sessions = read_sessions(path, max_context_tokens=MAX_CONTEXT_TOKENS)
         for model, (fleet, trajectories) in FLEETS.items():
             count = trajectories // 4 if options.quick else trajectories
-            result = run_agents(fleet, AGENT_RULES["ours"], spread(sessions, count, options.seed))
-            found = step_figures(fleet, result)
-            found |= _fixed_figures(fleet, spread(sessions, count, options.seed), found["step_s"])
+            seeds = range(options.seed, options.seed + (1 if options.quick else STEPS))
+            steps = [spread(sessions, count, seed) for seed in seeds]
+            result = run_agents(fleet, AGENT_RULES["ours"], steps[0])
+            found = step_figures(fleet, result) | _fixed_figures(fleet, steps)
             figures |= {f"split_{name}_{model}{suffix}": value for name, value in found.items()}
     return figures
 
 
-def _fixed_figures(
-    fleet: AgentFleet, sessions: Sequence[Session], whole_s: float
-) -> dict[str, float]:
-    """A step of a trainer that has the devices of half the engines, under the live rules: its
-    seconds if training begins when the rollout is over, how many times shorter `tail_split` makes
-    it (with micro-batches as trajectories end, and in the order of prompts) and `balanced_finish`
-    does, and the split over a step that trains on all devices in the end.
+def _fixed_figures(fleet: AgentFleet, steps: Sequence[Sequence[Session]]) -> dict[str, float]:
+    """Seconds of a step with a trainer on the devices of half the engines, if training begins when
+    the rollout is over; and how many times shorter the live rules make it with micro-batches beside
+    the rollout: ours, RLBoost's, and RLBoost's with training in the order of prompts.
     """
     local, ours = fleet.engines // 2, AGENT_RULES["ours"]
-    patient = replace(ours, seeding=TailSplit(), trainer_patience_s=1e6)
-    after = replace(ours, seeding=Colocated())
-    overlapped = SplitPlan(local, overlap=OVERLAP)
-    steps = {
-        "fixed": run_split(fleet, after, sessions, SplitPlan(local)),
-        "fixed_split": run_split(fleet, patient, sessions, overlapped),
-        "fixed_in_order": run_split(fleet, patient, sessions, replace(overlapped, in_order=True)),
-        "fixed_balanced": run_split(fleet, ours, sessions, overlapped),
+    window = replace(ours, seeding=AdaptiveWindow(), trainer_patience_s=1e6)
+    beside = SplitPlan(local, overlap=OVERLAP)
+    ways = {
+        "after": (replace(ours, seeding=Colocated()), SplitPlan(local)),
+        "balanced": (ours, beside),
+        "window": (window, beside),
+        "in_order": (window, replace(beside, in_order=True)),
     }
-    figures = {f"{name}_step_s": step.step_s for name, step in steps.items()}
-    alone_s = figures.pop("fixed_step_s")
-    return {
-        "fixed_step_s": alone_s,
-        **{name.removesuffix("_step_s"): alone_s / step_s for name, step_s in figures.items()},
-        "fixed_split_over_whole": whole_s / figures["fixed_split_step_s"],
+    seconds = {
+        name: mean(step.step_s for step in run_split(fleet, settings, steps, plan))
+        for name, (settings, plan) in ways.items()
     }
+    after_s = seconds.pop("after")
+    ratios = {f"fixed_{name}": after_s / value for name, value in seconds.items()}
+    return {"fixed_step_s": after_s, **ratios}
 
 
 def _capacity(options: BenchOptions) -> dict[str, float]:

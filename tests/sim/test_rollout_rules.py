@@ -21,7 +21,6 @@ from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
-from slackwater.policy.rollout.tail_split import TailSplit
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotRates
@@ -119,15 +118,15 @@ def test_idle_devices_train_only_what_has_ended(early: int, late: int, gained: b
     assert figures["switched"] == pytest.approx(most, rel=0.01)
 
 
-def test_half_the_devices_train_while_the_others_finish_the_tail() -> None:
-    """All tokens are trained whatever the order, and nothing is gained before the rollout."""
+def test_half_the_devices_train_while_the_others_finish_the_rollout() -> None:
+    """All tokens are trained whatever the order, and none before its trajectory has ended."""
     sessions = drawn_sessions(48, 1, max_context_tokens=32_768)
     fleet = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 4)
-    patient = replace(AGENT_RULES["ours"], seeding=TailSplit(), trainer_patience_s=1e6)
-    after = run_split(fleet, replace(patient, seeding=Colocated()), sessions, SplitPlan(2))
-    split = run_split(fleet, patient, sessions, SplitPlan(2, overlap=8))
-    in_order = run_split(fleet, patient, sessions, SplitPlan(2, overlap=8, in_order=True))
-    train_s = after.step_s - after.rollout_s
-    assert after.switches == 1
-    assert split.step_s <= in_order.step_s < after.step_s
-    assert split.step_s >= max(split.rollout_s, train_s)
+    window = replace(AGENT_RULES["ours"], seeding=AdaptiveWindow(), trainer_patience_s=1e6)
+    (after,) = run_split(fleet, replace(window, seeding=Colocated()), [sessions], SplitPlan(2))
+    for in_order in (False, True):
+        plan = SplitPlan(2, overlap=8, in_order=in_order)
+        (split,) = run_split(fleet, window, [sessions], plan)
+        assert after.switches == split.switches == 1
+        assert in_order or split.step_s < after.step_s
+        assert split.step_s >= max(split.rollout_s, after.step_s - after.rollout_s)

@@ -4,16 +4,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rollout.storm import Storm, weather
-from slackwater.control.fleet.messages import FleetCommand
-from slackwater.control.rollout.commands import EndSeeding
+from benchmarks.rollout.storm import weather
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
-from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.steps.tracker import StepTracker
 from slackwater.model.ids import InstanceId
-from slackwater.policy.rollout.tail_split import TailSplit
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -21,27 +17,6 @@ def test_no_storm_breaks_an_invariant_and_every_turn_ends(seed: int) -> None:
     report = weather(seed, hours=0.5)
     assert report.completed_turns > 100
     assert report.moved_turns > 0
-
-
-class SplitStorm(Storm):
-    """Counts how often local engines left the tail to the other instances."""
-
-    def __init__(self, seed: int) -> None:
-        self.splits = 0
-        calm = RolloutSettings(stall_s=30.0, turn_timeout_s=900.0, seeding=TailSplit())
-        super().__init__(seed, calm)
-
-    def _do(self, command: FleetCommand) -> None:
-        tail = "fit the other instances"
-        self.splits += isinstance(command, EndSeeding) and command.reason.endswith(tail)
-        super()._do(command)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_no_storm_over_split_devices_loses_or_repeats_a_token(seed: int) -> None:
-    storm = SplitStorm(seed)
-    assert storm.run(hours=0.5).completed_turns > 100
-    assert storm.splits > 5
 
 
 def test_the_same_seed_is_the_same_storm() -> None:

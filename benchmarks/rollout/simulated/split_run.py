@@ -1,5 +1,5 @@
-"""One step of agents on engines of which some share the devices of a trainer: the stage of rollouts
-and its training, under the live rules for who has the devices.
+"""Steps of agents on engines of which some share the devices of a trainer: stages of rollouts and
+their training, under the live rules for who has the devices.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from slackwater.control.steps.events import (
     StepExpected,
 )
 from slackwater.control.weights.events import WeightsPublished
-from slackwater.model.ids import InstanceId, WorkerId
+from slackwater.model.ids import InstanceId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind
 from slackwater.sim.core.queue import EventQueue
 from slackwater.sim.rollout.agent_trace import Session
@@ -82,6 +82,10 @@ class OverlappedTrainer:
         self._next = 0  # in order: the first that was not trained
         self._is_busy = False
         self._engines_ran = False
+
+    def has_ended(self) -> bool:
+        """Whether the step has."""
+        return self.ended_s is not None
 
     def complete(self, ended: EndedTrajectory) -> None:
         """A trajectory may be trained on."""
@@ -153,22 +157,17 @@ class OverlappedTrainer:
 def run_split(
     fleet: AgentFleet,
     settings: RolloutSettings,
-    sessions: Sequence[Session],
+    steps: Sequence[Sequence[Session]],
     plan: SplitPlan,
-) -> SplitResult:
-    """One step: all trajectories on the fleet, and the training on them."""
+) -> list[SplitResult]:
+    """Steps one after the other, each with trajectories of its own and the training on them."""
     queue: EventQueue[Callable[[], None]] = EventQueue()
-    body = DrivenEngines(
-        FleetController(settings), queue, lambda turn: trajectories.tokens_of[turn]
-    )
-    trajectories = Trajectories(body, sessions)
+    tokens_of: dict[TurnId, int] = {}
+    body = DrivenEngines(FleetController(settings), queue, tokens_of.__getitem__)
     cost = TrainerCost(
         fleet.engine.model, fleet.engine.accelerator, plan.local * fleet.engine.devices
     )
-    trainer = OverlappedTrainer(body, fleet, plan, cost, len(sessions))
-    trajectories.on_ended = trainer.complete
     body.tell(WeightsPublished(0.0, None, VERSION))
-    body.tell(StepExpected(0.0, ROLLOUT_JOB, sum(len(session) for session in sessions)))
     for number in range(fleet.engines):
         kind = InstanceKind.LOCAL if number < plan.local else InstanceKind.DEDICATED
         instance = InstanceId(f"e{number}")
@@ -177,8 +176,18 @@ def run_split(
             body.tell(LocalEngineUp(0.0, spec))
         else:
             body.join_as(spec, fleet.engine, holds=VERSION)
-    body.schedule(0.0, trajectories.start)
-    body.run_until(7 * 86_400.0, lambda: trainer.ended_s is not None)
-    assert trainer.ended_s is not None, f"{trajectories.left} trajectories never ended"
-    rollout_s = max(end.at_s for end in trajectories.ended)
-    return SplitResult(rollout_s, trainer.ended_s, trainer.switches)
+    results: list[SplitResult] = []
+    for step, sessions in enumerate(steps):
+        began_s = body.now_s
+        trajectories = Trajectories(body, sessions, prefix=f"{step}-")
+        trajectories.tokens_of = tokens_of
+        trainer = OverlappedTrainer(body, fleet, plan, cost, len(sessions))
+        trajectories.on_ended = trainer.complete
+        turns = sum(len(session) for session in sessions)
+        body.tell(StepExpected(began_s, ROLLOUT_JOB, turns))
+        trajectories.start()
+        body.run_until(began_s + 7 * 86_400.0, trainer.has_ended)
+        assert trainer.ended_s is not None, f"{trajectories.left} trajectories never ended"
+        rollout_s = max(end.at_s for end in trajectories.ended) - began_s
+        results.append(SplitResult(rollout_s, trainer.ended_s - began_s, trainer.switches))
+    return results

@@ -13,7 +13,6 @@ from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
 from slackwater.policy.rollout.start_order import StartOrder, prompt_key
-from slackwater.policy.rollout.tail import TailTrajectory
 from slackwater.policy.rollout.working_set import ContextGrowth, nothing_expected
 
 _JOBS = 256
@@ -75,17 +74,6 @@ class CacheHomes:
         """Whether the turn's trajectory belongs to the working set of an instance."""
         home = self._homes.get(turn.spec.trajectory)
         return home is not None and home.is_resident
-
-    def running_on(self, record: InstanceRecord) -> list[TailTrajectory]:
-        """The trajectories of an instance: its working set, and others that have a turn there."""
-        homes = record.residents.values()
-        found = [
-            TailTrajectory(home.expected, home.open_turns > 0)
-            for home in homes
-            if home.expected is not None
-        ]
-        guests = (turn for turn in record.attempts.values() if not self.is_resident(turn))
-        return found + [TailTrajectory(self.need(turn).expected_tokens, True) for turn in guests]
 
     def start_order(self, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
         """First turns of trajectories, in the order in which they are to start."""

@@ -1,8 +1,6 @@
 """Executes the seeding policy: when local engines stop for the trainer, and when they return."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +8,6 @@ from numpy.typing import NDArray
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
 from slackwater.control.rollout.instances import InstanceRecord
-from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.steps.events import SeedingChanged
@@ -18,8 +15,6 @@ from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
 from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
 from slackwater.policy.rollout.seeding import SeedingState, SeedingView, StepTimes
-from slackwater.policy.rollout.tail import Room, Tail, TailTrajectory
-from slackwater.policy.rollout.working_set import nothing_expected
 
 SEEDING = "rollout-seeding:"
 
@@ -213,11 +208,11 @@ class Seeding:
     def _instances_of(self, job: JobId) -> list[InstanceRecord]:
         return self._state.instances.serving(job, self._state.work_of(job).base_models)
 
-    def _seeds_on(self, record: InstanceRecord, but: JobId | None = None) -> bool:
-        """Whether any job, `but` one, seeds on the local engine."""
+    def _seeds_on(self, record: InstanceRecord) -> bool:
+        """Whether any job seeds on the local engine."""
         work_of = self._state.work_of
         return any(
-            step.seeding and job != but and record.spec.serves_any(job, work_of(job).base_models)
+            step.seeding and record.spec.serves_any(job, work_of(job).base_models)
             for job, step in self.steps.items()
         )
 
@@ -242,28 +237,7 @@ class Seeding:
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
             remaining=RemainingTurns(state.lengths.sample_left(made) if known else made, context),
             forecast=self._forecast(step, context - made) if known else None,
-            trainer_waits=step.wanted_since_s is not None,
-            tail=partial(self._tail, job, turns, versions),
         )
-
-    def _tail(self, job: JobId, turns: Sequence[LiveTurn], versions: set[str]) -> Tail:
-        """Trajectories that would leave the job's local engines, or wait to go on."""
-        homes = self._state.dispatcher.homes
-        queued = [turn for turn in turns if turn.instance is None and not homes.is_resident(turn)]
-        started = [turn for turn in queued if homes.has_home(turn)]
-        moving = [TailTrajectory(homes.need(turn).expected_tokens, True) for turn in started]
-        rooms: list[Room] = []
-        for record in self._instances_of(job):
-            load = record.load
-            running = homes.running_on(record)
-            leaves = record.is_local and not self._seeds_on(record, but=job)
-            if leaves or not load.accepting or not (versions & record.versions or not versions):
-                moving += running
-            else:
-                slots = load.max_running - load.in_flight
-                held = sum((each.expected_tokens for each in running), nothing_expected())
-                rooms.append(Room(held, load.kv_tokens, slots))
-        return Tail(len(queued) - len(started), moving, rooms)
 
     def _local(self, job: JobId) -> list[InstanceRecord]:
         return [record for record in self._instances_of(job) if record.is_local]

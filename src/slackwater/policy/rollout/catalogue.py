@@ -15,7 +15,6 @@ from slackwater.policy.rollout.routing import (
     ShortestQueue,
 )
 from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
-from slackwater.policy.rollout.tail_split import TailSplit
 from slackwater.policy.rollout.warm_routing import KeepWarm
 
 POLICIES: Mapping[str, Mapping[str, type]] = {
@@ -32,7 +31,6 @@ POLICIES: Mapping[str, Mapping[str, type]] = {
         "balanced_finish": BalancedFinish,
         "adaptive_window": AdaptiveWindow,
         "colocated": Colocated,
-        "tail_split": TailSplit,
     },
 }
 

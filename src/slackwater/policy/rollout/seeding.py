@@ -3,12 +3,11 @@ trainer (RLBoost 4.1, Algorithm 1). Pure: state and view in, decision or new sta
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from slackwater.policy.rollout.forecast import Forecast, RemainingTurns
-from slackwater.policy.rollout.tail import Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,7 @@ class StepTimes:
 @dataclass(frozen=True, slots=True)
 class SeedingView:
     """The step at this moment; no `forecast` before enough is known. `ready_tokens` are complete
-    and untrained; `remote_joined` counts instances that still pull; `trainer_waits` for the devices
-    of local engines; `tail()` is what these would leave to others.
+    and untrained; `remote_joined` counts instances that still pull.
     """
 
     elapsed_s: float
@@ -58,8 +56,6 @@ class SeedingView:
     ready_tokens: float
     remaining: RemainingTurns
     forecast: Forecast | None
-    trainer_waits: bool
-    tail: Callable[[], Tail]
 
 
 class SeedingPolicy(Protocol):

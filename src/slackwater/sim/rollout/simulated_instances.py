@@ -299,7 +299,10 @@ class SimulatedInstances:
             return
         self._send(place, done)
         for request in done:
-            turn, version = place.turn_of.pop(request.attempt)
+            known = place.turn_of.pop(request.attempt, None)
+            if known is None:
+                continue  # what an earlier end led to has moved it
+            turn, version = known
             reason = FinishReason.STOP
             total = self._tokens_of(turn)
             instance = place.spec.instance

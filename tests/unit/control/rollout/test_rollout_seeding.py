@@ -37,8 +37,6 @@ from slackwater.policy.rollout.seeding import (
     StepTimes,
 )
 from slackwater.policy.rollout.step_time import StepTime
-from slackwater.policy.rollout.tail import Tail
-from slackwater.policy.rollout.tail_split import TailSplit
 
 JOB, OTHER = JobId("job"), JobId("other")
 
@@ -105,8 +103,6 @@ def view(left: list[float], **changed: Any) -> SeedingView:
         "ready_tokens": 0.0,
         "remaining": RemainingTurns(np.array(left), np.zeros(len(left))),
         "forecast": forecast(),
-        "trainer_waits": False,
-        "tail": lambda: Tail(0, [], []),
     }
     return SeedingView(**(fields | changed))
 
@@ -262,50 +258,6 @@ def test_the_last_turn_gives_a_waiting_trainer_its_devices() -> None:
     attempt = only_dispatch(driver.submit("t0"))
     assert none_of(EndSeeding, driver.happen(TrainerWanted(1.0, JOB)))
     assert only(EndSeeding, driver.end("local0", attempt, 0)).job == "job"
-
-
-def tail_split(driver: FleetDriver, turns: int, **remote: Any) -> list[FleetCommand]:
-    """A step of so many turns on a local engine and another; then its trainer has work."""
-    driver.happen(StepBegan(0.0, JOB, 0, 8))
-    driver.join("local0", kind=InstanceKind.LOCAL)
-    driver.join("remote", kind=InstanceKind.DEDICATED, **remote)
-    for number in range(turns):
-        driver.submit(f"t{number}")
-    attempts = driver.manager.state.instances.records[InstanceId("local0")].attempts
-    driver.tokens("local0", next(iter(attempts)), [5, 6])
-    return driver.happen(TrainerWanted(1.0, JOB))
-
-
-def test_a_tail_that_fits_the_other_instance_goes_on_there_while_the_trainer_works() -> None:
-    driver = FleetDriver(seeding=TailSplit())
-    commands = tail_split(driver, 4)
-    reason = "the 2 trajectories on local engines fit the other instances"
-    assert only(EndSeeding, commands).reason == reason
-    moved = dispatches(commands)
-    assert {d.instance for d in moved} == {"remote"} and len(moved) == 2
-    assert sorted(list(d.generated) for d in moved) == [[], [5, 6]]
-    driver.watch(1.0)
-    assert none_of(ResumeSeeding, driver.manager_hears(TrainerWaits(3.0, JOB, 0, 1.0)))
-
-
-def test_local_engines_go_on_while_the_other_instance_lacks_slots_or_cache_for_the_tail() -> None:
-    assert none_of(EndSeeding, tail_split(FleetDriver(seeding=TailSplit()), 6))
-    # Of what contexts grow to nothing is known yet: each may fill its whole context of 1,000.
-    assert none_of(EndSeeding, tail_split(FleetDriver(seeding=TailSplit()), 4, kv_tokens=3800))
-
-
-def test_local_engines_go_on_while_a_trajectory_waits_to_start() -> None:
-    driver = FleetDriver(seeding=TailSplit())
-    driver.submit("next", version="v2")  # no instance has pulled that yet
-    assert none_of(EndSeeding, tail_split(driver, 4))
-
-
-def test_local_engines_return_to_an_idle_trainer_when_the_tail_has_no_room_any_more() -> None:
-    driver = FleetDriver(seeding=TailSplit())
-    tail_split(driver, 4)
-    driver.happen(InstanceLost(2.0, InstanceId("remote"), "killed"))
-    resumed = only(ResumeSeeding, driver.manager_hears(TrainerWaits(3.0, JOB, 0, 1.0)))
-    assert resumed.reason == "4 trajectories have no room on the other instances"
 
 
 def test_a_local_engine_where_another_job_seeds_is_kept_until_that_ends_too() -> None:
