@@ -16,6 +16,7 @@ from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.game_sessions import draw_games
 from slackwater.sim.serving.node import ServingNode
+from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals
 
 SLO = ServingSlo(0.5, 0.15)
@@ -115,3 +116,29 @@ def test_a_storm_leaves_nothing_unanswered_and_no_memory_promised_twice(seed: in
     assert storm.requests > 0
     assert storm.unanswered == 0
     assert len(storm.result.stages_s) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_service_whose_prompts_run_alone_now_and_then_answers_each_request_whole(
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    share = ServiceShare(64, 0.15, int(rng.integers(200, 2000)))
+    requests = [
+        ServedRequest(number, 0.0, int(rng.integers(1, 150)), int(rng.integers(1, 40)))
+        for number in range(20)
+    ]
+    waiting, now_s = requests[::-1], 0.0
+    done: list[ServedRequest] = []
+    while len(done) < len(requests):
+        if waiting and rng.random() < 0.3:
+            share.add(waiting.pop())
+        context = share.state().context
+        work = share.begin_step(decode=bool(rng.random() < 0.5))
+        alone = work.pairs == 0.0 and context > 0
+        now_s += 0.01
+        first, ended = share.end_step(now_s)
+        assert not (alone and ended), "one decoded in a step of prompts"
+        done += ended + [one for one in first if not share.decode(one, now_s)]
+        share.check_integrity()
+    assert all(one.done_s >= one.first_token_s for one in requests)

@@ -59,7 +59,7 @@ class TokenTimes:
         self, output: StepOutput, now_s: float
     ) -> tuple[list[float], list[RequestLatency]]:
         """Record a step of the service; the TTFTs of its first tokens, and the ended requests."""
-        self._last_step_s = now_s
+        decoded = not self._decoding
         first_s: list[float] = []
         for request_id in output.request_ids.tolist():
             times = self._times.get(request_id)
@@ -69,7 +69,11 @@ class TokenTimes:
             if times.tokens == 1:
                 times.first_s = now_s
                 first_s.append(now_s - times.arrival_s)
+            else:
+                decoded = True
             self._decoding[request_id] = times.first_s + self._tpot_s * times.tokens
+        if decoded:
+            self._last_step_s = now_s
         ended = [finished.request_id for finished in output.finished]
         ended += [failure.request_id for failure in output.failed]
         done: list[RequestLatency] = []
@@ -252,20 +256,21 @@ class CoservingExecutor:
             self._apply_page_limits()  # the SLO is violated, or met again
         if isinstance(turn, RolloutGrant) and rollout is not None:
             return self._roll_out(rollout, turn, shared)
-        if turn is Turn.SERVE:
-            return self._serve(now_s)
+        if isinstance(turn, Turn) and turn is not Turn.REST:
+            return self._serve(now_s, decode=turn is Turn.SERVE)
         return CoservingStep(given_back=self._take_given_back())
 
-    def _serve(self, now_s: float) -> CoservingStep:
+    def _serve(self, now_s: float, *, decode: bool = True) -> CoservingStep:
         load = self.service.load()
+        decoding, context = (load.decoding, load.context) if decode else (0, 0)
         before = self.service.gauges()["tokens_computed"]
-        output = self.service.step()
+        output = self.service.step(decode=decode)
         ended_s = self._clock()
         rows = int(self.service.gauges()["tokens_computed"] - before)
         if rows:
-            prompt = max(rows - load.decoding, 0)
+            prompt = max(rows - decoding, 0)
             computed = load.prompts[0].computed if load.prompts else 0
-            work = step_work(min(load.decoding, rows), load.context, prompt, computed)
+            work = step_work(min(decoding, rows), context, prompt, computed)
             took_s = ended_s - now_s
             self.serving_s += took_s
             self.needed_s += self.arbiter.measure_needed_s(work, took_s)

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from slackwater.model.errors import ConfigError
-from slackwater.policy.serving.slack import LATELY_S, DeviceState, tpot_slack_s, ttft_slack_s
+from slackwater.policy.serving.slack import (
+    DeviceState,
+    are_prompts_urgent,
+    decode_slack_s,
+    tpot_slack_s,
+    ttft_slack_s,
+)
 
 _FINEST_CHUNK = 32  # tokens; a smaller part of a prompt is not worth a step
 
@@ -86,29 +92,27 @@ class SlackGate:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Ours. Queued prompts go first, since delaying them frees nothing; decoding is paced, since a
+    """Ours. Urgent prompts go first, since delaying them frees nothing; decoding is paced, since a
     decode step later is the same step; and room is kept for the prompts that may come.
 
-    - A step may take what the TTFT promise leaves after the longest wait that may come
-      (`coming_s`), at least `least_share` of the promise, and at most `most_share` if it carries
-      prompt tokens: that is the longest that an arrival finds the device taken.
+    - While no queued prompt is urgent (`are_prompts_urgent`), one decode step of the rollout may
+      follow each step of the service.
+    - Without queued prompts a step may take what the TTFT promise leaves after the longest wait
+      that may come (`coming_s`), at least `least_share` of the promise, and at most `most_share`
+      if it carries prompt tokens: that is the longest that an arrival finds the device taken.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
       service's own step, and nothing while any request's mean is behind. Requests that decode more
       slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
       service's memory is left: to one step after each of the service's, and to none below
       `tight_memory`.
-    - A service that has less of the time decodes more slowly, so that more requests decode at a
-      time (Little's law), and each step with prompts carries them too. Rollouts have so little of
-      the time that they make a full step at most `most_growth` longer.
     - The chunk is as large as fits.
     """
 
     pace: float = 0.33
-    least_share: float = 0.05
-    most_share: float = 0.06
+    least_share: float = 0.04
+    most_share: float = 0.04
     tight_memory: float = 0.1
     ample_memory: float = 0.5
-    most_growth: float = 0.03
     most_tokens: int = 2048
 
     def __post_init__(self) -> None:
@@ -122,14 +126,10 @@ class Foresight:
     def grant(self, state: DeviceState) -> RolloutGrant | None:
         serving, slo, rollout = state.serving, state.slo, state.rollout
         if serving.queued:
-            return None
+            return self._between_prompts(state)
         limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
         most_chunk_s = self.most_share * slo.ttft_s
         if serving.decoding:
-            unused_s = self._unused_s(state)
-            if unused_s <= 0:
-                return None
-            most_chunk_s = min(most_chunk_s, unused_s)
             own_s = state.serving_factor * state.serving_cost.mixed_s(
                 serving.decoding, serving.context, 0, 0.0
             )
@@ -155,9 +155,16 @@ class Foresight:
             return RolloutGrant(0, least_s) if rollout.decoding else None
         return RolloutGrant(tokens, rollout_step_s(state, tokens))
 
-    def _unused_s(self, state: DeviceState) -> float:
-        """What the rollout may still have of the last seconds before prompts take too long."""
-        serving, cost = state.serving, state.serving_cost
-        full_s = cost.prompt.at(state.step_tokens)
-        batch_s = full_s * serving.decoding / state.step_tokens + cost.pair_s * serving.context
-        return LATELY_S * self.most_growth * full_s / batch_s - state.rollout_lately_s
+    def _between_prompts(self, state: DeviceState) -> RolloutGrant | None:
+        """A decode step after one of the service's, while no queued prompt is urgent."""
+        serving, rollout = state.serving, state.rollout
+        if not state.served_last or not rollout.decoding:
+            return None
+        step_s = rollout_step_s(state, 0)
+        if are_prompts_urgent(state, step_s):
+            return None
+        if serving.decoding:
+            most_s = min(tpot_slack_s(state), decode_slack_s(state))
+            if step_s > most_s or state.memory_left < self.tight_memory:
+                return None
+        return RolloutGrant(0, step_s)

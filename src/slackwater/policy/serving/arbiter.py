@@ -4,7 +4,6 @@ device, live and simulated, holds what was learned of its costs, arrivals and me
 
 from dataclasses import replace
 from enum import StrEnum
-from math import exp
 from sys import maxsize
 from typing import TypeAlias
 
@@ -15,11 +14,13 @@ from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.overload import Overload
 from slackwater.policy.serving.prompt_queue import PromptQueue
 from slackwater.policy.serving.slack import (
-    LATELY_S,
     DeviceState,
     RolloutState,
     ServingState,
-    is_queue_late,
+    are_prompts_urgent,
+    decode_slack_s,
+    longest_wait_s,
+    prompt_step_s,
 )
 from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
 
@@ -28,6 +29,7 @@ class Turn(StrEnum):
     """What the device does next when it is not the rollout's."""
 
     SERVE = "serve"
+    PREFILL = "prefill"  # the service's prompts, while its decoding requests wait
     REST = "rest"
 
 
@@ -82,20 +84,30 @@ class Arbiter:
     def next_step(self, now_s: float, serving: ServingState, rollout: RolloutState) -> NextStep:
         """Decide. The caller runs it, and says how long it took."""
         state = self._state
-        state.rollout_lately_s *= exp((state.now_s - now_s) / LATELY_S)
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
         self.look(now_s)
         grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
-        if grant is not None and not (serving.queued and self.mode.stops and is_queue_late(state)):
-            state.served_last = False
-            return grant
+        if grant is not None:
+            late = serving.queued and self.mode.stops and longest_wait_s(state) > self.slo.ttft_s
+            if not late:
+                state.served_last = False
+                return grant
         if serving.busy:
             state.served_last = True
-            return Turn.SERVE
+            return Turn.PREFILL if self._are_prompts_alone(state) else Turn.SERVE
         if rollout.busy and not self.stopped:
             self._rollout_ratio.relax()
             state.rollout_factor = self._rollout_ratio.upper
         return Turn.REST
+
+    def _are_prompts_alone(self, state: DeviceState) -> bool:
+        """Beside a loan more requests decode, and steps with prompts carry them: urgent prompts run
+        without them while they keep their mean times.
+        """
+        lends = self._lending and self.mode.foresees
+        if not lends or not state.serving.decoding or not are_prompts_urgent(state):
+            return False
+        return prompt_step_s(state) <= decode_slack_s(state)
 
     def record_arrival(self, now_s: float, prompt_tokens: int) -> None:
         """The service was sent a request."""
@@ -141,8 +153,6 @@ class Arbiter:
         ratio, state = self._rollout_ratio, self._state
         ratio.observe(state.rollout_cost.step_s(work), took_s)
         state.rollout_factor = ratio.upper
-        if state.serving.decoding:
-            state.rollout_lately_s += took_s
 
     # ---- memory ----
     @property

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from slackwater.model.serving import ServingSlo
+from slackwater.policy.serving.prompt_queue import STRETCH
 from slackwater.policy.serving.step_cost import StepCost
 
 NO_LIMIT_S = float("inf")
-LATELY_S = 5.0  # about as long as a request of a service decodes
+_URGENT = 0.5 / STRETCH  # of the longest recent wait, which is stretched
 
 
 class QueuedPrompt(NamedTuple):
@@ -54,7 +55,7 @@ class RolloutState:
 class DeviceState:
     """What an admission rule looks at. Factors make costs safe; `coming_s` is the longest recent
     wait for a first token; `memory_left` is the share of its memory that the service may fill
-    before the budget is cut; `rollout_lately_s` fades over `LATELY_S`.
+    before the budget is cut.
     """
 
     now_s: float
@@ -69,7 +70,6 @@ class DeviceState:
     coming_s: float = 0.0
     served_last: bool = True
     memory_left: float = 1.0
-    rollout_lately_s: float = 0.0
 
 
 def ttft_slack_s(state: DeviceState) -> float:
@@ -92,18 +92,44 @@ def ttft_slack_s(state: DeviceState) -> float:
     return slack_s + state.slo.ttft_s - state.now_s
 
 
-def is_queue_late(state: DeviceState) -> bool:
-    """Whether a queued prompt, served in order from now on, misses its promise or has missed it."""
+def longest_wait_s(state: DeviceState) -> float:
+    """The longest time to a first token of the queued prompts, if all are served in order from now
+    on.
+    """
     cost, factor = state.serving_cost, state.serving_factor
     token_s = factor * cost.prompt.at(state.step_tokens) / state.step_tokens
     pair_s = factor * cost.prompt_pair_s
     half_s = pair_s / 2
-    done_s = state.now_s - state.slo.ttft_s
+    wait_s, done_s = 0.0, state.now_s
     for arrival_s, tokens, context in state.serving.queued:
         done_s += tokens * (token_s + pair_s * context + half_s * tokens)
-        if done_s > arrival_s:
-            return True
-    return False
+        if done_s - arrival_s > wait_s:
+            wait_s = done_s - arrival_s
+    return wait_s
+
+
+def are_prompts_urgent(state: DeviceState, later_s: float = 0.0) -> bool:
+    """Whether a queued prompt, begun so much later, waits for over half of the longest recent wait:
+    such prompts decide how long the slowest requests wait.
+    """
+    wait_s = longest_wait_s(state) + later_s
+    return len(state.serving.queued) > 0 and wait_s > _URGENT * state.coming_s
+
+
+def prompt_step_s(state: DeviceState) -> float:
+    """The service's next step if it is one of prompts alone."""
+    queued, cost = state.serving.queued, state.serving_cost
+    tokens = min(sum(prompt.tokens for prompt in queued), state.step_tokens)
+    return state.serving_factor * cost.mixed_s(0, 0, tokens, queued[0].context)
+
+
+def decode_slack_s(state: DeviceState) -> float:
+    """How late a full step may begin in which all decoding requests keep their mean times."""
+    serving = state.serving
+    prompt = max(state.step_tokens - serving.decoding, 1)
+    before = serving.queued[0].context + state.step_tokens if serving.queued else 0
+    step_s = state.serving_cost.mixed_s(serving.decoding, serving.context, prompt, before)
+    return serving.mean_due_s - state.now_s - state.serving_factor * step_s
 
 
 def tpot_slack_s(state: DeviceState) -> float:

@@ -168,13 +168,13 @@ class ServingNode:
         if isinstance(step, RolloutGrant):
             assert rollout is not None
             self._roll_out(rollout, step, now_s)
-        elif step is Turn.SERVE:
-            self._serve(now_s)
+        elif step is not Turn.REST:
+            self._serve(now_s, decode=step is Turn.SERVE)
         else:
             self._running = False
 
-    def _serve(self, now_s: float) -> None:
-        work = self.service.begin_step()
+    def _serve(self, now_s: float, *, decode: bool) -> None:
+        work = self.service.begin_step(decode=decode)
         if not work.rows:
             self._running = False
             return

@@ -61,6 +61,7 @@ class ServiceShare:
         self._dues: list[tuple[float, int]] = []
         self._last_step_s = NO_LIMIT_S
         self._chunk: list[tuple[ServedRequest, int]] = []
+        self._decodes = True
 
     @property
     def busy(self) -> bool:
@@ -90,11 +91,14 @@ class ServiceShare:
             return True
         return self.kv_tokens + first.prompt_tokens <= self.limit_tokens
 
-    def begin_step(self) -> StepWork:
-        """Choose the next step's rows: all decoding ones, then prompts until it is full."""
-        room = max(self._step_tokens - len(self.decoding), 0)
-        rows, prompt_pairs = len(self.decoding), 0.0
-        self._chunk = []
+    def begin_step(self, *, decode: bool = True) -> StepWork:
+        """Choose the next step's rows: all decoding ones, then prompts until it is full. Without
+        `decode` the former stay out if a prompt can run.
+        """
+        decoding = len(self.decoding) if decode else 0
+        room = max(self._step_tokens - decoding, 0)
+        rows, prompt_pairs = decoding, 0.0
+        self._chunk, self._decodes = [], decode
         for request in self.queue:
             if not request.admitted:
                 fits = self.kv_tokens + request.prompt_tokens <= self.limit_tokens
@@ -110,16 +114,19 @@ class ServiceShare:
             self._chunk.append((request, tokens))
             prompt_pairs += tokens * (request.computed_tokens + tokens / 2)
             rows, room = rows + tokens, room - tokens
+        if not decode and not rows:
+            return self.begin_step()
         self.peak_tokens = max(self.peak_tokens, self.kv_tokens + len(self.decoding))
-        return StepWork(rows, float(self._context), prompt_pairs)
+        return StepWork(rows, float(self._context) if decode else 0.0, prompt_pairs)
 
     def end_step(self, now_s: float) -> tuple[list[ServedRequest], list[ServedRequest]]:
         """The step is over: requests with a first token now, and requests that are done."""
-        self._steps += 1
-        self._last_step_s = now_s
-        count = len(self.decoding)
-        self._context += count
-        self.kv_tokens += count
+        if self._decodes:
+            self._steps += 1
+            self._last_step_s = now_s
+            count = len(self.decoding)
+            self._context += count
+            self.kv_tokens += count
         done: list[ServedRequest] = []
         while self._finishes and self._finishes[0][0] <= self._steps:
             step, number = heapq.heappop(self._finishes)

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from slackwater.engine.config import EngineConfig
-from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep
+from slackwater.engine.coserving.executor import CoservingExecutor, CoservingStep, TokenTimes
 from slackwater.engine.coserving.step_profile import measure_step_cost
 from slackwater.engine.cpu.executor import CpuExecutor
 from slackwater.engine.engine import Engine
 from slackwater.engine.pages import HostPagePool
 from slackwater.engine.request import GenerationRequest, StepOutput
+from slackwater.engine.scheduler import EngineLoad
 from slackwater.model.errors import RefusedError
 from slackwater.model.sampling import Sampling
 from slackwater.model.serving import ServingSlo
@@ -172,6 +173,44 @@ def test_both_models_answer_as_if_they_were_alone(mode: str) -> None:
             break
     assert device.served == alone(SERVICE, requests(SERVICE, 12, 1))
     assert device.made == alone(ROLLOUT, requests(ROLLOUT, 8, 2))
+
+
+def test_urgent_prompts_run_alone_and_change_no_answer() -> None:
+    """Each request is served as it comes, and each comes while others decode."""
+    device = Device(400)
+    device.executor.reserve_weight_pages(PAGE)
+    device.lend()
+    for request in requests(ROLLOUT, 8, 2):
+        device.roll_out(request)
+    serving, waited = requests(SERVICE, 30, 1), 0
+    for number in range(6000):
+        if number % 7 == 0 and serving:
+            device.executor.serve(serving.pop())
+        before = device.service.load()
+        tokens = sum(map(len, device.served.values()))
+        step = device.step()
+        made = sum(map(len, device.served.values())) - tokens
+        waited += step.served is not None and before.decoding > 0 and made < before.decoding
+        if not serving and not device.executor.busy:
+            break
+    assert waited > 0, "no prompt ever ran alone"
+    assert device.served == alone(SERVICE, requests(SERVICE, 30, 1))
+    assert device.made == alone(ROLLOUT, requests(ROLLOUT, 8, 2))
+
+
+def test_decoding_requests_that_wait_have_their_last_token_before_the_prompts_step() -> None:
+    times = TokenTimes(0.15)
+    for number in (1, 2):
+        times.record_arrival(number, 0.0)
+
+    def step(now_s: float, *numbers: int) -> float:
+        ids = np.array(numbers, np.uint32)
+        times.record_step(StepOutput(ids, ids, np.zeros(len(ids), np.float32)), now_s)
+        return times.state(EngineLoad([], 1, 10)).oldest_token_s
+
+    assert step(0.1, 1) == 0.1
+    assert step(0.2) == step(0.3, 2) == 0.1  # a prompt's step, and one that ends it
+    assert step(0.4, 1, 2) == 0.4
 
 
 def test_a_service_that_needs_the_memory_gets_it_and_no_token_of_the_rollout_is_lost() -> None:

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import Foresight, RolloutGrant, SlackGate, rollout_step_s
-from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.arbiter import Arbiter, NextStep, Turn
 from slackwater.policy.serving.modes import MODES, mode_of
-from slackwater.policy.serving.prompt_queue import PromptQueue
+from slackwater.policy.serving.prompt_queue import STRETCH, PromptQueue
 from slackwater.policy.serving.slack import (
     DeviceState,
     QueuedPrompt,
     RolloutState,
     ServingState,
+    longest_wait_s,
     tpot_slack_s,
     ttft_slack_s,
 )
@@ -99,30 +100,41 @@ def test_the_pace_falls_only_once_less_than_half_of_the_memory_is_left() -> None
     assert room_s(0.0) == 0.0
 
 
-def rollout_share(decoding: int) -> float:
-    """The share of half a minute that rollouts have beside so many requests that decode."""
-    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
-    now_s = token_s = rolled_s = 0.0
-    while now_s < 30.0:
-        serving = ServingState([], decoding, 1000 * decoding, token_s, now_s + 10.0)
-        step = arbiter.next_step(now_s, serving, ROLLOUT)
-        if isinstance(step, RolloutGrant):
-            work = step_work(ROLLOUT.decoding, ROLLOUT.context, step.prompt_tokens)
-            now_s, rolled_s = now_s + step.step_s, rolled_s + step.step_s
-            arbiter.record_rollout_step(work, step.step_s)
-        else:
-            now_s += COST.mixed_s(decoding, serving.context, 0, 0.0)
-            token_s = now_s
-    return rolled_s / now_s
+def test_a_rollout_decodes_between_prompts_that_wait_for_less_than_others_did() -> None:
+    queued = ServingState([QueuedPrompt(9.98, 512)], 4, 400, 10.0, 10.5)
+    state = device(queued)
+    wait_s = longest_wait_s(state)
+    assert wait_s == pytest.approx(0.02 + COST.prompt_s(512, 0, 512), rel=0.01)
+    step_s = rollout_step_s(state, 0)
+    state.coming_s = 2.01 * STRETCH * (wait_s + step_s)
+    assert Foresight().grant(state) == RolloutGrant(0, step_s)
+    state.coming_s = 1.99 * STRETCH * (wait_s + step_s)
+    assert Foresight().grant(state) is None, "a slow request would be slower"
+    state.coming_s, state.served_last = 1.0, False
+    assert Foresight().grant(state) is None, "a step of the service comes first"
+    state.served_last, queued.mean_due_s = True, 10.02
+    assert Foresight().grant(state) is None, "a request that decodes is late"
 
 
-def test_rollouts_have_less_of_the_time_the_more_requests_the_service_decodes() -> None:
-    """By Little's law their share of the time is their share of the decoding requests."""
-    assert rollout_share(4) > 0.5, "a few requests more are nothing to a step with prompts"
-    for decoding in (100, 200):
-        batch_s = COST.prompt.at(512) * decoding / 512 + COST.pair_s * 1000 * decoding
-        most = Foresight().most_growth * COST.prompt.at(512) / batch_s
-        assert 0.8 * most < rollout_share(decoding) < 1.2 * most
+def test_urgent_prompts_run_without_the_decoding_requests_that_can_wait() -> None:
+    serving = ServingState([QueuedPrompt(10.0, 2000)], 40, 40_000, 10.0, 12.0)
+
+    def turn(mode: str, *, lending: bool = True, longer: int = 0) -> NextStep:
+        arbiter = Arbiter(mode_of(mode), SLO, COST, COST, capacity=1000)
+        if lending:
+            arbiter.loan_began()
+        arbiter.record_arrival(9.0, 2000 + longer)
+        return arbiter.next_step(10.0, serving, RolloutState())
+
+    assert turn("foresight") is Turn.PREFILL
+    assert turn("foresight", longer=3000) is Turn.SERVE, "others waited for much longer"
+    assert turn("foresight", lending=False) is Turn.SERVE, "alone it serves as it did"
+    assert turn("dual") is Turn.SERVE
+    serving.mean_due_s = 10.0 + 1.5 * COST.prompt.at(512)
+    assert turn("foresight") is Turn.SERVE, "one would be late"
+    serving.mean_due_s = 12.0
+    serving.decoding = serving.context = 0
+    assert turn("foresight") is Turn.SERVE
 
 
 def test_memory_bounds_that_do_not_rise_are_refused() -> None:
@@ -160,6 +172,22 @@ def test_a_step_that_is_granted_fits_both_slacks(
         assert grant.step_s <= tpot_slack_s(state)
         assert grant.prompt_tokens <= rollout.prompt_tokens
         assert grant.prompt_tokens > 0 or rollout.decoding > 0
+
+
+@given(servings, rollouts, st.floats(0.0, 0.6))
+def test_no_decoding_request_is_late_because_prompts_ran_alone(
+    serving: ServingState, rollout: RolloutState, coming_s: float
+) -> None:
+    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
+    arbiter.loan_began()
+    arbiter.record_arrival(10.0, int(coming_s * 10_000))
+    if arbiter.next_step(10.0, serving, rollout) is Turn.PREFILL:
+        assert serving.queued and serving.decoding
+        first = serving.queued[0].context
+        tokens = min(sum(prompt.tokens for prompt in serving.queued), 512)
+        rest = max(512 - serving.decoding, 1)
+        next_s = COST.mixed_s(serving.decoding, serving.context, rest, first + 512)
+        assert 10.0 + COST.mixed_s(0, 0, tokens, first) + next_s <= serving.mean_due_s + 1e-9
 
 
 @given(servings, rollouts)
