@@ -96,7 +96,8 @@ class Foresight:
     decode step later is the same step; and room is kept for the prompts that may come.
 
     - While no queued prompt is urgent (`are_prompts_urgent`), one decode step of the rollout may
-      follow each step of the service.
+      follow each step of the service. A rollout without a step for `starves_after_s` may have one
+      beside urgent prompts too: otherwise its turns count as stalled and move.
     - Without queued prompts a step may take what the TTFT promise leaves after the longest wait
       that may come (`coming_s`), at least `least_share` of the promise, and at most `most_share`
       if it carries prompt tokens: that is the longest that an arrival finds the device taken.
@@ -114,6 +115,7 @@ class Foresight:
     tight_memory: float = 0.1
     ample_memory: float = 0.5
     most_tokens: int = 2048
+    starves_after_s: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.pace < 1:
@@ -161,7 +163,8 @@ class Foresight:
         if not state.served_last or not rollout.decoding:
             return None
         step_s = rollout_step_s(state, 0)
-        if are_prompts_urgent(state, step_s):
+        starves = state.now_s - state.rolled_s > self.starves_after_s
+        if not starves and are_prompts_urgent(state, step_s):
             return None
         if serving.decoding:
             most_s = min(tpot_slack_s(state), decode_slack_s(state))

@@ -86,11 +86,13 @@ class Arbiter:
         state = self._state
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
         self.look(now_s)
+        if not rollout.busy:
+            state.rolled_s = now_s
         grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
         if grant is not None:
             late = serving.queued and self.mode.stops and longest_wait_s(state) > self.slo.ttft_s
             if not late:
-                state.served_last = False
+                state.served_last, state.rolled_s = False, now_s
                 return grant
         if serving.busy:
             state.served_last = True

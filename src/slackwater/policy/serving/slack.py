@@ -54,8 +54,8 @@ class RolloutState:
 @dataclass(slots=True)
 class DeviceState:
     """What an admission rule looks at. Factors make costs safe; `coming_s` is the longest recent
-    wait for a first token; `memory_left` is the share of its memory that the service may fill
-    before the budget is cut.
+    wait for a first token; `rolled_s` is when the rollout last had a step, or no work;
+    `memory_left` is the share of its memory that the service may fill before the budget is cut.
     """
 
     now_s: float
@@ -69,6 +69,7 @@ class DeviceState:
     step_tokens: int = 512
     coming_s: float = 0.0
     served_last: bool = True
+    rolled_s: float = 0.0
     memory_left: float = 1.0
 
 

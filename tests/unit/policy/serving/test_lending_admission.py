@@ -38,7 +38,7 @@ ROLLOUT = RolloutState(decoding=8, context=8000, prompt_tokens=3000)
 def device(
     serving: ServingState, rollout: RolloutState = ROLLOUT, now_s: float = 10.0
 ) -> DeviceState:
-    return DeviceState(now_s, SLO, serving, rollout, COST, COST)
+    return DeviceState(now_s, SLO, serving, rollout, COST, COST, rolled_s=now_s)
 
 
 def test_an_idle_device_is_lent_in_every_mode_that_lends() -> None:
@@ -114,6 +114,21 @@ def test_a_rollout_decodes_between_prompts_that_wait_for_less_than_others_did() 
     assert Foresight().grant(state) is None, "a step of the service comes first"
     state.served_last, queued.mean_due_s = True, 10.02
     assert Foresight().grant(state) is None, "a request that decodes is late"
+
+
+def test_a_rollout_beside_urgent_prompts_has_a_step_a_second() -> None:
+    """Without one for two seconds its turns would move."""
+    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
+    arbiter.record_arrival(0.0, 8000)
+    serving, now_s, steps = ServingState([QueuedPrompt(0.0, 8000)]), 0.0, 0
+    while now_s < 10.0:
+        serving.queued = [QueuedPrompt(now_s, 8000)]
+        step = arbiter.next_step(now_s, serving, ROLLOUT)
+        if isinstance(step, RolloutGrant):
+            steps += 1
+            assert step.prompt_tokens == 0
+        now_s += step.step_s if isinstance(step, RolloutGrant) else COST.prompt.at(512)
+    assert 8 <= steps <= 10
 
 
 def test_urgent_prompts_run_without_the_decoding_requests_that_can_wait() -> None:
