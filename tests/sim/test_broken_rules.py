@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from benchmarks.fleet.storm import FleetStorm
 from slackwater.control.coschedule.permits import Permits
@@ -85,7 +86,7 @@ def names_another_version(honest: Rule) -> Rule:
     def complete(self: ManagerState, turn: Any, reason: Any, now_s: float, out: Any) -> None:
         honest(self, turn, reason, now_s, out)
         told = next(i for i, one in enumerate(out) if isinstance(one, CompleteTurn))
-        out[told] = replace(out[told], version="other")
+        out[told] = structs.replace(out[told], version="other")
 
     return complete
 

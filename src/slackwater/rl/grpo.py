@@ -191,7 +191,7 @@ def _sample_groups(
         groups: list[TrajectoryGroup] = []
         kept: list[TrajectoryGroup] = []
         completed = rollout.iter_groups(uses, grpo.group_size)
-        for group in in_prompt_order(completed, uses) if grpo.in_order else completed:
+        for group in order_by_prompt(completed, uses) if grpo.in_order else completed:
             groups.append(group)
             if is_informative(group.rewards):
                 kept.append(group.select(farthest_apart(group.rewards, answers_per_group(recipe))))
@@ -202,7 +202,7 @@ def _sample_groups(
     return sampled
 
 
-def in_prompt_order(
+def order_by_prompt(
     completed: Iterator[TrajectoryGroup], uses: Sequence[PromptUse]
 ) -> Iterator[TrajectoryGroup]:
     """Yield each group once it and all before it are complete."""
