@@ -42,7 +42,7 @@ _MERGERS_AT_ONCE = 4
 _MAY_FOLLOW = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
 # What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
 _ARRIVAL_WORK = 8_000
-_LOOK_WORK = 6_000
+_LOOK_WORK = 4_000
 
 
 @dataclass(slots=True)
