@@ -88,7 +88,8 @@ class Sampling:
     prompt_alternatives: int = 0
 
     def __post_init__(self) -> None:
-        if not min(_counts_of(self)) >= 0:
+        counts = _counts_of(self)
+        if not (min(counts) >= 0 and sum(counts) >= 0):  # `min` may pass over a NaN
             check_not_negative("", self, *_COUNTS)
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError.of("temperature", self.temperature, "must be 0 or above, and finite")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.ids import NOBODY, JobId, TenantId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling as Sampling
 
@@ -46,7 +46,5 @@ class TurnSpec:
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
             raise ConfigError.of(f"turn {self.turn}: prompt", [], "must hold at least one token")
-        if self.sampling.max_tokens < 1:
-            raise ConfigError.of(
-                "sampling: max_tokens", self.sampling.max_tokens, "must be above 0"
-            )
+        if not self.sampling.max_tokens > 0:
+            check_above_zero("sampling: ", self.sampling, "max_tokens")
