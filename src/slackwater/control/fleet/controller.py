@@ -120,7 +120,7 @@ class FleetController:
             if not commands:
                 return commands
             return self._settle(deque(), commands, event.now_s)
-        if type(event) in _SIGNS_OF_LIFE and self._is_stale(event):
+        if isinstance(event, _SIGNS_OF_LIFE) and self._is_stale(event):
             return ()
         return self._settle(deque((event,)), (), event.now_s)
 
@@ -162,15 +162,15 @@ class FleetController:
             else:
                 out.append(message)
 
-    def _is_stale(self, event: FleetEvent) -> bool:
+    def _is_stale(
+        self, event: rollout_events.InstanceJoined | rollout_events.InstanceHeartbeat
+    ) -> bool:
         """Whether an engine on the trainers' devices speaks that was told to rest meanwhile."""
         match event:
             case rollout_events.InstanceJoined(_, spec):
                 instance = spec.instance
             case rollout_events.InstanceHeartbeat(_, instance):
                 pass
-            case _:
-                return False
         return self.steps.is_local(instance) and not self.steps.is_started(instance)
 
     def _timer_fired(self, event: TimerFired) -> Sequence[Any]:
