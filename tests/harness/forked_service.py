@@ -15,13 +15,12 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from subprocess import Popen
 from typing import IO, Any
 
 from harness.preloaded_programs import PreloadedPrograms, serve_programs
 from slackwater.runtime.launch import agents
 from slackwater.sandbox import linux
-from slackwater.wire.forked_process import fork, show_command
+from slackwater.wire.forked_process import ForkedProcess, fork, show_command
 from slackwater.worker import template
 
 _SELF = "harness.forked_service"
@@ -45,7 +44,7 @@ _UP = "slackwater"
 class ForkedAgent:
     """An agent's process, for the service that it was forked for."""
 
-    def __init__(self, process: Popen[bytes]) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self._process, self.pid = process, process.pid
         self.send_signal = process.send_signal
 
@@ -54,15 +53,7 @@ class ForkedAgent:
         return self._process.returncode
 
     async def wait(self) -> int:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        return self._process.wait()
+        return await self._process.wait_in_loop()
 
 
 def _fork_agents() -> None:

@@ -65,7 +65,7 @@ class PreloadedPrograms:
         environment: Mapping[str, str] = os.environ,
         folder: Path | None = None,
         own_session: bool = False,
-    ) -> "subprocess.Popen[bytes]":
+    ) -> ForkedProcess:
         """Start a program in this folder, or in this process's own."""
         command = [sys.executable, "-m", module, *arguments]
         told = [command, str(folder or Path.cwd()), dict(environment)]

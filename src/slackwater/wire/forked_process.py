@@ -1,5 +1,6 @@
 """Child processes that are forked and keep their parent's modules instead of importing them."""
 
+import asyncio
 import ctypes
 import gc
 import os
@@ -30,6 +31,18 @@ class ForkedProcess(Popen[bytes]):
     def _execute_child(self, *_: object) -> None:
         os.waitid(os.P_PID, self._forked, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self.pid, self._child_created = self._forked, True
+
+    async def wait_in_loop(self) -> int:
+        """Its exit status, once the kernel tells the event loop that it has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        return self.wait()
 
 
 def fork(run: Callable[[], None], command: list[str], keep: Sequence[int]) -> ForkedProcess:

@@ -46,15 +46,7 @@ class ForkedFront:
         os.close(self._orders)
 
     async def wait(self) -> int:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        return self._process.wait()
+        return await self._process.wait_in_loop()
 
     def kill(self) -> None:
         self._process.kill()
