@@ -213,6 +213,7 @@ class Machine:
         )
         executor = CoservingExecutor(self.service, arbiter, time.perf_counter)
         if mode_of(mode).lends:
+            executor.reserve_weight_pages(0)  # its weights lie beside the pool
             executor.lend(self.rollout)
         return executor
 

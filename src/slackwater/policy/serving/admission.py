@@ -99,8 +99,10 @@ class Foresight:
       follow each step of the service. A rollout without a step for `starves_after_s` may have one
       beside urgent prompts too: otherwise its turns count as stalled and move.
     - Without queued prompts a step may take what the TTFT promise leaves after the longest wait
-      that may come (`coming_s`), at least `least_share` of the promise, and at most `most_share`
-      if it carries prompt tokens: that is the longest that an arrival finds the device taken.
+      that may come (`coming_s`), at least `least_share` of the promise. If it carries prompt tokens
+      it takes at most `most_share`, which is the longest that an arrival finds the device taken. On
+      a slow device, whose steps could hardly carry any then, it takes up to `slow_share`, and at
+      most twice as long as with a single token.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
       service's own step, and nothing while any request's mean is behind. Requests that decode more
       slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
@@ -112,6 +114,7 @@ class Foresight:
     pace: float = 0.33
     least_share: float = 0.04
     most_share: float = 0.04
+    slow_share: float = 0.1
     tight_memory: float = 0.1
     ample_memory: float = 0.5
     most_tokens: int = 2048
@@ -130,7 +133,6 @@ class Foresight:
         if serving.queued:
             return self._between_prompts(state)
         limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
-        most_chunk_s = self.most_share * slo.ttft_s
         if serving.decoding:
             own_s = state.serving_factor * state.serving_cost.mixed_s(
                 serving.decoding, serving.context, 0, 0.0
@@ -147,6 +149,8 @@ class Foresight:
             return None
         if not rollout.prompt_tokens:
             return RolloutGrant(0, least_s)
+        slow_s = min(2 * rollout_step_s(state, 1), self.slow_share * slo.ttft_s)
+        most_chunk_s = max(self.most_share * slo.ttft_s, slow_s)
         # A hair less, so that rounding does not carry the step over its limit.
         chunk_s = 0.999999 * min(limit_s, most_chunk_s) / state.rollout_factor
         most = min(self.most_tokens, rollout.prompt_tokens)

@@ -85,6 +85,21 @@ def test_ours_keeps_room_for_the_work_that_may_come() -> None:
     assert less.step_s <= SLO.ttft_s - 0.42
 
 
+@given(st.floats(0.5, 4.0), st.floats(0.0, 0.6))
+def test_half_of_a_step_with_prompts_is_for_them_up_to_a_tenth_of_the_promise(
+    slowness: float, coming_s: float
+) -> None:
+    state = device(ServingState(), replace(ROLLOUT, decoding=0, context=0))
+    state.rollout_factor, state.coming_s = slowness, coming_s
+    grant = Foresight().grant(state)
+    room_s = max(SLO.ttft_s - coming_s, 0.04 * SLO.ttft_s)
+    one_s = rollout_step_s(state, 1)
+    longest_s = min(max(0.04 * SLO.ttft_s, 2 * one_s), 0.1 * SLO.ttft_s, room_s)
+    if longest_s > 1.1 * one_s:
+        assert grant is not None
+        assert 0.95 * longest_s <= grant.step_s <= longest_s
+
+
 def test_the_pace_falls_only_once_less_than_half_of_the_memory_is_left() -> None:
     serving = ServingState(decoding=8, context=800, oldest_token_s=10.0, mean_due_s=11.0)
 
