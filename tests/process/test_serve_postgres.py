@@ -17,7 +17,7 @@ from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store import operation_log, sample_log
 from slackwater.runtime.store.database import Store, StoreLostError
-from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.runtime.store.outcomes import RequestOutcome
 
 pytestmark = [
     pytest.mark.process,

@@ -61,10 +61,9 @@ from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.checkpoints import CheckpointRoom
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
+from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome, WriteAhead
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
-from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.timeline.spans import PermitSpans
 from slackwater.wire.certificate import Certificate
 

@@ -41,8 +41,8 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard
 from slackwater.runtime.store.op_payloads import SamplePayload, encode
+from slackwater.runtime.store.outcomes import FutureBoard
 from slackwater.runtime.store.sample_log import add_sampling_session
 from slackwater.wire import messages
 from slackwater.wire.frames import HEADER_BYTES, Frame, FrameKind

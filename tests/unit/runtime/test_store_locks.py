@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Connection
 
-from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.database import Row, Store
 
 _HELD_S = 0.05
 
@@ -48,11 +48,11 @@ def test_rows_of_which_one_cannot_be_written_leave_nothing(tmp_path: Path) -> No
         await store.open()
         made = "CREATE TABLE numbers (number INTEGER PRIMARY KEY)"
         await store.call(lambda c: c.exec_driver_sql(made))
-        assert store.try_rows_now([(sql, {"number": 1}), (sql, {"number": 2})])
-        assert not store.try_rows_now([(sql, {"number": 3}), (sql, {"number": 1})])
+        assert store.try_write_now([Row(sql, {"number": 1}), Row(sql, {"number": 2})])
+        assert not store.try_write_now([Row(sql, {"number": 3}), Row(sql, {"number": 1})])
         other = sqlite3.connect(tmp_path / "db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        assert not store.try_rows_now([(sql, {"number": 4})])
+        assert not store.try_write_now([Row(sql, {"number": 4})])
         other.execute("ROLLBACK")
         found = [number for (number,) in other.execute("SELECT number FROM numbers ORDER BY 1")]
         other.close()

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.runtime.store.outcomes import WriteAhead
 
 TOLD_WITHIN_S = 60.0
 

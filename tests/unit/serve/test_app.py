@@ -15,8 +15,8 @@ from slackwater.model.operation import Operation, OpKind
 from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
-from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.operation_log import Submission, add_operation
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.wire import messages
 from slackwater.wire.frames import FrameDecoder
 from slackwater.wire.memory import MEMORY_GAUGE

@@ -17,8 +17,8 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import OpKind
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.op_payloads import SampleResult, SequencePayload, encode
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.serve.tinker.pass_reader import JSON, JSON_FORWARD, PROTOBUF, PassHead, read_pass
 from slackwater.serve.tinker.proto import pb
 from slackwater.wire.batches import Array, PassBatch, PassResult, decode_batch, encode_result

@@ -1,6 +1,6 @@
 """Actions, live: the broker's commands become messages to sandbox workers, their answers events.
 
-Messages go out in order (`store/write_ahead.py`). An action is logged as started before its worker
+Messages go out in order (`store/outcomes.py`). An action is logged as started before its worker
 gets it, so that a restart never runs an action twice that must not be.
 """
 
@@ -26,7 +26,7 @@ from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.services.action_table import ActionTable
 from slackwater.runtime.store import action_log as log
-from slackwater.runtime.store.write_ahead import WriteAhead
+from slackwater.runtime.store.outcomes import WriteAhead
 from slackwater.wire import messages, rewards, sandbox
 from slackwater.wire.frames import Frame, FrameKind
 

@@ -38,13 +38,13 @@ from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModels
 from slackwater.runtime.store.checkpoints import CheckpointRoom, remove_folder
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.op_payloads import (
     decode_load,
     decode_optim,
     decode_publish,
     decode_save,
 )
+from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
 from slackwater.runtime.store.schema import models
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages

@@ -7,7 +7,7 @@ from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import FaultOwner
 from slackwater.runtime.services.sampling import KIND as SAMPLE
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
+from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
 from slackwater.runtime.store.schema import operations, samples
 
 

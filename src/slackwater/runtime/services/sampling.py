@@ -37,7 +37,6 @@ from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store import sample_log as log
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
 from slackwater.runtime.store.op_payloads import (
     SamplePayload,
     SampleResult,
@@ -46,9 +45,9 @@ from slackwater.runtime.store.op_payloads import (
     decode_sample,
     encode,
 )
+from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome, WriteAhead
 from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
 from slackwater.runtime.store.schema import sampling_sessions
-from slackwater.runtime.store.write_ahead import WriteAhead
 from slackwater.wire.messages import HeldTurn
 
 KIND = "sample"

@@ -18,15 +18,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     DBAPIError,
+    IntegrityError,
     InterfaceError,
     OperationalError,
     SQLAlchemyError,
@@ -45,6 +48,7 @@ _BUSY_MS = 10_000
 _LOG_BYTES = 64 << 20
 _LOG_WRITES = 3000
 _SMALL_BYTES = 16 << 10
+_SMALL_BATCH_BYTES = 64 << 10  # a larger batch is written on the store's thread
 
 _STEPS = Path(__file__).parent / "migrations"
 _FIRST = "0001"  # databases of version 0.1.0 carry no number; they have its tables
@@ -88,6 +92,24 @@ def _take_steps(connection: Connection, stamped: bool) -> None:
     if not stamped:
         command.stamp(config, _FIRST)
     command.upgrade(config, "head")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The values of one row, and the SQL that writes it, with names (`:name`) for them; neighbours
+    are written at once.
+
+    Where that clashes with a row of the database, all is written once more, this one as `if_known`
+    says.
+    """
+
+    sql: str
+    values: Mapping[str, Any]
+    size_bytes: int = 0
+    if_known: Callable[[Connection], None] | None = None
+
+
+Write: TypeAlias = Callable[[Connection], None] | Row
 
 
 class StoreLostError(UnavailableError):
@@ -176,17 +198,37 @@ class Store:
         self._checkpoint_if_long(small=True)
         return True
 
-    def try_rows_now(self, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
-        """As `try_now`, by the driver alone: what SQLAlchemy does around a statement takes longer
-        than SQLite. False, and nothing written, also where a row cannot be.
+    async def write(self, writes: Sequence[Write]) -> None:
+        """Write all in one transaction; rows that are known already, as their `if_known` says."""
+        try:
+            await self.call(lambda connection: _write_all(connection, writes))
+        except IntegrityError:
+            checked = [(isinstance(one, Row) and one.if_known) or one for one in writes]
+            await self.call(lambda connection: _write_all(connection, checked))
+
+    def try_write_now(self, writes: Sequence[Write]) -> bool:
+        """As `write`, but now; False if nothing was written: the store is busy, a row is known, or
+        it is too much to do here.
         """
+        rows = [one for one in writes if isinstance(one, Row)]
+        if sum(row.size_bytes for row in rows) > _SMALL_BATCH_BYTES:
+            return False
+        if len(rows) == len(writes):
+            return self._try_rows_now(rows)
+        try:
+            return self.try_now(lambda connection: _write_all(connection, writes))
+        except IntegrityError:
+            return False
+
+    def _try_rows_now(self, rows: Sequence[Row]) -> bool:
+        """By the driver alone: what SQLAlchemy does around a statement takes longer than SQLite."""
         if not self._is_local or self._connection is None or not self._thread.is_idle:
             return False
         driver = self._driver(self._connection, busy_ms=0)
         try:
             with driver:
-                for sql, values in rows:
-                    driver.execute(sql, values)
+                for row in rows:
+                    driver.execute(row.sql, row.values)
         except sqlite3.Error:
             return False
         self._checkpoint_if_long(small=True)
@@ -279,6 +321,16 @@ class Store:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _write_all(connection: Connection, writes: Sequence[Write]) -> None:
+    for sql, some in groupby(writes, lambda one: one.sql if isinstance(one, Row) else None):
+        if sql is None:
+            for write in some:
+                assert not isinstance(write, Row)
+                write(connection)
+        else:
+            connection.execute(sa.text(sql), [row.values for row in some if isinstance(row, Row)])
 
 
 class _StoreThread:

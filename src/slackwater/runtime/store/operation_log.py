@@ -12,7 +12,7 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import ModelId, RequestId, TenantId
 from slackwater.model.operation import Operation, OperationRecord, OpKind, OpStatus
 from slackwater.model.session import LoraShape, TrainedModel
-from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.runtime.store.schema import models, operation_payloads, operations
 
 _MODEL_COLUMNS = ("model", "session", "tenant", "model_seq", "base_model", "seed", "created_s")

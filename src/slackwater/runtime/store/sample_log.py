@@ -19,11 +19,11 @@ from slackwater.model.errors import RefusedError
 from slackwater.model.ids import RequestId, SamplingSessionId, SessionId
 from slackwater.model.operation import OpStatus
 from slackwater.model.session import SamplingSession
-from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.runtime.store.database import Row
 from slackwater.runtime.store.op_payloads import FORMAT
 from slackwater.runtime.store.operation_log import digest_of
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.runtime.store.schema import samples, sampling_sessions
-from slackwater.runtime.store.write_ahead import Row
 
 _AT_ONCE = 1000  # values in one statement; databases have limits
 # Made once: making a statement takes longer than executing it.

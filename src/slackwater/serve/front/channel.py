@@ -19,7 +19,7 @@ from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store.future_board import RequestOutcome
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.serve.front.connection import ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, status_of
 from slackwater.serve.openai.models import ModelNames

@@ -27,7 +27,7 @@ from slackwater.runtime.services.loop_shares import LoopShares
 from slackwater.runtime.services.tenants import Tenants
 from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
-from slackwater.runtime.store.future_board import FutureBoard, RequestOutcome
+from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
 from slackwater.serve.front.connection import GATHER_SHARED_S, ChannelConnection
 from slackwater.serve.http.errors import FailedTurnError, PlaneRefusedError
 from slackwater.wire import front as wire

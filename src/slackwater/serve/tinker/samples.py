@@ -15,13 +15,13 @@ from slackwater.model.operation import FaultOwner, OpKind
 from slackwater.model.sampling import default_seed, sample_seed
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.runtime.store.future_board import RequestOutcome
 from slackwater.runtime.store.op_payloads import (
     SamplePayload,
     TargetTokens,
     decode_sample_result,
     encode,
 )
+from slackwater.runtime.store.outcomes import RequestOutcome
 from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.errors import GoneError

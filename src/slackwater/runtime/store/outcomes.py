@@ -1,18 +1,26 @@
-"""Waiters of requests, and recent outcomes.
+"""Outcomes of requests: told only once they are durable, and kept for those who wait for them.
 
-An outcome is published only when it is durable. Any number of waiters may wait for one request, and
-an outcome can be read again until it is acknowledged or expires.
+`WriteAhead` writes to the durable log before the callbacks that depend on it run. Any number of
+waiters may wait for one request on the `FutureBoard`, and an outcome can be read again until it is
+acknowledged or expires.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from slackwater.model.ids import RequestId, TenantId
 from slackwater.model.operation import FaultOwner, OpStatus
+from slackwater.runtime.net.background import Background
+
+if TYPE_CHECKING:  # a front end has no database
+    from slackwater.runtime.store.database import Store, Write
+
+Tell: TypeAlias = Callable[[], None]
 
 _REMEMBERED_BYTES = 64 << 20
 _REMEMBERED = 2000
@@ -115,3 +123,54 @@ class FutureBoard:
 def _size_bytes(outcome: RequestOutcome) -> int:
     """Bytes of an outcome, with an estimate of the objects around it."""
     return 512 + len(outcome.result or b"") + len(outcome.error or "")
+
+
+class WriteAhead:
+    """A queue of writes, each with the callback that runs after it.
+
+    Writes of one round of the event loop are one transaction: an action that ends and the one that
+    takes its cores wait for a single write. Then the callbacks run in order.
+    """
+
+    def __init__(self, store: "Store", background: Background) -> None:
+        self._store = store
+        self._background = background
+        self._queue: list[tuple[Write | None, Tell]] = []
+        self._under_way = False
+
+    def then(self, tell: Tell, write: "Write | None" = None) -> None:
+        """Write, then call `tell`; without a write, call it now unless others are queued."""
+        if write is None and not self._under_way:
+            tell()
+            return
+        self._queue.append((write, tell))
+        if not self._under_way:
+            self._under_way = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        """Write here if the store is idle, as it usually is; else on its thread."""
+        batch, self._queue = self._queue, []
+        writes, tells = [write for write, _ in batch if write], [tell for _, tell in batch]
+        try:
+            if self._store.try_write_now(writes):
+                self._run_callbacks(tells)
+            else:
+                self._background.spawn(self._wait(writes, tells))
+        except Exception as error:  # noqa: BLE001  (it takes the service down, as that of a task does)
+            self._background.spawn(_raise(error))
+
+    async def _wait(self, writes: "Sequence[Write]", tells: Sequence[Tell]) -> None:
+        await self._store.write(writes)
+        self._run_callbacks(tells)
+
+    def _run_callbacks(self, tells: Sequence[Tell]) -> None:
+        for tell in tells:
+            tell()
+        self._under_way = bool(self._queue)
+        if self._queue:
+            asyncio.get_running_loop().call_soon(self._begin)
+
+
+async def _raise(error: Exception) -> None:
+    raise error
