@@ -13,9 +13,10 @@ from harness.postgres_cluster import PostgresCluster, can_run_postgres
 from slackwater.model.ids import ModelId, RequestId, SamplingSessionId, SessionId, TenantId
 from slackwater.model.operation import Operation, OpKind, OpStatus
 from slackwater.model.session import LoraShape, SamplingSession, TrainedModel
+from slackwater.runtime.services import sampling
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.store import checkpoints as shelf
-from slackwater.runtime.store import operation_log, sample_log
+from slackwater.runtime.store import operation_log, sampling_sessions
 from slackwater.runtime.store.database import Store, StoreLostError
 from slackwater.runtime.store.outcomes import RequestOutcome
 
@@ -51,12 +52,12 @@ def fill(connection: Connection) -> None:
     session = SamplingSession(
         SamplingSessionId("ss"), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
     )
-    sample_log.add_sampling_session(connection, session, 0, 1.0)
+    sampling_sessions.add_sampling_session(connection, session, 0, 1.0)
     for name, seq in (("sm-1", 2**60), ("sm-2", 1)):
-        row = sample_log.new_row(RequestId(name), session, seq, b"ask", 1.0)
+        row = sampling.new_row(RequestId(name), session, seq, b"ask", 1.0)
         connection.execute(sa.text(row.sql), row.values)
     answer = RequestOutcome("sample", b"tokens")
-    row = sample_log.finish_row(RequestId("sm-2"), answer, 3.0)
+    row = sampling.finish_row(RequestId("sm-2"), answer, 3.0)
     connection.execute(sa.text(row.sql), row.values)
     for name in ("a", "b", "a"):
         path = shelf.checkpoint_path(MODEL, shelf.STATE, name)
@@ -78,16 +79,16 @@ def check(connection: Connection) -> None:
     assert operation_log.payload_of(connection, RequestId("op-2")) == b"\2\0\xff"
     operation_log.forget_replayed(connection, MODEL, 0)
     assert len(operation_log.records_after(connection, MODEL, 0)) == 2
-    assert sample_log.read_waiting(connection) == [("sm-1", "ss", b"ask")]
-    ((session, finished),) = sample_log.read_finished(connection)
+    assert sampling.read_waiting(connection) == [("sm-1", "ss", b"ask")]
+    ((session, finished),) = sampling.read_finished(connection)
     assert (session, finished.request, finished.size_bytes) == ("ss", "sm-2", 6)
-    assert sample_log.count_of_lineage(connection, SessionId("s"), "tiny|") == 1
-    assert sample_log.join_session(connection, SamplingSessionId("ss")) == 1
+    assert sampling_sessions.count_of_lineage(connection, SessionId("s"), "tiny|") == 1
+    assert sampling_sessions.join_session(connection, SamplingSessionId("ss")) == 1
     held = shelf.list_checkpoints(connection, TENANT, 2.0, MODEL)
     assert sorted(checkpoint.name for checkpoint in held) == ["a", "b"]
     assert held[0].size_bytes == 2**40
     operation_log.drop_orphans(connection, 10.0)
-    sample_log.drop_orphans(connection, 10.0)
+    sampling_sessions.drop_orphans(connection, 10.0)
     assert len(operation_log.records_after(connection, MODEL, None)) == 3
 
 
@@ -111,7 +112,7 @@ def add_session(name: str) -> Callable[[Connection], None]:
         session = SamplingSession(
             SamplingSessionId(name), TENANT, SessionId("s"), "tiny", "v", "tiny|client 0"
         )
-        sample_log.add_sampling_session(connection, session, 0, 1.0)
+        sampling_sessions.add_sampling_session(connection, session, 0, 1.0)
 
     return add
 
@@ -128,7 +129,10 @@ def test_calls_made_while_the_database_restarts_are_done_when_it_is_back(
         await asyncio.wait_for(asyncio.gather(*calls), 120)
         for number in range(3):
             joined = SamplingSessionId(f"ss-{number}")
-            assert await store.call(partial(sample_log.join_session, sampling_session=joined)) == 1
+            assert (
+                await store.call(partial(sampling_sessions.join_session, sampling_session=joined))
+                == 1
+            )
         await store.close()
 
     asyncio.run(scenario())

@@ -29,8 +29,12 @@ from slackwater.runtime.store import operation_log as log
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.checkpoints import checkpoint_path, parse_path
 from slackwater.runtime.store.database import Store, StoreLostError
-from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
-from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
+from slackwater.runtime.store.outcomes import (
+    FinishedRequest,
+    FinishedRequestFeed,
+    FutureBoard,
+    RequestOutcome,
+)
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
 from slackwater.wire.frames import Frame

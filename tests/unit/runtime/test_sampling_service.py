@@ -43,7 +43,7 @@ from slackwater.runtime.services.turn_shares import TurnShares
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.op_payloads import SamplePayload, encode
 from slackwater.runtime.store.outcomes import FutureBoard
-from slackwater.runtime.store.sample_log import add_sampling_session
+from slackwater.runtime.store.sampling_sessions import add_sampling_session
 from slackwater.wire import messages
 from slackwater.wire.frames import HEADER_BYTES, Frame, FrameKind
 

@@ -28,7 +28,7 @@ from slackwater.runtime.store.op_payloads import (
     decode_publish,
     decode_save,
 )
-from slackwater.runtime.store.sample_log import add_sampling_session
+from slackwater.runtime.store.sampling_sessions import add_sampling_session
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
 

@@ -20,7 +20,7 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import ServiceSettings
-from slackwater.runtime.store import operation_log, sample_log
+from slackwater.runtime.store import operation_log, sampling_sessions
 from slackwater.runtime.store.checkpoints import (
     HELD_AS_VERSIONS,
     STATE,
@@ -91,7 +91,7 @@ class Housekeeping:
                     .values(result=None)
                 )
             operation_log.drop_orphans(connection, oldest_s)
-            sample_log.drop_orphans(connection, oldest_s)
+            sampling_sessions.drop_orphans(connection, oldest_s)
             gone = find_expired(connection, now_s)
             for checkpoint in gone:
                 drop_checkpoint(connection, checkpoint.path)
@@ -149,7 +149,7 @@ class Housekeeping:
         names = [session.sampling_session for session in gone]
 
         def write(connection: Connection) -> None:
-            sample_log.drop_sampling_sessions(connection, names)
+            sampling_sessions.drop_sampling_sessions(connection, names)
 
         await self.store.call(write)
         self.sampling.drop_sessions([SamplingSessionId(name) for name in names])

@@ -8,15 +8,15 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from slackwater.control.rollout.commands import AppendTokens, CompleteTurn
-from slackwater.model.errors import ConfigError, NotFoundError, SlackwaterError
+from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.ids import (
     JobId,
     RequestId,
@@ -26,7 +26,7 @@ from slackwater.model.ids import (
     TrajectoryId,
     TurnId,
 )
-from slackwater.model.operation import FaultOwner
+from slackwater.model.operation import FaultOwner, OpStatus
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
 from slackwater.model.turn import TurnSpec
@@ -35,19 +35,24 @@ from slackwater.runtime.net.background import Background
 from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.tenant_queues import TenantQueues
 from slackwater.runtime.services.turn_shares import TurnShares
-from slackwater.runtime.store import sample_log as log
-from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.database import Row, Store
 from slackwater.runtime.store.op_payloads import (
+    FORMAT,
     SamplePayload,
     SampleResult,
-    SequencePayload,
-    TargetScores,
     decode_sample,
     encode,
 )
-from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome, WriteAhead
-from slackwater.runtime.store.sample_log import FinishedRequest, FinishedRequestFeed
-from slackwater.runtime.store.schema import sampling_sessions
+from slackwater.runtime.store.operation_log import digest_of
+from slackwater.runtime.store.outcomes import (
+    FinishedRequest,
+    FinishedRequestFeed,
+    FutureBoard,
+    RequestOutcome,
+    WriteAhead,
+)
+from slackwater.runtime.store.sampling_sessions import IN_ONE_STATEMENT, read_sampling_sessions
+from slackwater.runtime.store.schema import samples
 from slackwater.wire.messages import HeldTurn
 
 KIND = "sample"
@@ -56,6 +61,19 @@ FinishCallback: TypeAlias = Callable[[RequestId, RequestOutcome], None]
 
 _AT_ONCE = 4  # more turns are begun or stopped in slices
 _LONG_ANSWER_TOKENS = 2000
+# Made once: making a statement takes longer than executing it.
+_NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
+    samples.c.sampling_session == sa.bindparam("in_session"),
+    samples.c.seq == sa.bindparam("number"),
+)
+_NEW = ("request", "sampling_session", "tenant", "seq", "digest", "payload", "status")
+_ADD = str(samples.insert().compile(column_keys=(*_NEW, "created_s", "format")))
+_ENDED = ("payload", "status", "finished_s", "result", "error", "owner")
+_FINISH = str(
+    samples.update()
+    .where(samples.c.request == sa.bindparam("finished"))
+    .compile(column_keys=_ENDED)
+)
 
 
 class SamplingService:
@@ -86,16 +104,9 @@ class SamplingService:
 
     async def adopt(self) -> None:
         """Adopt sessions and unanswered requests from the durable log; `resume` starts them."""
-
-        def sessions_of(connection: Connection) -> list[SamplingSession]:
-            rows = connection.execute(
-                sa.select(sampling_sessions).order_by(sampling_sessions.c.created_s)
-            )
-            return [log.sampling_session_of(row) for row in rows]
-
-        sessions = await self._store.call(sessions_of)
-        done = await self._store.call(log.read_finished)
-        waiting = await self._store.call(log.read_waiting)
+        sessions = await self._store.call(read_sampling_sessions)
+        done = await self._store.call(read_finished)
+        waiting = await self._store.call(read_waiting)
         for session in sessions:
             self.add_session(session)
         for name, finished in done:
@@ -157,11 +168,11 @@ class SamplingService:
         self._shares.check(tenant, share, what)
         self._shares.take(tenant, share)  # before it is written, or many could pass at once
         request = RequestId(f"sm-{secrets.token_hex(12)}")
-        row = log.new_row(request, session, seq, payload, time.time())
+        row = new_row(request, session, seq, payload, time.time())
         known: list[RequestId | SlackwaterError | None] = [None]
 
         def write(connection: Connection) -> None:
-            known[0] = log.find_numbered(connection, session, seq, payload)
+            known[0] = find_numbered(connection, session, seq, payload)
             if known[0] is None:
                 connection.execute(sa.text(row.sql), row.values)
 
@@ -182,7 +193,7 @@ class SamplingService:
         self._board.forget(r for r in requests if self._board.tenant_of(r) == session.tenant)
         await self._store.call_sized(
             100 * len(requests),
-            lambda c: log.drop_results(c, session.sampling_session, requests),
+            lambda c: drop_results(c, session.sampling_session, requests),
         )
 
     def job_of(self, request: RequestId) -> JobId | None:
@@ -265,7 +276,7 @@ class SamplingService:
             self.finished.add(session, FinishedRequest(request, finished_s, size_bytes))
             run.on_finish(request, outcome)
 
-        self._ahead.then(settle, log.finish_row(request, outcome, finished_s))
+        self._ahead.then(settle, finish_row(request, outcome, finished_s))
 
 
 class _SampleRun:
@@ -354,39 +365,7 @@ class _SampleRun:
         return scored or self._sample.topk_logprobs > 0 or tokens > _LONG_ANSWER_TOKENS
 
     def _answer(self) -> SampleResult:
-        ordered = [self._results[index] for index in range(len(self._sample.seeds))]
-        sequences = [
-            SequencePayload(
-                result.reason.value,
-                np.asarray(result.tokens, "<i4").tobytes(),
-                np.asarray(result.logprobs, "<f4").tobytes(),
-                [list(row) for row in result.topk],
-            )
-            for result in ordered
-        ]
-        scores = ordered[0].prompt_logprobs
-        if scores is None:
-            return SampleResult(sequences)
-        shown = self._sample.prompt_logprobs_last_n or len(scores)
-        hidden = len(scores) - shown
-        own = [None if place < hidden else score for place, score in enumerate(scores)]
-        return SampleResult(
-            sequences,
-            own if self._sample.prompt_logprobs else None,
-            [
-                None if row is None or place < hidden else list(row)
-                for place, row in enumerate(ordered[0].prompt_topk)
-            ],
-            self._target_scores(ordered[0]),
-            [list(row) for row in ordered[0].prompt_alternatives],
-        )
-
-    def _target_scores(self, result: CompleteTurn) -> TargetScores | None:
-        targets = self._sample.targets
-        if targets is None:
-            return None
-        rows = [list(row) for row in result.prompt_targets]
-        return TargetScores(rows, targets.width, targets.columns)
+        return SampleResult.of(self._sample, [self._results[index] for index in range(self.turns)])
 
     def fail(self, error: str) -> None:
         """Fail the request because one of its turns failed, and cancel the others."""
@@ -432,3 +411,85 @@ def _decode(payload: bytes) -> SamplePayload:
     if not sample.prompt or len(sample.prompt) % 4 or not sample.seeds:
         raise ConfigError.of("sample", "prompt", "must be whole tokens, and have a seed")
     return sample
+
+
+# ---- the log of requests: functions of a connection ----
+def find_numbered(
+    connection: Connection, session: SamplingSession, seq: int, payload: bytes
+) -> RequestId | RefusedError | None:
+    """The request that has this number already, if any; another one's is refused."""
+    numbered = {"in_session": session.sampling_session, "number": seq}
+    found = connection.execute(_NUMBERED, numbered).first()
+    if found is None:
+        return None
+    if found.digest != digest_of(payload):
+        return RefusedError(f"seq_id: {seq} was sent before with another request")
+    return RequestId(found.request)
+
+
+def new_row(
+    request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
+) -> Row:
+    """The row of a new request."""
+    row = {
+        "request": request,
+        "sampling_session": session.sampling_session,
+        "tenant": session.tenant,
+        "seq": seq,
+        "digest": digest_of(payload),
+        "payload": payload,
+        "status": OpStatus.WAITING.value,
+        "created_s": now_s,
+        "format": FORMAT,
+    }
+    return Row(_ADD, row, len(payload))
+
+
+def finish_row(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:
+    """The changes of the row of a request that ended."""
+    changed = {"finished": request, "payload": None, **outcome.columns(now_s)}
+    return Row(_FINISH, changed, len(outcome.result or b""))
+
+
+def drop_results(
+    connection: Connection, session: SamplingSessionId, requests: Sequence[RequestId]
+) -> None:
+    """Results that were acknowledged; the rows stay, so that their numbers stay used."""
+    for start in range(0, len(requests), IN_ONE_STATEMENT):
+        some = requests[start : start + IN_ONE_STATEMENT]
+        connection.execute(
+            samples.update()
+            .where(samples.c.sampling_session == session, samples.c.request.in_(some))
+            .values(result=None)
+        )
+
+
+def read_waiting(connection: Connection) -> list[tuple[str, str, bytes]]:
+    """Request, sampling session and payload of what is unanswered, oldest first."""
+    columns = samples.c
+    rows = connection.execute(
+        sa.select(columns.request, columns.sampling_session, columns.payload)
+        .where(columns.status == OpStatus.WAITING.value)
+        .order_by(columns.created_s, columns.request)
+    )
+    return [(row.request, row.sampling_session, row.payload) for row in rows]
+
+
+def read_finished(connection: Connection) -> list[tuple[str, FinishedRequest]]:
+    """Sampling session and request of what is answered and not yet acknowledged, oldest first."""
+    columns = samples.c
+    rows = connection.execute(
+        sa.select(
+            columns.request,
+            columns.sampling_session,
+            columns.finished_s,
+            sa.func.length(columns.result).label("size_bytes"),
+        )
+        .where(
+            columns.finished_s.is_not(None),
+            sa.or_(columns.result.is_not(None), columns.error.is_not(None)),
+        )
+        .order_by(columns.finished_s)
+    )
+    finished = partial(msgspec.convert, type=FinishedRequest, from_attributes=True)
+    return [(row.sampling_session, finished(row)) for row in rows]

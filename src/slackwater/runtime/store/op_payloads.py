@@ -3,10 +3,14 @@
 Every row names its `FORMAT`: 1 is version 0.1.0's; in 2 a load names its state by URI.
 """
 
+from collections.abc import Iterable, Sequence
+
 import msgspec
+import numpy as np
 
 from slackwater.model.adam import Adam
 from slackwater.model.uri import SCHEME
+from slackwater.runtime.executors.turn_results import TurnResult
 
 FORMAT = 2
 
@@ -60,6 +64,9 @@ class TargetTokens(msgspec.Struct, frozen=True):
     width: int
     columns: list[int] | None = None
 
+    def scores(self, rows: Iterable[Iterable[float]]) -> "TargetScores":
+        return TargetScores([list(row) for row in rows], self.width, self.columns)
+
 
 _NAMED_PER_TURN = 4096  # tokens with their scores, about 100 bytes each
 
@@ -109,6 +116,36 @@ class SampleResult(msgspec.Struct, frozen=True):
     prompt_topk: list[list[tuple[int, float]] | None] = []
     targets: TargetScores | None = None
     alternatives: list[list[tuple[int, float]]] = []
+
+    @classmethod
+    def of(cls, sample: SamplePayload, turns: Sequence[TurnResult]) -> "SampleResult":
+        """The answer to a sample request from its turns, in the order of its seeds."""
+        sequences = [
+            SequencePayload(
+                turn.reason.value,
+                np.asarray(turn.tokens, "<i4").tobytes(),
+                np.asarray(turn.logprobs, "<f4").tobytes(),
+                [list(row) for row in turn.topk],
+            )
+            for turn in turns
+        ]
+        first = turns[0]
+        scores = first.prompt_logprobs
+        if scores is None:
+            return cls(sequences)
+        shown = sample.prompt_logprobs_last_n or len(scores)
+        hidden = len(scores) - shown
+        own = [None if place < hidden else score for place, score in enumerate(scores)]
+        return cls(
+            sequences,
+            own if sample.prompt_logprobs else None,
+            [
+                None if row is None or place < hidden else list(row)
+                for place, row in enumerate(first.prompt_topk)
+            ],
+            None if sample.targets is None else sample.targets.scores(first.prompt_targets),
+            [list(row) for row in first.prompt_alternatives],
+        )
 
 
 encoder = msgspec.msgpack.Encoder()

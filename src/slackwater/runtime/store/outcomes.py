@@ -2,18 +2,19 @@
 
 `WriteAhead` writes to the durable log before the callbacks that depend on it run. Any number of
 waiters may wait for one request on the `FutureBoard`, and an outcome can be read again until it is
-acknowledged or expires.
+acknowledged or expires. A client polls the `FinishedRequestFeed` of its sampling session by a
+cursor, a unique time in microseconds, which stays valid across a restart of the service.
 """
 
 import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from slackwater.model.ids import RequestId, TenantId
+from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, OpStatus
 from slackwater.runtime.net.background import Background
 
@@ -123,6 +124,66 @@ class FutureBoard:
 def _size_bytes(outcome: RequestOutcome) -> int:
     """Bytes of an outcome, with an estimate of the objects around it."""
     return 512 + len(outcome.result or b"") + len(outcome.error or "")
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRequest:
+    """`size_bytes` is None where there is no result: the request failed, or it was acknowledged."""
+
+    request: RequestId
+    finished_s: float
+    size_bytes: int | None
+
+
+class FinishedRequestFeed:
+    """Finished requests by session, in memory; rebuilt from the store at start."""
+
+    def __init__(self) -> None:
+        self._finished: dict[SamplingSessionId, dict[int, FinishedRequest]] = {}
+        self._news: dict[SamplingSessionId, asyncio.Event] = {}
+        self._cursor = 0
+        self._closed = False
+
+    def add(self, session: SamplingSessionId, finished: FinishedRequest) -> None:
+        self._cursor = max(self._cursor + 1, int(finished.finished_s * 1e6))
+        self._finished.setdefault(session, {})[self._cursor] = finished
+        if session in self._news:
+            self._news[session].set()
+
+    def acknowledge(self, session: SamplingSessionId, requests: Collection[RequestId]) -> None:
+        """Drop requests that the client has read."""
+        by_cursor = self._finished.get(session, {})
+        for cursor in [c for c, finished in by_cursor.items() if finished.request in requests]:
+            del by_cursor[cursor]
+
+    def drop(self, session: SamplingSessionId) -> None:
+        self._finished.pop(session, None)
+        self._news.pop(session, None)
+
+    async def after(
+        self, session: SamplingSessionId, cursor: int, hold_s: float
+    ) -> tuple[list[FinishedRequest], int]:
+        """What finished after `cursor`, and the cursor after it; waits for something to finish."""
+        found = self._after(session, cursor)
+        if not found and not self._closed:
+            news = self._news[session] = asyncio.Event()
+            try:
+                async with asyncio.timeout(hold_s):
+                    await news.wait()
+            except TimeoutError:
+                return [], cursor
+            found = self._after(session, cursor)
+        return list(found.values()), max(found, default=cursor)
+
+    def close(self) -> None:
+        """Wake every waiter."""
+        self._closed = True
+        for news in self._news.values():
+            news.set()
+
+    def _after(self, session: SamplingSessionId, cursor: int) -> dict[int, FinishedRequest]:
+        by_cursor = self._finished.get(session, {})
+        return {place: finished for place, finished in by_cursor.items() if place > cursor}
 
 
 class WriteAhead:

@@ -13,7 +13,7 @@ from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.store import checkpoints as shelf
-from slackwater.runtime.store import sample_log
+from slackwater.runtime.store import sampling_sessions
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
@@ -31,14 +31,14 @@ async def _open_session(
 
     def write(connection: Connection) -> SamplingSession:
         seq = body.sampling_session_seq_id
-        found = sample_log.find_by_seq(connection, session.session, seq)
+        found = sampling_sessions.find_by_seq(connection, session.session, seq)
         if found is not None:
             return found
-        number = sample_log.count_of_lineage(connection, session.session, f"{lineage}|")
+        number = sampling_sessions.count_of_lineage(connection, session.session, f"{lineage}|")
         name = SamplingSessionId(f"ss-{secrets.token_hex(12)}")
         weights = (base_model, version, f"{lineage}|client {number}", body.model_path)
         new = SamplingSession(name, tenant, session.session, *weights)
-        sample_log.add_sampling_session(connection, new, seq, time.time())
+        sampling_sessions.add_sampling_session(connection, new, seq, time.time())
         return new
 
     opened = await plane.store.call(write)
@@ -77,7 +77,7 @@ def sampling_routes(plane: ControlPlane) -> APIRouter:
     async def join(body: bodies.JoinSamplingSessionBody, tenant: Caller) -> dict[str, Any]:
         session = plane.sampling.session(tenant, body.sampling_session_id)
         number = await plane.store.call(
-            lambda c: sample_log.join_session(c, session.sampling_session)
+            lambda c: sampling_sessions.join_session(c, session.sampling_session)
         )
         return {"client_counter": number, "type": "join_sampling_session"}
 
