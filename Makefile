@@ -19,10 +19,10 @@ run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 
 # Each file of tests on one core. Sandboxes fork the process that asks for them, which should hold no tensor library.
 PYTEST := $(BIN)/python -m pytest -q
-BY_FILE := $(PYTEST) -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
-SANDBOX := $(PYTEST) -n 4 --dist loadfile tests/unit/sandbox  # they mostly wait
+BY_FILE := $(PYTEST) --processes 0
+SANDBOX := $(PYTEST) --processes 4 tests/unit/sandbox  # they mostly wait
 
-LIVE := $(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --timeout=900 tests/process
+LIVE := $(PYTEST) --processes 4 --timeout=900 tests/process
 
 test: $(STAMP)  # sandboxes and live tests wait more than they work: units and simulations run meanwhile, at a low priority
 	$(BIN)/python scripts/run_together.py 'sandboxes=$(SANDBOX)' 'live tests=$(LIVE)' \

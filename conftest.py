@@ -9,6 +9,7 @@ import pytest
 from slackwater.cli.checkout import load_benchmarks
 
 load_benchmarks()
+pytest_plugins = ["harness.forked_tests"]
 gc.disable()  # until all tests are collected: what is imported stays
 
 # In a fresh clone these compile what many others call. They come first, each in a process of its

@@ -3,12 +3,10 @@
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadFileScheduling
 
+from harness.forked_tests import GROUP
 from harness.ports import free_port
 
 from .service_process import (
@@ -40,25 +38,12 @@ SHARING = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    sharing = {f"test_{name}": group[0] for group in SHARING for name in group}
     here = Path(__file__).parent
+    for item in items:
+        if item.path.parent == here and item.path.stem in sharing:
+            item.stash[GROUP] = sharing[item.path.stem]
     items.sort(key=lambda item: order.get(item.path.stem, 99) if item.path.parent == here else -1)
-
-
-class GroupedFiles(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """Runs the tests of a file in one process, and those of a group of files."""
-
-    _groups: ClassVar[dict[str, str]] = {
-        f"test_{name}": group[0] for group in SHARING for name in group
-    }
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return self._groups.get(Path(file).stem, file)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupedFiles | None:
-    return GroupedFiles(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
