@@ -15,6 +15,7 @@ are carried out together, so until the instant has passed another move of the jo
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from slackwater.policy.columns import CAP_S, MAX_MEMBERS, ROUNDS, WORK_ROWS, Flo
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, busiest_s, drain_cost
 from slackwater.policy.placement.cycle_plan import FittedCycle
 from slackwater.policy.placement.groups import GroupBook
-from slackwater.policy.placement.layout import JOB_ROWS, best_layout, fit_layout
+from slackwater.policy.placement.layout import best_layout, fit_layout
 
 MAX_TOGETHER = 4
 LEAST_GAIN_H = 0.1
@@ -38,8 +39,7 @@ LEAST_GAP_S = 1800.0
 _LAYOUT_WORK = 200  # of all but the fitting, of which 1,000 take some 0.3 ms
 
 
-@dataclass(frozen=True, slots=True)
-class ConsolidationCandidate:
+class ConsolidationCandidate(NamedTuple):
     """A job as a layout sees it; `here` is 1 if it has the train nodes already, with `pins`."""
 
     profile: JobProfile
@@ -87,14 +87,15 @@ class Consolidation:
     def group_cost(self, row: int, without: Sequence[JobId] = ()) -> float:
         """What a group costs until it is drained, if some members leave now."""
         table, group = self._book.table, self._book.groups[row]
+        work, pins, cycle_s = table.work[row], table.pins[row], float(table.cycle_s[row])
+        if not without:
+            return self._drained(row, work, pins, len(group.jobs), cycle_s)
         stay = [i for i, job in enumerate(group.jobs) if job not in without]
         if not stay:
             return 0.0
-        work, pins = table.work[row][:, stay].copy(), table.pins[row][stay].copy()
-        cycle_s = float(table.cycle_s[row])
-        if without:
-            cycle_s = min(cycle_s, busiest_s(work, pins, len(stay)))
-        return self._drained(row, work, pins, cycle_s)
+        work, pins = work[:, stay].copy(), pins[stay].copy()
+        cycle_s = min(cycle_s, busiest_s(work, pins, len(stay)))
+        return self._drained(row, work, pins, len(stay), cycle_s)
 
     def _whole_cost(self, row: int) -> float:
         if row not in self.costs:
@@ -107,10 +108,10 @@ class Consolidation:
         count = len(group.jobs)
         work = table.work[row][:, :count].copy()
         work[ROUNDS] = cycle.rounds
-        return self._drained(row, work, table.pins[row][:count], cycle.period_s)
+        return self._drained(row, work, table.pins[row], count, cycle.period_s)
 
-    def _drained(self, row: int, work: Floats, pins: Ints, cycle_s: float) -> float:
-        worth_per_h, count = self._book.ledger.worth_per_h, work.shape[1]
+    def _drained(self, row: int, work: Floats, pins: Ints, count: int, cycle_s: float) -> float:
+        worth_per_h = self._book.ledger.worth_per_h
         train_nodes = len(self._book.groups[row].train)
         prices = (train_nodes, worth_per_h(Role.ROLLOUT), worth_per_h(Role.TRAIN))
         return drain_cost(work, pins, count, cycle_s, np.zeros(count), prices)
@@ -125,24 +126,9 @@ class Consolidation:
         """The cheapest layout on the group's train nodes (or new ones) that costs less than
         `to_beat`.
         """
-        book, fleet = self._book, self._book.fleet
-        jobs = np.zeros((JOB_ROWS, len(candidates)))
-        for index, candidate in enumerate(candidates):
-            profile = candidate.profile
-            jobs[:, index] = (
-                profile.rollout_s,
-                fleet.local_rollout_s(profile, train_nodes),
-                fleet.train_s(profile, train_nodes),
-                profile.sync_s,
-                candidate.budget_s,
-                candidate.left,
-                profile.rollout_state_gb,
-                profile.train_state_gb,
-                profile.rollout_nodes,
-                candidate.restart_s,
-                candidate.here,
-                candidate.cap_s,
-            )
+        book = self._book
+        columns = [self._column(candidate, train_nodes) for candidate in candidates]
+        jobs = np.ascontiguousarray(np.array(columns).T)
         current: Ints = np.array([candidate.pins for candidate in candidates], np.int64)
         room = book.room(MAX_MEMBERS, to_beat)
         mask = 0 if row is None else int(book.table.node_mask[row])
@@ -157,6 +143,24 @@ class Consolidation:
         period_s = fit_layout(jobs, current, pins, work, delay_s, starts, spent)
         cycle = FittedCycle(float(period_s), work[ROUNDS], starts)
         return GroupLayout(tuple(int(pin) for pin in pins), float(cost), cycle)
+
+    def _column(self, candidate: ConsolidationCandidate, train_nodes: int) -> tuple[float, ...]:
+        profile = candidate.profile
+        local_s, train_s = self._book.lengths_on_train_nodes_s(profile, train_nodes)
+        return (
+            profile.rollout_s,
+            local_s,
+            train_s,
+            profile.sync_s,
+            candidate.budget_s,
+            candidate.left,
+            profile.rollout_state_gb,
+            profile.train_state_gb,
+            profile.rollout_nodes,
+            candidate.restart_s,
+            candidate.here,
+            candidate.cap_s,
+        )
 
     def candidate(self, job: JobId, now_s: float, *, here: bool) -> ConsolidationCandidate:
         """A placed job."""
@@ -223,10 +227,11 @@ class Consolidation:
         """Part of the train nodes' time that these jobs need at least; above 1 no layout
         can work.
         """
-        share, nodes = 0.0, len(self._book.groups[row].train)
+        book, share = self._book, 0.0
+        nodes = len(book.groups[row].train)
         for job in (*here, *incoming):
-            member = self._book.members[job]
-            train_s = self._book.fleet.train_s(member.spec.profile, nodes)
+            member = book.members[job]
+            _, train_s = book.lengths_on_train_nodes_s(member.spec.profile, nodes)
             share += train_s * member.left / max(member.budget_s, 1e-9)
         return share
 

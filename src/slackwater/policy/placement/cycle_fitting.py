@@ -240,9 +240,9 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
     look, those with the most room first. The work that this took is added to `spent`.
     """
     spent[0] += members * members
-    pins = _pins_on_unlike_nodes(pins, members)
     if _hopeless(work, pins, members):
         return 0.0
+    pins = _pins_on_unlike_nodes(pins, members)
     longest = 0.0
     for j in range(members):
         longest = max(longest, work[ROLL_S, j], work[TRAIN_S, j])

@@ -5,6 +5,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean
 
 import numpy as np
@@ -108,8 +109,15 @@ class GroupBook:
         self.groups: dict[int, Group] = {}
         self.members: dict[JobId, Member] = {}
         self.name = "group"  # of groups, before their number
+        # Every look for mergers asks for the same few again and again.
+        self.lengths_on_train_nodes_s = lru_cache(4096)(self._lengths_on_train_nodes_s)
         self._usual_share = 0.0  # of their worst case that iterations take, once some were seen
         self._opened = 0
+
+    def _lengths_on_train_nodes_s(self, profile: JobProfile, nodes: int) -> tuple[float, float]:
+        """Of a rollout and of a train phase on so many train nodes."""
+        fleet = self.fleet
+        return fleet.local_rollout_s(profile, nodes), fleet.train_s(profile, nodes)
 
     def rollout_s(self, profile: JobProfile, train_nodes: int, local: bool) -> float:
         """Rollout time on its own kind of node, or on the train nodes."""
@@ -244,18 +252,25 @@ class GroupBook:
         members = self.members
         placed = [(members[told.job], told) for told in standings if told.job in members]
         usual = self._usual_share = self._noted_share(placed)
+        rows, indices = [], []
+        budgets_s, lefts, caps_s = [], [], []
         for member, told in placed:
             share = usual if member.share is None else member.share
             if share != member.cap_share:
                 member.cap_s, member.cap_share = planned_cap_s(member.spec, share), share
-            member.left, member.may_move = told.iterations_left, told.may_move
-            most_s = (told.iterations_left + _LOST_CYCLES) * member.cap_s
-            member.budget_s = told.budget_s if told.budget_s < most_s else most_s
-        rows = np.array([member.row for member, _ in placed], np.int64)
-        indices = np.array([member.index for member, _ in placed], np.int64)
-        self.table.work[rows, BUDGET_S, indices] = [member.budget_s for member, _ in placed]
-        self.table.work[rows, LEFT, indices] = [member.left for member, _ in placed]
-        self.table.work[rows, CAP_S, indices] = [member.cap_s for member, _ in placed]
+            left, budget_s = told.iterations_left, told.budget_s
+            most_s = (left + _LOST_CYCLES) * member.cap_s
+            if most_s < budget_s:
+                budget_s = most_s
+            member.left, member.budget_s, member.may_move = left, budget_s, told.may_move
+            rows.append(member.row)
+            indices.append(member.index)
+            budgets_s.append(budget_s)
+            lefts.append(left)
+            caps_s.append(member.cap_s)
+        at = np.array(rows, np.int64), np.array(indices, np.int64)
+        for column, values in ((BUDGET_S, budgets_s), (LEFT, lefts), (CAP_S, caps_s)):
+            self.table.work[at[0], column, at[1]] = values
 
     def _noted_share(self, placed: Sequence[tuple[Member, JobProgress]]) -> float:
         """What their iterations took lately of their worst case, each one's and on average."""

@@ -317,14 +317,12 @@ class Interleaving(GroupedPlacement):
         self._consolidation.costs.clear()
         pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
         thin = self._thin_rows(most_members=3)
+        incoming = [(row, jobs) for row in thin for jobs in _comings(self.book.groups[row].jobs)]
+        of_changed = [(row, jobs) for row, jobs in incoming if row in changed]
         for target in thin:
             pairs.append(((), target))
-            for source in thin:
-                if source != target and {source, target} & changed:
-                    jobs = tuple(self.book.groups[source].jobs)
-                    pairs.append((jobs, target))
-                    if len(jobs) > 1:
-                        pairs.extend(((job,), target) for job in jobs)
+            others = incoming if target in changed else of_changed
+            pairs.extend([(jobs, target) for source, jobs in others if source != target])
         self._look = _Look(pairs, set(changed), mergers)
         self._changed = set()
 
@@ -334,7 +332,14 @@ class Interleaving(GroupedPlacement):
         """
         table = self.book.table
         shares = train_shares(table.rows, table.members, table.work, table.pins, most_members)
-        changed = [row for row in self._changed if row < table.rows]
-        shares[changed] -= 1e6
+        changed = np.fromiter(self._changed, np.int64, len(self._changed))
+        shares[changed[changed < table.rows]] -= 1e6
         thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
-        return [int(row) for row in thinnest if np.isfinite(shares[row])]
+        rows: list[int] = thinnest[np.isfinite(shares[thinnest])].tolist()
+        return rows
+
+
+def _comings(jobs: Sequence[JobId]) -> list[tuple[JobId, ...]]:
+    """Who of a group may come into another one: all, or one of several."""
+    alone = [(job,) for job in jobs] if len(jobs) > 1 else []
+    return [tuple(jobs), *alone]

@@ -45,7 +45,6 @@ from slackwater.policy.placement.group_scan import count_bits, first_bits, free_
     HERE,
     OWN_CAP_S,
 ) = range(12)
-JOB_ROWS = 12
 
 
 @compiled
