@@ -128,12 +128,12 @@ class Dispatcher:
             return None
         assert turn.instance is not None
         self.attempts.pop(turn.attempt)
+        turn.leave_buffer()
         record = self._instances.records.get(turn.instance)
         if record is not None:
             del record.attempts[turn.attempt]
             record.owners[turn.spec.owner] -= 1
             record.owned_tokens[turn.spec.owner] -= turn.sent_context
-            record.steady_frame = None
             record.load.in_flight -= 1
             record.load.waiting = min(record.load.waiting, record.load.in_flight)
             record.load.kv_load_tokens = max(record.load.kv_load_tokens - turn.sent_context, 0)

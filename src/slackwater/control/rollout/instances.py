@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from slackwater.control.rollout.frame_buffer import FrameBuffer
 from slackwater.control.rollout.gates import Gates
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.control.rollout.turn_queue import NeedKey
 from slackwater.model.ids import InstanceId, JobId, TenantId
 from slackwater.model.instance import InstanceKind, InstanceSpec, InstanceState
-from slackwater.model.turn import AttemptId
 from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.start_order import PromptKey
 from slackwater.policy.rollout.step_time import Slowness
@@ -49,7 +48,8 @@ class InstanceRecord:
         self.versions: set[str] = set()
         self.recalled: set[str] = set()
         self.clock = ShareClock(now_s)
-        self.attempts: dict[AttemptId, LiveTurn] = {}
+        self.attempts: dict[int, LiveTurn] = {}
+        self.frames = FrameBuffer(self.attempts)
         self.owners: Counter[TenantId] = Counter()  # attempts by owner
         self.owned_tokens: Counter[TenantId] = Counter()  # their contexts when dispatched
         self.residents: dict[int, CacheHome] = {}  # its working set, by age
@@ -65,7 +65,6 @@ class InstanceRecord:
         self.draining = False
         self.leaves_at_s: float | None = None
         self.stalled = False
-        self.steady_frame: SteadyFrame | None = None
         self.slowness = Slowness()
 
     @property

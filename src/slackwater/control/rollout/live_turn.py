@@ -12,7 +12,7 @@ class TokenBuffer(Protocol):
     """Tokens that turns have got and do not hold yet."""
 
     def flush(self) -> None: ...
-    def flush_one(self, turn: "LiveTurn") -> None: ...
+    def release(self, turn: "LiveTurn") -> None: ...
 
 
 class LiveTurn:
@@ -20,7 +20,7 @@ class LiveTurn:
 
     `base_tokens` is their number at the last dispatch, to which a false attempt is rolled back.
     `losses_without_progress` counts instances lost since the last token; `avoided_instance` refused
-    the turn last. `buffer`: the steady frame that still has tokens of it. `inexact`: an engine
+    the turn last. `buffer`: what may still have tokens of it. `inexact`: an engine
     without exact continuation had it.
     """
 
@@ -102,17 +102,16 @@ class LiveTurn:
         return self._logprobs
 
     def take_buffered(self, tokens: bytes, logprobs: bytes) -> None:
-        """Append what was buffered, 4 bytes each; `buffer` has nothing more of it."""
-        self.buffer = None
+        """Append what was buffered, 4 bytes each."""
         self._tokens.frombytes(tokens)
         self._logprobs.frombytes(logprobs)
         if self.spec.stream:
             self.streamed_tokens += len(tokens) // 4
 
-    def collect(self) -> None:
-        """Take what is buffered of this turn; of the turns beside it nothing is read."""
+    def leave_buffer(self) -> None:
+        """Take what is buffered of this turn, which comes in no further frame."""
         if self.buffer is not None:
-            self.buffer.flush_one(self)
+            self.buffer.release(self)
 
     def take_over(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Start from tokens that an earlier control plane accepted; one or more are left."""

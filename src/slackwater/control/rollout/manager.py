@@ -15,7 +15,6 @@ from typing import Any
 
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import AppendTokens, RolloutCommand, StreamTokens
-from slackwater.control.rollout.instances import InstanceRecord
 from slackwater.control.rollout.integrity import check_state
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.control.rollout.manager_state import ManagerState, Out
@@ -23,10 +22,9 @@ from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.rebalancer import Rebalancer
 from slackwater.control.rollout.seeding import SEEDING, Seeding
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.control.rollout.steady_frame import SteadyFrame
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import InstanceId, JobId, TurnId
-from slackwater.model.turn import AttemptId, FinishReason
+from slackwater.model.turn import FinishReason
 
 WATCH = "rollout-watch"
 _TOKEN_IDS = 2**32
@@ -211,33 +209,19 @@ class Ownership:
             self._state.counters.late_tokens += len(event.tokens)
             return
         record.heard_s = record.progress_s = event.now_s
+        plain = not event.counts and not event.topk
+        if plain:  # the common frame: one token per turn, mostly of the same turns as before
+            streamed = record.frames.take(event.attempts, event.tokens, event.logprobs)
+            if streamed is not None:
+                self._state.counters.accepted_tokens += len(event.tokens)
+                out.extend(streamed)
+                return
         if not self._is_well_formed(event):
             self._membership.fault(record, "a malformed token frame", event.now_s, out)
             return
-        if event.counts or event.topk:
-            self._append_rows(event, out)
-        else:
-            self._append_singles(record, event, out)
-
-    def _append_singles(
-        self, record: InstanceRecord, event: events.TokensArrived, out: Out
-    ) -> None:
-        """The common frame: one token per turn, mostly of the same turns as the frame before."""
-        columns = event.attempts, event.tokens, event.logprobs
-        taken = None if record.steady_frame is None else record.steady_frame.take(*columns)
-        if taken is None:
-            turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
-            # Streams pass their tokens on at once, so buffering the first frame gains nothing.
-            if not any(turn is None or turn.spec.stream for turn in turns):
-                record.steady_frame = SteadyFrame.build(event.attempts, turns)
-                taken = None if record.steady_frame is None else record.steady_frame.take(*columns)
-        if taken is None:
-            self._append_rows(event, out)
-            turns = [record.attempts.get(AttemptId(attempt)) for attempt in event.attempts]
-            record.steady_frame = SteadyFrame.build(event.attempts, turns)
-            return
-        self._state.counters.accepted_tokens += len(event.tokens)
-        out.extend(taken)
+        self._append_rows(event, out)
+        if plain:
+            record.frames.follow(event.attempts)
 
     def _append_rows(self, event: events.TokensArrived, out: Out) -> None:
         attempts, instance, start, accepted = self._state.dispatcher.attempts, event.instance, 0, 0
@@ -355,7 +339,7 @@ class Ownership:
             return
         record = self._state.instances.records[event.instance]
         record.heard_s = record.progress_s = event.now_s
-        turn.collect()  # to flush all turns beside it would double the time of this decision
+        turn.leave_buffer()  # to flush all turns beside it would double the time of this decision
         what = self._contradiction(turn, event, record.spec.max_context_tokens)
         if what is not None:
             self._undo(turn, what, event.now_s, out)

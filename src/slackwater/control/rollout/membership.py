@@ -174,6 +174,7 @@ class Membership:
         state = self._state
         state.instances.remove(record.spec.instance)
         self._unbind(record, now_s, out)
+        record.frames.clear()
         for turn in list(record.attempts.values()):
             state.dispatcher.attempts.pop(turn.attempt or 0)
             turn.attempt = turn.instance = None

@@ -1,14 +1,27 @@
 """Frames of the same attempts take a short way; nothing may come of it but speed."""
 
 from array import array
+from collections.abc import Callable
 
-from fleet_driver import FleetDriver
-from hypothesis import given
+from fleet_driver import FleetDriver, turn_spec
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slackwater.control.rollout.commands import CompleteTurn, DispatchTurn, FailTurn
-from slackwater.control.rollout.events import InstanceLost, TokensArrived, TurnCancelled, TurnEnded
-from slackwater.control.rollout.steady_frame import MOST_FRAMES
+from slackwater.control.rollout.commands import (
+    AppendTokens,
+    CompleteTurn,
+    DispatchTurn,
+    FailTurn,
+    StreamTokens,
+)
+from slackwater.control.rollout.events import (
+    InstanceLost,
+    TokensArrived,
+    TurnCancelled,
+    TurnEnded,
+    TurnSubmitted,
+)
+from slackwater.control.rollout.frame_buffer import MOST_FRAMES
 from slackwater.model.ids import InstanceId, TurnId
 from slackwater.model.turn import AttemptId, FinishReason
 
@@ -155,3 +168,126 @@ def test_the_end_of_a_turn_leaves_the_tokens_of_the_turns_beside_it_buffered() -
     assert all(turn.buffer is not None for turn in beside)
     frame(driver, [attempts[0], attempts[2]], 9)
     assert [list(turn.tokens) for turn in beside] == [[0, 1, 2, 3, 9], [20, 21, 22, 23, 9]]
+
+
+class Batch:
+    """An engine's batch, and what each of its turns must have got.
+
+    No integrity check before the end: it reads all tokens, so that nothing stays buffered.
+    """
+
+    def __init__(self) -> None:
+        driver = FleetDriver()
+        driver.join("a", max_running=100)
+        self.driver, self.manager = driver, driver.manager
+        self.live: dict[int, list[int]] = {}  # tokens by attempt, in the order of the batch
+        self.names: dict[int, str] = {}
+        self.limits: dict[int, int] = {}
+        self.streamed: dict[str, list[int]] = {}
+        self.paused: set[int] = set()
+        self.next_token = 0
+
+    def start(self, limit: int, *, stream: bool = False) -> None:
+        name = f"t{len(self.names)}"
+        spec = turn_spec(name, max_tokens=limit, stream=stream)
+        commands = self.manager.handle(TurnSubmitted(0.0, spec))
+        (sent,) = [command for command in commands if isinstance(command, DispatchTurn)]
+        self.live[sent.attempt], self.limits[sent.attempt] = [], limit
+        self.names[sent.attempt] = name
+        if stream:
+            self.streamed[name] = []
+
+    def start_stream(self, limit: int) -> None:
+        self.start(limit, stream=True)
+
+    def frames(self, number: int) -> None:
+        for _ in range(number):
+            batch = [
+                attempt
+                for attempt, tokens in self.live.items()
+                if len(tokens) < self.limits[attempt] and attempt not in self.paused
+            ]
+            if batch:
+                self._frame(batch)
+
+    def _frame(self, batch: list[int]) -> None:
+        tokens = [self.next_token + row for row in range(len(batch))]
+        self.next_token += len(batch)
+        for attempt, token in zip(batch, tokens, strict=True):
+            self.live[attempt].append(token)
+        columns = list(batch), tokens, [-0.5] * len(batch)
+        for said in self.manager.handle(TokensArrived(0.0, InstanceId("a"), *columns)):
+            if isinstance(said, AppendTokens):
+                self.streamed[said.turn] += said.tokens
+            elif isinstance(said, StreamTokens):
+                for turn, token in zip(said.turns, said.tokens, strict=True):
+                    self.streamed[turn].append(token)
+
+    def read(self, number: int) -> None:
+        if attempt := self._choose(number):
+            assert tokens_of(self.driver, self.names[attempt]) == self.live[attempt]
+
+    def pause(self, number: int) -> None:
+        """Let a turn's row be missing in the next frames, or not any more."""
+        if attempt := self._choose(number):
+            self.paused ^= {attempt}
+
+    def cancel(self, number: int) -> None:
+        if attempt := self._choose(number):
+            self.manager.handle(TurnCancelled(0.0, TurnId(self.names[attempt])))
+            del self.live[attempt]
+
+    def end(self, number: int) -> None:
+        if attempt := self._choose(number):
+            wanted = self.live.pop(attempt)
+            how = AttemptId(attempt), FinishReason.STOP, len(wanted), "v1"
+            said = self.manager.handle(TurnEnded(0.0, InstanceId("a"), *how))
+            (complete,) = [command for command in said if isinstance(command, CompleteTurn)]
+            assert (list(complete.tokens), len(complete.logprobs)) == (wanted, len(wanted))
+
+    def _choose(self, number: int) -> int:
+        return list(self.live)[number % len(self.live)] if self.live else 0
+
+    def check(self) -> None:
+        self.manager.check_integrity()
+        for attempt, wanted in self.live.items():
+            name = self.names[attempt]
+            assert tokens_of(self.driver, name) == wanted
+            assert self.streamed.get(name, wanted) == wanted
+        gauges = self.manager.gauges()
+        assert (gauges["faults"], gauges["late_tokens"]) == (0, 0)
+
+
+STEPS = st.one_of(
+    st.tuples(st.just(Batch.frames), st.integers(1, MOST_FRAMES + 2)),
+    st.tuples(st.sampled_from([Batch.start, Batch.start_stream]), st.integers(3, 200)),
+    st.tuples(
+        st.sampled_from([Batch.end, Batch.cancel, Batch.read, Batch.pause]), st.integers(0, 5)
+    ),
+)
+
+
+TWO = [(Batch.start, 50), (Batch.start, 50), (Batch.frames, 2)]
+
+
+@example([*TWO, (Batch.end, 0), (Batch.frames, 2)])
+@example([*TWO, (Batch.end, 0), (Batch.start, 50), (Batch.frames, 2), (Batch.end, 0)])
+@example([*TWO, (Batch.pause, 0), (Batch.frames, 2), (Batch.pause, 0), (Batch.frames, 2)])
+@given(st.lists(STEPS, max_size=40))
+def test_turns_that_come_and_go_get_their_own_tokens_and_no_others(
+    steps: list[tuple[Callable[[Batch, int], None], int]],
+) -> None:
+    batch = Batch()
+    for step, number in steps:
+        step(batch, number)
+    batch.check()
+
+
+def test_tokens_that_came_several_at_once_count_towards_the_budget() -> None:
+    driver = FleetDriver()
+    (attempt,) = running(driver, 1, limit=5)
+    frame(driver, [attempt], 1)
+    driver.tokens("a", attempt, [2, 3, 4])
+    frame(driver, [attempt], 5)
+    frame(driver, [attempt], 6)
+    assert driver.manager.gauges()["faults"] == 1
