@@ -3,8 +3,7 @@ broken by id.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
@@ -12,7 +11,7 @@ from slackwater.policy.rollout.instance_load import InstanceLoad
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TurnNeed:
     """One turn to place. `affine` served the trajectory's last turn; `resident`: the trajectory is
     in its working set; `growth` is the job's law of context growth; `sequence` counts submissions.
@@ -25,13 +24,17 @@ class TurnNeed:
     resident: bool = False
     growth: ContextGrowth | None = None
     sequence: int = 0
+    _expected: Tokens | None = field(default=None, init=False, compare=False)
 
-    @cached_property
+    @property
     def expected_tokens(self) -> Tokens:
         """What the trajectory is expected to hold as contexts grow; few decisions ask."""
-        if self.growth is None:
-            return nothing_expected()
-        return self.growth.expected(self.context_tokens)
+        if self._expected is None:
+            growth = self.growth
+            self._expected = (
+                nothing_expected() if growth is None else growth.expected(self.context_tokens)
+            )
+        return self._expected
 
 
 @dataclass(frozen=True, slots=True)

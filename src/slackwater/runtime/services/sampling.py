@@ -7,7 +7,6 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
@@ -61,6 +60,7 @@ FinishCallback: TypeAlias = Callable[[RequestId, RequestOutcome], None]
 
 _AT_ONCE = 4  # more turns are begun or stopped in slices
 _LONG_ANSWER_TOKENS = 2000
+_WAITING = OpStatus.WAITING.value
 # Made once: making a statement takes longer than executing it.
 _NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
     samples.c.sampling_session == sa.bindparam("in_session"),
@@ -167,14 +167,16 @@ class SamplingService:
         what = "num_samples" if share == len(sample.seeds) else "samples x tokens x alternatives"
         self._shares.check(tenant, share, what)
         self._shares.take(tenant, share)  # before it is written, or many could pass at once
-        request = RequestId(f"sm-{secrets.token_hex(12)}")
-        row = new_row(request, session, seq, payload, time.time())
+        now_s = time.time()  # first in the id, so that new rows are neighbours in the log's index
+        request = RequestId(f"sm-{int(1000 * now_s):012x}{secrets.token_hex(6)}")
         known: list[RequestId | SlackwaterError | None] = [None]
 
         def write(connection: Connection) -> None:
             known[0] = find_numbered(connection, session, seq, payload)
             if known[0] is None:
                 connection.execute(sa.text(row.sql), row.values)
+
+        row = new_row(request, session, seq, payload, now_s, write)
 
         def begin() -> None:
             found = known[0]
@@ -185,7 +187,7 @@ class SamplingService:
                 self._shares.give_back(tenant, share)
                 on_accept(found, False)
 
-        self._ahead.then(begin, replace(row, if_known=write))
+        self._ahead.then(begin, row)
 
     async def acknowledge(self, session: SamplingSession, requests: Sequence[RequestId]) -> None:
         """The client has received these results: delete them."""
@@ -428,9 +430,14 @@ def find_numbered(
 
 
 def new_row(
-    request: RequestId, session: SamplingSession, seq: int, payload: bytes, now_s: float
+    request: RequestId,
+    session: SamplingSession,
+    seq: int,
+    payload: bytes,
+    now_s: float,
+    if_known: Callable[[Connection], None] | None = None,
 ) -> Row:
-    """The row of a new request."""
+    """The row of a new request; `if_known` is called where its number is taken."""
     row = {
         "request": request,
         "sampling_session": session.sampling_session,
@@ -438,11 +445,11 @@ def new_row(
         "seq": seq,
         "digest": digest_of(payload),
         "payload": payload,
-        "status": OpStatus.WAITING.value,
+        "status": _WAITING,
         "created_s": now_s,
         "format": FORMAT,
     }
-    return Row(_ADD, row, len(payload))
+    return Row(_ADD, row, len(payload), if_known)
 
 
 def finish_row(request: RequestId, outcome: RequestOutcome, now_s: float) -> Row:

@@ -18,12 +18,12 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import (
@@ -94,8 +94,7 @@ def _take_steps(connection: Connection, stamped: bool) -> None:
     command.upgrade(config, "head")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """The values of one row, and the SQL that writes it, with names (`:name`) for them; neighbours
     are written at once.
 

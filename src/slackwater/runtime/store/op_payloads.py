@@ -3,10 +3,10 @@
 Every row names its `FORMAT`: 1 is version 0.1.0's; in 2 a load names its state by URI.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
 from slackwater.model.adam import Adam
 from slackwater.model.uri import SCHEME
@@ -122,9 +122,9 @@ class SampleResult(msgspec.Struct, frozen=True):
         """The answer to a sample request from its turns, in the order of its seeds."""
         sequences = [
             SequencePayload(
-                turn.reason.value,
-                np.asarray(turn.tokens, "<i4").tobytes(),
-                np.asarray(turn.logprobs, "<f4").tobytes(),
+                turn.reason,
+                array("i", turn.tokens).tobytes(),
+                array("f", turn.logprobs).tobytes(),
                 [list(row) for row in turn.topk],
             )
             for turn in turns

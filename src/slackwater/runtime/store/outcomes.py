@@ -11,8 +11,9 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
 
 from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, OpStatus
@@ -25,10 +26,10 @@ Tell: TypeAlias = Callable[[], None]
 
 _REMEMBERED_BYTES = 64 << 20
 _REMEMBERED = 2000
+_DONE, _FAILED = OpStatus.DONE.value, OpStatus.FAILED.value
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class RequestOutcome(msgspec.Struct, frozen=True):
     """How a request ended: `result` is bytes that its `kind` explains, or `error` says why not."""
 
     kind: str
@@ -38,10 +39,13 @@ class RequestOutcome:
 
     def columns(self, now_s: float) -> dict[str, object]:
         """What changes in the row of a request that ended so."""
-        status = OpStatus.DONE if self.error is None else OpStatus.FAILED
-        owner = None if self.owner is None else self.owner.value
-        outcome = {"result": self.result, "error": self.error, "owner": owner}
-        return {"status": status.value, "finished_s": now_s, **outcome}
+        return {
+            "status": _DONE if self.error is None else _FAILED,
+            "finished_s": now_s,
+            "result": self.result,
+            "error": self.error,
+            "owner": None if self.owner is None else self.owner.value,
+        }
 
 
 class FutureBoard:
@@ -53,7 +57,7 @@ class FutureBoard:
         """`on_settle` is called for every outcome: tenant, kind, seconds, and whether it failed."""
         self._on_settle = on_settle
         self._since_s: dict[RequestId, float] = {}
-        self._waiting: dict[RequestId, asyncio.Event] = {}
+        self._waiting: dict[RequestId, asyncio.Event | None] = {}  # None: nobody waits here
         self._recent: OrderedDict[RequestId, RequestOutcome] = OrderedDict()
         self._recent_bytes = 0
         self._tenants: dict[RequestId, TenantId] = {}
@@ -66,7 +70,7 @@ class FutureBoard:
 
     def expect(self, request: RequestId, tenant: TenantId) -> None:
         """Add a request that has no outcome yet."""
-        self._waiting.setdefault(request, asyncio.Event())
+        self._waiting.setdefault(request)
         self._tenants[request] = tenant
         self._since_s.setdefault(request, time.monotonic())
 
@@ -105,10 +109,12 @@ class FutureBoard:
 
     async def wait(self, request: RequestId, hold_s: float) -> bool:
         """Whether the request was settled within `hold_s`, or before the board was closed."""
-        event = self._waiting.get(request)
-        if event is None:
+        if request not in self._waiting:
             return True
         if not self._closed:
+            event = self._waiting[request]
+            if event is None:
+                event = self._waiting[request] = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(hold_s):
                     await event.wait()
@@ -118,7 +124,8 @@ class FutureBoard:
         """Release all waiters: the service stops, and their requests continue after its restart."""
         self._closed = True
         for event in self._waiting.values():
-            event.set()
+            if event is not None:
+                event.set()
 
 
 def _size_bytes(outcome: RequestOutcome) -> int:
@@ -126,8 +133,7 @@ def _size_bytes(outcome: RequestOutcome) -> int:
     return 512 + len(outcome.result or b"") + len(outcome.error or "")
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRequest:
+class FinishedRequest(msgspec.Struct, frozen=True):
     """`size_bytes` is None where there is no result: the request failed, or it was acknowledged."""
 
     request: RequestId

@@ -123,12 +123,15 @@ class _Front:
 
     def receive_frame(self, body: bytes) -> None:
         """Queue a frame's records; FrameError closes the connection."""
-        for record in wire.decode_from_front(body):
+        records = wire.decode_from_front(body)
+        for record in records:
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
             if isinstance(record, wire.AbandonChoices):
                 self._discard_unsubmitted(record.numbers)
-            self._plane.queues.put(TenantId(record.tenant), self._handle(record))
+        self._plane.queues.put_and_run(
+            [(TenantId(record.tenant), self._handle(record)) for record in records]
+        )
 
     def handle_disconnect(self) -> None:
         """Cancel its turns, whose results have no reader any more."""
