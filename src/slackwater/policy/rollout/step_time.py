@@ -10,6 +10,8 @@ from dataclasses import dataclass
 _PARTS = 4
 _FADE = 0.995  # of older observations, at each new one
 _ENOUGH = 16  # observations until there is a fit
+_REMEMBERED = 200  # about so many observations count
+_RENEWED = 16  # a fit holds until this fraction of them is new
 _ALIKE = 1.25  # a difference within counts as none
 _FOLLOWS = 0.1
 
@@ -46,7 +48,7 @@ class StepTimeFit:
         self._gram = [[0.0] * _PARTS for _ in range(_PARTS)]
         self._moment = [0.0] * _PARTS
         self._fitted: StepTime | None = None
-        self._stale = True
+        self._fit_at = _ENOUGH  # observations
         self._typical_log = 0.0  # of the slowness of the engines that were measured lately
 
     def observe(
@@ -75,16 +77,15 @@ class StepTimeFit:
             ]
             self._moment[place] = _FADE * self._moment[place] + weighted * step_s
         self._seen += 1
-        self._stale = True
 
     @property
     def model(self) -> StepTime | None:
-        """The present fit; None until enough was seen."""
-        if self._seen < _ENOUGH:
-            return None
-        if self._stale:
+        """The fit, which changes slowly; None until enough was seen. A large fleet makes hundreds
+        of observations a second, and solving takes longer than all else that one brings.
+        """
+        if self._seen >= self._fit_at:
             self._fitted = self._solve()
-            self._stale = False
+            self._fit_at = self._seen + max(min(self._seen, _REMEMBERED) // _RENEWED, 1)
         return self._fitted
 
     def _solve(self) -> StepTime:
