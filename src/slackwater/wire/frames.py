@@ -49,6 +49,9 @@ class Frame(NamedTuple):
     body: bytes
 
 
+_new = tuple.__new__  # half the time of calling the class
+
+
 def encode_frame(kind: FrameKind, body: bytes) -> bytes:
     """Header and body, ready to send."""
     if len(body) > MAX_FRAME_BYTES:
@@ -106,7 +109,7 @@ class FrameDecoder:
             end = body + length
             if size < end:
                 break
-            frames.append(Frame(kind, data[body:end]))
+            frames.append(_new(Frame, (kind, data[body:end])))
             start = end
         if start < size or self._buffer:
             self._buffer[:] = data[start:]
