@@ -34,6 +34,7 @@ class WorkerConnection(asyncio.Protocol):
         self._heard_s = self._loop.time()
         self._frames: Sequence[Frame] = ()
         self._ending: str | None = None
+        self._is_paused = False
         self._transport: asyncio.Transport
 
     def take_over(
@@ -75,7 +76,9 @@ class WorkerConnection(asyncio.Protocol):
     def _deliver(self) -> None:
         if self.ended.done():
             return
-        some, self._frames = self._frames[:_FRAMES_AT_ONCE], self._frames[_FRAMES_AT_ONCE:]
+        some, self._frames = self._frames, ()
+        if len(some) > _FRAMES_AT_ONCE:
+            some, self._frames = some[:_FRAMES_AT_ONCE], some[_FRAMES_AT_ONCE:]
         try:
             self._handle_frames(some)
         except FrameError as error:
@@ -84,18 +87,20 @@ class WorkerConnection(asyncio.Protocol):
         except Exception as error:  # noqa: BLE001  (the waiter of `ended` gets it)
             self.ended.set_exception(error)
         else:
-            self._read_on()
+            if self._frames or self._is_paused or self._ending is not None:
+                self._read_on()
 
     def _read_on(self) -> None:
         """Now, or after what came already."""
-        reading = self._transport.is_reading()
         if self._frames:
             self._loop.call_soon(self._deliver)
-            if reading:
+            if not self._is_paused:
+                self._is_paused = True
                 self._transport.pause_reading()
         elif self._ending is not None:
             self._end(self._ending)
-        elif not reading and not self._transport.is_closing():
+        elif not self._transport.is_closing():
+            self._is_paused = False
             self._transport.resume_reading()
 
     def _end(self, why: str) -> None:
