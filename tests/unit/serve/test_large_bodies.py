@@ -1,6 +1,7 @@
 """Large JSON bodies are read in a process of their own, by the rules by which small ones are."""
 
 import json
+import os
 import pickle
 from array import array
 from collections.abc import Iterator
@@ -82,6 +83,17 @@ def test_a_wrong_operation_is_still_known_by_its_number() -> None:
     found = body_of(ChatBody, model_id="mine", seq_id=3, messages="x" * 50)
     assert isinstance(found, InvalidBody)
     assert found.named == {"model_id": "mine", "seq_id": 3}
+
+
+def test_a_helper_gives_way_before_it_has_started() -> None:
+    found = HelperProcesses("slackwater.serve.http.helper")
+    helper = found._helper()
+    try:
+        ours = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, helper.pid) == min(ours + 10, 19)
+    finally:
+        helper.kill()
+        helper.communicate()
 
 
 def test_a_helper_that_dies_loses_one_question_alone(helpers: HelperProcesses) -> None:

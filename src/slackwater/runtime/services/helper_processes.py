@@ -64,9 +64,11 @@ class HelperProcesses:
                     return helper
                 _end(helper)
         command = [sys.executable, "-m", self._module]
-        return subprocess.Popen(
+        helper = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
+        give_way(_NICE, helper.pid)  # here, so that its start delays nobody either
+        return helper
 
 
 def _answer_in_time(stream: IO[bytes]) -> Parts:
@@ -110,7 +112,6 @@ def _read_part(stream: IO[bytes]) -> bytes:
 
 def serve_questions(answer: Callable[[Parts], Parts]) -> None:
     """Answer questions until the input ends: the main loop of a helper."""
-    give_way(_NICE)
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer)))
