@@ -2,8 +2,8 @@
 frame a step, 12 steps a second, so that every frame arrives alone; turns end at random, and others
 take their places.
 
-The receiver is the service's own way, as in `fanin.py`. Beside it streams of server-sent events at
-the same pace, one event a token, that end at random too.
+The receiver is the service's own way, as in `fanin.py`, and collects garbage as the service does.
+Beside it streams of server-sent events at the same pace, one event a token, that end at random too.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from harness.rollout_floor import RolloutFloor
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import TurnSpec
+from slackwater.runtime.services.garbage import collect_young_only
 
 STEPS_PER_S = 12.0
 LONGEST = 1_400
@@ -36,6 +37,7 @@ def scattered_figures(options: BenchOptions) -> dict[str, float]:
     """Medians of three rounds (`--runs`) of each way, alternating; if quick, fewer engines."""
     rounds, engines, slots, seconds = (1, 20, 16, 3.0) if options.quick else (3, 200, 64, 20.0)
     rounds = options.runs or rounds
+    collect_young_only()
     ours: list[Rate] = []
     theirs: list[Rate] = []
     for number in range(rounds):

@@ -19,12 +19,17 @@ _LOOK_EVERY_S = 10.0
 _IDLE_S, _LATEST_S = 60.0, 300.0
 
 
-async def collect_when_idle(idle: Callable[[], bool]) -> None:
-    """Run until the service ends; start it when all parts are built."""
+def collect_young_only() -> None:
+    """From now on collections take some milliseconds; call it when all parts are built."""
     gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(*_YOUNG, _NEVER)
+
+
+async def collect_when_idle(idle: Callable[[], bool]) -> None:
+    """Run until the service ends; start it when all parts are built."""
+    collect_young_only()
     last_s = time.monotonic()
     while True:
         await asyncio.sleep(_LOOK_EVERY_S)
