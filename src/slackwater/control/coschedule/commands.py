@@ -1,28 +1,24 @@
 """Commands of the co-scheduler."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import GroupId, JobId, NodeId
 from slackwater.model.placement import Phase, Strategy
 
 
-@dataclass(frozen=True, slots=True)
-class RentNodes:
+class RentNodes(Message, frozen=True):
     """Start paying for these nodes."""
 
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnNodes:
+class ReturnNodes(Message, frozen=True):
     """Stop paying for these nodes; nothing runs on them."""
 
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StartJob:
+class StartJob(Message, frozen=True):
     """Load a job's state on its nodes, then request a permit for its next phase under this epoch.
     It resumes after `iterations_done`.
     """
@@ -37,8 +33,7 @@ class StartJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(Message, frozen=True):
     """End a job's processes where they are; its epoch is over. A job that `moves` is started again;
     any other (its node is lost) must be resumed by its owner, as after a crash.
     """
@@ -49,24 +44,21 @@ class StopJob:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HoldJob:
+class HoldJob(Message, frozen=True):
     """The job waits for room; `reason` is for its owner."""
 
     job: JobId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RefuseJob:
+class RefuseJob(Message, frozen=True):
     """The job can never run on this fleet; `reason` is for its owner."""
 
     job: JobId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GrantPermit:
+class GrantPermit(Message, frozen=True):
     """Let a phase run on these nodes. With `switch` another state is on one of them."""
 
     permit: int
@@ -77,8 +69,7 @@ class GrantPermit:
     switch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ShrinkRollout:
+class ShrinkRollout(Message, frozen=True):
     """Move a rollout's last responses to a few devices of its nodes, and free the others."""
 
     permit: int

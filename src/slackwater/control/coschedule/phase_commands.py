@@ -1,14 +1,12 @@
 """Commands of the phase controller, beside those of the co-scheduler."""
 
-from dataclasses import dataclass
-
+from slackwater.control.message import Message
 from slackwater.control.operations.events import OpsGated
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class PermitGiven:
+class PermitGiven(Message, frozen=True):
     """A phase begins. With `asked` the job's own code waits for the permit."""
 
     job: JobId
@@ -20,8 +18,7 @@ class PermitGiven:
     asked: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PermitEnded:
+class PermitEnded(Message, frozen=True):
     """A phase is over. `lost` says why, if it did not end by itself; the job is told."""
 
     job: JobId
@@ -29,8 +26,7 @@ class PermitEnded:
     lost: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PermitShrunk:
+class PermitShrunk(Message, frozen=True):
     """The rollout's last turns continue on a few instances; the rest of its nodes go to the next
     job.
     """

@@ -2,32 +2,27 @@
 replayed.
 """
 
-from dataclasses import dataclass
-
+from slackwater.control.message import TimedMessage
 from slackwater.control.operations.events import ModelAdopted, OpSubmitted
 from slackwater.control.operations.facts import OpEnded, PublishDetached
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class PermitAsked:
+class PermitAsked(TimedMessage, frozen=True):
     """A job's own code waits to begin a phase. `known_as` is the number of the permit that it held
     before the control plane restarted.
     """
 
-    now_s: float
     job: JobId
     phase: Phase
     iteration: int
     known_as: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PermitProgress:
+class PermitProgress(TimedMessage, frozen=True):
     """The holder is alive, and `finished` of its `total` responses are done."""
 
-    now_s: float
     job: JobId
     permit: int
     finished: int = 0
@@ -35,21 +30,17 @@ class PermitProgress:
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PermitReturned:
+class PermitReturned(TimedMessage, frozen=True):
     """The phase is over; its work took `work_s`."""
 
-    now_s: float
     job: JobId
     permit: int
     work_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PermitsNumbered:
+class PermitsNumbered(TimedMessage, frozen=True):
     """Permits up to this number were granted before the control plane restarted."""
 
-    now_s: float
     after: int
 
 

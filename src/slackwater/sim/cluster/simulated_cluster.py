@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from slackwater.control.controller import Controller
@@ -153,8 +154,7 @@ class SimulatedCluster:
         """The same message once more, later; it says its old time, as a message from a socket
         would get a new one.
         """
-        execution = {name: getattr(event, name) for name in event.__match_args__}
-        self._driver.feed(type(event)(**{**execution, "now_s": self.now_s}))
+        self._driver.feed(msgspec.structs.replace(event, now_s=self.now_s))
 
     def _check(self) -> None:
         if self.events % self._check_every == 0:
