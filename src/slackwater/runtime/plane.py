@@ -34,13 +34,12 @@ from slackwater.runtime.services.action_table import ActionTable
 from slackwater.runtime.services.actions import ActionService
 from slackwater.runtime.services.breakdowns import Breakdowns
 from slackwater.runtime.services.coscheduled_nodes import CoscheduledNodes
-from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.finishing import RequestFinisher
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.runtime.services.housekeeping import Housekeeping
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.runtime.services.jobs import Jobs
-from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.runtime.services.loop_shares import FairWork, LoopShares, TenantQueues
 from slackwater.runtime.services.loop_watch import LoopWatch
 from slackwater.runtime.services.meters import Meters
 from slackwater.runtime.services.outcomes import RequestOutcomes
@@ -51,9 +50,7 @@ from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
 from slackwater.runtime.services.slo_tracker import SloTracker
 from slackwater.runtime.services.submissions import Submissions
-from slackwater.runtime.services.tenant_queues import TenantQueues
-from slackwater.runtime.services.tenants import Tenants
-from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.tenants import Tenants, TurnShares
 from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings

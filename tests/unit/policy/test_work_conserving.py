@@ -10,7 +10,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase
 from slackwater.policy.ordering.plan_alignment import PlanForecast
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import plan_round_robin
+from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 from slackwater.policy.ordering.work_conserving import WorkConservingOrder
 
 TRAIN = (NodeId("train-0"),)

@@ -8,9 +8,8 @@ import pytest
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import TenantId
-from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.loop_shares import FairWork, LoopShares
+from slackwater.runtime.services.tenants import TurnShares
 
 LOUD, QUIET = TenantId("loud"), TenantId("quiet")
 

@@ -35,11 +35,9 @@ from slackwater.runtime.executors.engines import EngineExecutor, EngineHooks
 from slackwater.runtime.live_driver import live_driver
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.loop_shares import LoopShares
+from slackwater.runtime.services.loop_shares import FairWork, LoopShares, TenantQueues
 from slackwater.runtime.services.sampling import SamplingService
-from slackwater.runtime.services.tenant_queues import TenantQueues
-from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.tenants import TurnShares
 from slackwater.runtime.store.database import Store
 from slackwater.runtime.store.op_payloads import SamplePayload, encode
 from slackwater.runtime.store.outcomes import FutureBoard

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 
 from slackwater.model.ids import TenantId
-from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.runtime.services.tenant_queues import TenantQueues
+from slackwater.runtime.services.loop_shares import LoopShares, TenantQueues
 
 LOUD, QUIET = TenantId("loud"), TenantId("quiet")
 

@@ -1,10 +1,10 @@
 """The co-scheduler's record of one job: its status, its SLO clock, and how long its phases take."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from slackwater.control.coschedule.recent_length import RecentLength
 from slackwater.model.job import ITERATIONS_PER_MOVE, JobProfile, JobSpec
 from slackwater.model.placement import Phase, Placement
 from slackwater.policy.placement.fleet import FleetView
@@ -16,6 +16,29 @@ _TARGETED_FROM = 0.85
 # Of the time that a job won by iterations far shorter than declared, the part that others may use.
 _WON_TO_SHARE = 0.15
 _TOLERANCE = 1e-9  # of sums of many floating point times
+_LAST = 3
+_WEIGHT = 0.25  # of the newest median in the mean
+
+
+class RecentLength:
+    """Of one kind of phase. `mean_s` is a moving mean of the median of the last three lengths; None
+    before the second.
+
+    The median ignores a single long phase: the first one starts everything, and in another an
+    engine may have died. Two long phases in a row count.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=_LAST)
+        self.mean_s: float | None = None
+
+    def observe(self, work_s: float) -> None:
+        self._last.append(work_s)
+        if len(self._last) == 1:
+            return
+        middle_s = sorted(self._last)[(len(self._last) - 1) // 2]  # of two the shorter
+        before_s = middle_s if self.mean_s is None else self.mean_s
+        self.mean_s = before_s + _WEIGHT * (middle_s - before_s)
 
 
 class JobStatus(StrEnum):

@@ -9,6 +9,7 @@ again. A client that leaves its permit unused, or samples without end, lets othe
 wait.
 """
 
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias, assert_never
 
 from slackwater.control.coschedule import events, phase_events
@@ -45,7 +46,6 @@ from slackwater.control.coschedule.phase_events import (
 from slackwater.control.coschedule.phase_gates import InstancesOn
 from slackwater.control.coschedule.phase_limits import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
-from slackwater.control.coschedule.unmanaged_work import OpenWork, UnmanagedWork
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
 from slackwater.control.jobs.events import JobAnswered, JobEnded, JobHeard
 from slackwater.control.operations.events import ModelAdopted, OpsGated, OpSubmitted
@@ -54,7 +54,7 @@ from slackwater.control.rollout.commands import ReleaseInstance, ReportFault
 from slackwater.control.rollout.events import InstanceLost, JobGated
 from slackwater.control.rollout.facts import TurnClosed, TurnOpened
 from slackwater.control.timer import SetTimer, TimerFired
-from slackwater.model.ids import JobId
+from slackwater.model.ids import JobId, RequestId
 from slackwater.model.job import JobSpec, JobTerms
 from slackwater.model.operation import Operation, OpStatus
 from slackwater.model.placement import Phase
@@ -395,3 +395,46 @@ def _must_ask_again(job: ManagedJob, state: JobState | None, command: PlaceJob) 
     """
     crashed = state is not None and state.status is JobStatus.SUSPENDED
     return crashed and job.requests_permits and job.permit_request is None and not command.driven
+
+
+@dataclass(slots=True)
+class OpenWork:
+    """Turns by sequence number, and operations that need a permit."""
+
+    turns: set[int] = field(default_factory=set)
+    ops: set[RequestId] = field(default_factory=set)
+
+
+class UnmanagedWork:
+    """Open work of jobs that the co-scheduler does not manage (yet): after a restart of the control
+    plane, turns and operations are there before their job is placed.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, OpenWork] = {}
+
+    def open_turn(self, job: JobId, sequence: int) -> None:
+        self._jobs.setdefault(job, OpenWork()).turns.add(sequence)
+
+    def open_op(self, job: JobId, request: RequestId) -> None:
+        self._jobs.setdefault(job, OpenWork()).ops.add(request)
+
+    def close_turn(self, job: JobId, sequence: int) -> None:
+        if (work := self._jobs.get(job)) is not None:
+            work.turns.discard(sequence)
+            self.put(job, work)
+
+    def close_op(self, job: JobId, request: RequestId) -> None:
+        if (work := self._jobs.get(job)) is not None:
+            work.ops.discard(request)
+            self.put(job, work)
+
+    def pop(self, job: JobId) -> OpenWork:
+        """The open work of a job that is managed from now on."""
+        return self._jobs.pop(job, OpenWork())
+
+    def put(self, job: JobId, work: OpenWork) -> None:
+        """Keep the open work of a job that is no longer managed."""
+        self._jobs[job] = work
+        if not (work.turns or work.ops):
+            del self._jobs[job]

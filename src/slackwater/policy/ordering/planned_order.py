@@ -10,7 +10,7 @@ from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase
 from slackwater.policy.ordering.plan_alignment import Alignment, align
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import plan_round_robin
+from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from slackwater.policy.ordering.priority import (
     WaitingPhase,
     response_ratio,
 )
-from slackwater.policy.ordering.round_robin_plan import plan_round_robin
+from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
 # Taking up a plan in any state costs a member at most a cycle and the phase that runs; another
 # phase may end before the next look.

@@ -1,16 +1,19 @@
-"""Shares the event loop's time between tenants: one that recently used more than its share waits.
+"""Shares the event loop's time and its threads between tenants. Only for the loop's thread.
 
-The steps of a tenant's requests (`metered`) and all else that is done for it (`spent`) are counted:
-what its streams write, its work on threads, and in a front end what the control plane did for it.
-With others active a tenant may have two fifths of a processor; for what it had beyond that it waits
-(`turn`), one request at a time, until the debt is paid. Alone it never waits longer than a round of
-the loop.
+A tenant that recently used more than its share waits. The steps of its requests (`metered`) and all
+else that is done for it (`spent`) are counted: what its streams write, its work on threads, and in
+a front end what the control plane did for it. With others active a tenant may have two fifths of a
+processor; for what it had beyond that it waits (`turn`), one request at a time, until the debt is
+paid. Alone it never waits longer than a round of the loop.
 """
 
 import asyncio
+import contextlib
+import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Coroutine, Generator
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
 from slackwater.model.ids import TenantId
@@ -25,10 +28,12 @@ _ALLOWED_S = 0.001  # that may be owed
 _LEAST_REST_S = 0.002
 _MOST_OWED_S = 0.05
 _LONGEST_STEP_S = 0.005  # more is a collection of garbage, whoever's step it came in
+_SLICE_S = 0.002
+_AND_ITS_END = 2.0  # what a step starts must also finish, which takes about as long again
 
 
 class LoopShares:
-    """Only for the event loop's thread."""
+    """What each tenant used and owes."""
 
     def __init__(
         self,
@@ -134,3 +139,143 @@ class _MeteredCoroutine(Generic[T]):
                 raised = None
             except BaseException as error:  # noqa: BLE001  (the work gets it)
                 raised = error
+
+
+class TenantQueues:
+    """Queues work for the event loop by tenant, and runs a step of each tenant in turn.
+
+    Each round takes at most a few milliseconds, so that connections and timers run in between. The
+    queue of a tenant that used more than its share waits while others are active.
+    """
+
+    def __init__(self, shares: LoopShares, slice_s: float = _SLICE_S) -> None:
+        self.shares = shares
+        self._slice_s = slice_s
+        self._queues: OrderedDict[TenantId, deque[Iterator[None]]] = OrderedDict()
+        self._due: asyncio.Handle | None = None
+        self._is_resting = False
+
+    def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
+        """Append steps to the tenant's queue, and work in the next round of the event loop."""
+        self._append(tenant, steps)
+        if self._due is None:
+            self._plan(0.0)
+
+    def put_and_run(self, works: Iterable[tuple[TenantId, Iterator[None]]]) -> None:
+        """Append all of these. One tenant's are begun now: a round of the event loop costs more
+        than a short step. Of several tenants one could pass another, so they wait for the round.
+        """
+        for tenant, steps in works:
+            self._append(tenant, steps)
+        if self._due is None and self._queues:
+            if self.shares.is_shared:
+                self._plan(0.0)
+                return
+            try:
+                self._work()
+            except Exception as error:  # noqa: BLE001  (as of a callback: the caller lives on)
+                told = {"message": "a request's step raised", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
+
+    def _append(self, tenant: TenantId, steps: Iterator[None]) -> None:
+        self.shares.record_request(tenant)
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = deque()
+        queue.append(steps)
+        if self._due is not None and self._is_resting:  # this tenant need not wait so long
+            self._due.cancel()
+            self._due = None
+
+    def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
+        """Queue one step per item."""
+        self.put(tenant, (None for item in items if work(item) or True))
+
+    def _work(self) -> None:
+        self._due = None
+        until_s = time.perf_counter() + self._slice_s
+        shares, rest_s = self.shares, 0.0
+        try:
+            while self._queues:
+                if shares.is_shared:
+                    tenant = min(self._queues, key=shares.delay_s)
+                    rest_s = shares.delay_s(tenant)
+                    if rest_s > 0:
+                        break
+                else:
+                    tenant = next(iter(self._queues))
+                self._step(tenant)
+                if time.perf_counter() > until_s:
+                    break
+        finally:
+            if self._queues:
+                self._plan(rest_s)
+
+    def _plan(self, rest_s: float) -> None:
+        loop, self._is_resting = asyncio.get_running_loop(), rest_s > 0
+        self._due = loop.call_later(rest_s, self._work) if rest_s else loop.call_soon(self._work)
+
+    def _step(self, tenant: TenantId) -> None:
+        queue = self._queues.pop(tenant)
+        steps = queue.popleft()
+        is_charged = self.shares.is_shared  # else it need not be timed, which is a system call
+        began_s = time.thread_time() if is_charged else 0.0
+        try:
+            if next(steps, self) is None:
+                queue.appendleft(steps)
+        finally:
+            if is_charged:
+                self.shares.charge_step(tenant, time.thread_time() - began_s, _AND_ITS_END)
+            if queue:
+                self._queues[tenant] = queue
+
+
+class FairWork:
+    """Runs work that would block the event loop on a few threads, with the tenants in turn.
+
+    Examples are tokenising a long text and encoding a long answer. With several tenants none may
+    use all threads, so that an idle tenant starts at once. Thread time is charged to the tenant.
+    """
+
+    def __init__(self, shares: LoopShares, threads: int | None = None) -> None:
+        self._shares = shares
+        threads = threads or min(max(os.cpu_count() or 1, 2), 4)
+        most_each = max(threads - 1, 1) if shares.is_shared else threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="fair-work")
+        self._slots = defaultdict[TenantId, asyncio.Semaphore](lambda: asyncio.Semaphore(most_each))
+
+    async def run(self, tenant: TenantId, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work when it is the tenant's turn. Work whose waiter was cancelled before
+        is skipped.
+        """
+        loop, slots, used_s = asyncio.get_running_loop(), self._slots[tenant], 0.0
+
+        def measure() -> T:
+            nonlocal used_s
+            began_s = time.thread_time()
+            try:
+                return work(*arguments)
+            finally:
+                used_s = time.thread_time() - began_s
+
+        def free() -> None:
+            slots.release()
+            self._shares.charge(tenant, used_s)
+
+        def release(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(free)
+
+        await slots.acquire()
+        try:
+            await self._shares.wait_turn(tenant)
+        except BaseException:
+            slots.release()
+            raise
+        running = self._pool.submit(measure)
+        # Not earlier: the thread is busy even if the waiter was cancelled.
+        running.add_done_callback(release)
+        return await asyncio.wrap_future(running)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

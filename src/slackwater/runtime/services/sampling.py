@@ -31,9 +31,8 @@ from slackwater.model.session import SamplingSession
 from slackwater.model.turn import TurnSpec
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.net.background import Background
-from slackwater.runtime.services.fair_work import FairWork
-from slackwater.runtime.services.tenant_queues import TenantQueues
-from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.loop_shares import FairWork, TenantQueues
+from slackwater.runtime.services.tenants import TurnShares
 from slackwater.runtime.store.database import Row, Store
 from slackwater.runtime.store.op_payloads import (
     FORMAT,

@@ -23,7 +23,7 @@ from slackwater.serve.dashboard.curves import read_curves, read_json
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
 from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
-from slackwater.serve.operator.gauges import gauges_of, serving_of, tenant_gauges
+from slackwater.serve.operator.metrics import gauges_of, serving_of, tenant_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
 
 _MAX_ENDED_JOBS = 100

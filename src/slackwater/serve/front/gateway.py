@@ -21,11 +21,9 @@ from slackwater.model.operation import FaultOwner
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
-from slackwater.runtime.services.fair_work import FairWork
 from slackwater.runtime.services.helper_processes import HelperProcesses
-from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.runtime.services.tenants import Tenants
-from slackwater.runtime.services.turn_shares import TurnShares
+from slackwater.runtime.services.loop_shares import FairWork, LoopShares
+from slackwater.runtime.services.tenants import Tenants, TurnShares
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
 from slackwater.serve.front.connection import GATHER_SHARED_S, ChannelConnection

@@ -14,7 +14,7 @@ from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_life import job_of_key
-from slackwater.runtime.services.fair_work import FairWork
+from slackwater.runtime.services.loop_shares import FairWork
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.front.gateway import ChoicesRequest, Gateway
 from slackwater.serve.http.auth import Caller, find_job

@@ -14,8 +14,7 @@ from slackwater.runtime.launch.fleet_file import LOCAL_NODE
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.workload_traces import TraceKind
 from slackwater.serve.http.auth import Caller, find_job_key, find_tenant, require_operator
-from slackwater.serve.operator.gauges import gauges_of, serving_of, tenant_gauges
-from slackwater.serve.operator.metrics import exposition
+from slackwater.serve.operator.metrics import exposition, gauges_of, serving_of, tenant_gauges
 
 _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
 

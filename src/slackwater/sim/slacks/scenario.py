@@ -15,11 +15,10 @@ from slackwater.model.serving import ServingSlo
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.inputs.scenario_file import PoolEntry, check_fits, read_table
-from slackwater.sim.rollout.agent_trace import Session
+from slackwater.sim.rollout.agent_trace import Session, draw_games
 from slackwater.sim.rollout.engine_cost import MODELS, Accelerator, EngineCost
 from slackwater.sim.rollout.spot_trace import SpotRates
 from slackwater.sim.serving.device_cost import SharedDevice
-from slackwater.sim.serving.game_sessions import draw_games
 from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals, read_serving_trace
 
 PERIOD_S = 600.0  # requests repeat after so long

@@ -10,7 +10,7 @@ from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.ordering.plan_alignment import align, worst_period_s
 from slackwater.policy.ordering.planned_order import PlannedOrder, RoundRobinOrder
 from slackwater.policy.ordering.priority import LoadedJob, WaitingPhase
-from slackwater.policy.ordering.round_robin_plan import plan_round_robin
+from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
 TRAIN = (NodeId("train-0"),)
 

@@ -21,7 +21,7 @@ from slackwater.runtime.launch.port import (
     ProviderEvent,
     StartFailed,
 )
-from slackwater.runtime.launch.spot_replay import SpotReplay
+from slackwater.runtime.services.instances import SpotReplay
 
 LEAVES_ON_TERM = ("sleep", "60")
 STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
