@@ -4,10 +4,11 @@ an engine.
 
 import asyncio
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from harness import forked_service
+from harness.preloaded_programs import AwaitedProgram
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.launch.agents import SECRET_VARIABLE
 from slackwater.runtime.launch.port import WorkerPlan
@@ -21,20 +22,13 @@ def offer_models(folder: Path, models: Mapping[str, Path]) -> None:
 
 async def spawn_directly(
     plan: WorkerPlan, worker: WorkerId, connect: str, secret: str, folder: Path
-) -> asyncio.subprocess.Process:
+) -> AwaitedProgram:
     """Start the process as an agent would; the folder is its files and its log's place."""
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
     environment |= {SECRET_VARIABLE: secret, "OMP_NUM_THREADS": "1"}
     place = ("--connect", connect, "--worker", worker, "--files", f"folder:{folder}")
+    words = (*place, *plan.arguments)
     with (folder / f"{plan.name}.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            plan.module,
-            *place,
-            *plan.arguments,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=environment,
-        )
+        start = forked_service.programs().start
+        started = await asyncio.to_thread(start, plan.module, words, log, environment=environment)
+    return AwaitedProgram(started)

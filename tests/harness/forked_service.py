@@ -9,6 +9,7 @@ and puts it in the place of the one that the program would start. Everything els
 """
 
 import asyncio
+import functools
 import os
 import runpy
 import signal
@@ -17,10 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
-from harness.preloaded_programs import PreloadedPrograms, serve_programs
+from harness.preloaded_programs import AwaitedProgram, PreloadedPrograms, serve_programs
 from slackwater.runtime.launch import agents
 from slackwater.sandbox import linux
-from slackwater.wire.forked_process import ForkedProcess, fork, show_command
+from slackwater.wire.forked_process import fork, show_command
 from slackwater.worker import template
 
 _SELF = "harness.forked_service"
@@ -33,6 +34,7 @@ IMPORTED = (
     "slackwater.serve.front.__main__",
     "slackwater.runtime.net.depot",
     "slackwater.worker.agent",
+    "slackwater.worker.coserving_worker",
     "slackwater.worker.engine_worker",
     "slackwater.worker.trainer_worker",
     "uvloop",
@@ -41,19 +43,10 @@ IMPORTED = (
 _UP = "slackwater"
 
 
-class ForkedAgent:
-    """An agent's process, for the service that it was forked for."""
-
-    def __init__(self, process: ForkedProcess) -> None:
-        self._process, self.pid = process, process.pid
-        self.send_signal = process.send_signal
-
-    @property
-    def returncode(self) -> int | None:
-        return self._process.returncode
-
-    async def wait(self) -> int:
-        return await self._process.wait_in_loop()
+@functools.cache
+def programs() -> PreloadedPrograms:
+    """One for all services, agents and workers that this process starts."""
+    return PreloadedPrograms.launch(IMPORTED)
 
 
 def _fork_agents() -> None:
@@ -67,16 +60,16 @@ def _fork_agents() -> None:
 
     process = fork(serve, [sys.executable, "-m", _SELF, "agents"], [theirs.fileno()])
     theirs.close()
-    programs = PreloadedPrograms(ours, process)
+    agents_of_this = PreloadedPrograms(ours, process)
 
     async def spawn(
         command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]
-    ) -> ForkedAgent:
+    ) -> AwaitedProgram:
         arguments = command[2:]
         started = await asyncio.to_thread(
-            programs.start, _SELF, arguments, log, environment=environment, own_session=True
+            agents_of_this.start, _SELF, arguments, log, environment=environment, own_session=True
         )
-        return ForkedAgent(started)
+        return AwaitedProgram(started)
 
     agents._spawn = spawn  # type: ignore[assignment]
 

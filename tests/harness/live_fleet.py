@@ -10,6 +10,7 @@ from types import TracebackType
 
 from harness.direct_worker import offer_models, spawn_directly
 from harness.local_processes import LocalProcesses
+from harness.preloaded_programs import AwaitedProgram
 from harness.rollout_floor import Before, RolloutFloor
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.commands import CompleteTurn
@@ -99,7 +100,7 @@ class LiveFleet:
         """All turns at once."""
         return await asyncio.gather(*(self.floor.generate(spec) for spec in specs))
 
-    async def _spawn(self, instance: InstanceId) -> asyncio.subprocess.Process:
+    async def _spawn(self, instance: InstanceId) -> AwaitedProgram:
         worker = WorkerId(instance)
         return await spawn_directly(
             self._plan.worker(), worker, self.floor.connect, self.floor.secret, self._plan.work

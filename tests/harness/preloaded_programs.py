@@ -86,6 +86,22 @@ class PreloadedPrograms:
         self._process.wait()
 
 
+class AwaitedProgram:
+    """A program whose end an event loop waits for."""
+
+    def __init__(self, process: ForkedProcess) -> None:
+        self._process, self.pid = process, process.pid
+        self.send_signal, self.kill = process.send_signal, process.kill
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.poll()
+
+    async def wait(self) -> int:
+        status = self.returncode
+        return await self._process.wait_in_loop() if status is None else status
+
+
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
     """Not for longer: what other processes leave behind would become our zombies."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.direct_worker import offer_models, spawn_directly
 from harness.live_fleet import BASE, BASE_VERSION, JOB
+from harness.preloaded_programs import AwaitedProgram
 from harness.rollout_floor import RolloutFloor
 from slackwater.model.ids import TrajectoryId, TurnId, WorkerId
 from slackwater.model.sampling import Sampling
@@ -41,9 +42,9 @@ class ServerBench:
         self.floor = floor
         self.folder = folder
         self.model = folder / "model"
-        self.processes: list[asyncio.subprocess.Process] = []
+        self.processes: list[AwaitedProgram] = []
 
-    async def start(self, name: str, module: str, *arguments: str) -> asyncio.subprocess.Process:
+    async def start(self, name: str, module: str, *arguments: str) -> AwaitedProgram:
         offer_models(self.folder, {BASE: self.model})
         common: tuple[str, ...] = ("--model", f"slackwater:models/{BASE}")
         common += ("--base", BASE, "--base-version", BASE_VERSION)

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from harness.direct_worker import offer_models, spawn_directly
 from harness.live_fleet import BASE, BASE_VERSION
+from harness.preloaded_programs import AwaitedProgram
 from harness.rollout_floor import RolloutFloor
 from slackwater.control.jobs.events import JobTrained
 from slackwater.control.lending.lender import LenderSettings, LendingController
@@ -78,7 +79,7 @@ class ServingFloor:
         )
         self.lending = self.floor.lending
         self._live = live
-        self._processes: dict[WorkerId, asyncio.subprocess.Process] = {}
+        self._processes: dict[WorkerId, AwaitedProgram] = {}
         self._starts = 0
 
     async def __aenter__(self) -> "ServingFloor":

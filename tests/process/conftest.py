@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import forked_service
 from harness.forked_tests import GROUP
 from harness.ports import free_port
 
@@ -64,7 +65,8 @@ def the_suite_ends_silent() -> Iterator[None]:
     aloud for lack of a service.
     """
     yield
-    ServiceProcess.close_programs()
+    if forked_service.programs.cache_info().currsize:
+        forked_service.programs().close()
     if "tinker" in sys.modules:
         wait_for("the SDK's last session", sdk_sessions_ended, 120)
 

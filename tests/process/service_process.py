@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from harness import forked_service
-from harness.preloaded_programs import PreloadedPrograms
 
 READY_S = 240.0
 
@@ -92,7 +91,6 @@ class ServiceProcess:
     """`slackwater up` on a folder with one model; `port` stays the same over restarts."""
 
     running: ClassVar["dict[Path, ServiceProcess]"] = {}
-    _programs: ClassVar[PreloadedPrograms | None] = None  # with the first service
 
     def __init__(
         self, state: Path, model: Path, port: int, *options: str, name: str = "tiny"
@@ -113,22 +111,10 @@ class ServiceProcess:
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "up.log").open("ab") as log:
             command = ["slackwater", *self._command]
-            self.process = self._preloaded().start(forked_service.__name__, command, log)
+            self.process = forked_service.programs().start(forked_service.__name__, command, log)
         self.running[self.state] = self
         wait_for("the service", self._serves)
         self.key = json.loads((self.state / "server.json").read_text())["key"]
-
-    @classmethod
-    def _preloaded(cls) -> PreloadedPrograms:
-        if ServiceProcess._programs is None:
-            ServiceProcess._programs = PreloadedPrograms.launch(forked_service.IMPORTED)
-        return ServiceProcess._programs
-
-    @classmethod
-    def close_programs(cls) -> None:
-        """After the last service."""
-        if ServiceProcess._programs is not None:
-            ServiceProcess._programs.close()
 
     def _serves(self) -> bool:
         assert self.process is not None

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from harness.live_fleet import BASE, BASE_VERSION
+from harness.preloaded_programs import AwaitedProgram
 from harness.rollout_floor import RolloutFloor
 from harness.server_bench import PROMPT, ServerBench, turn, until
 from slackwater.control.rollout.commands import CompleteTurn
@@ -236,7 +237,7 @@ def fewest_tokens(books: ManagerState) -> int:
 
 
 async def turns_go_on_elsewhere_when_the_adapter_is_killed(
-    bench: ServerBench, adapter: asyncio.subprocess.Process
+    bench: ServerBench, adapter: AwaitedProgram
 ) -> None:
     await bench.start("own", "engine_worker", "--kv-mb", "32")
     await bench.floor.until_joined(2)
