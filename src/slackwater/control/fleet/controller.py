@@ -81,6 +81,7 @@ class FleetController:
         if coscheduler is not None:
             self.phases = PhaseController(coscheduler, self._engines_on, limits)
         self._routes = self._table()
+        self._sole = {kind: to[0] for kind, to in self._routes.items() if len(to) == 1}
         self._heard_at_once = frozenset(() if self.phases is None else self.phases.OBSERVES)
 
     def _table(self) -> dict[type, tuple[Handler, ...]]:
@@ -115,13 +116,11 @@ class FleetController:
 
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
         """Take one event; return what the runtime must do, in order."""
-        if type(event) is rollout_events.TokensArrived:  # most frames need no other component
-            commands = self.rollout.handle(event)
-            if not commands:
-                return commands
-            return self._settle(deque(), commands, event.now_s)
         if isinstance(event, _SIGNS_OF_LIFE) and self._is_stale(event):
             return ()
+        if (handler := self._sole.get(type(event))) is not None:  # so are turns and their tokens
+            commands = handler(event)
+            return self._settle(deque(), commands, event.now_s) if commands else ()
         return self._settle(deque((event,)), (), event.now_s)
 
     def _settle(
