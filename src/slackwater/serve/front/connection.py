@@ -69,7 +69,8 @@ class ChannelConnection(asyncio.Protocol):
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        in_s = self._flushed_s + self.gather_s - time.monotonic()
+        gather_s = self.gather_s
+        in_s = self._flushed_s + gather_s - time.monotonic() if gather_s else 0.0
         if in_s > 0:
             self._timer = loop.call_later(in_s, self.flush)
         else:
