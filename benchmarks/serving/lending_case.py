@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.rollout.simulated.agent_run import AgentFleet
 from benchmarks.serving.arrivals import scaled
 from benchmarks.serving.simulated.autoscaling import AutoscaledCluster
+from benchmarks.serving.simulated.least_stage import least_stage_s
 from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
@@ -58,7 +59,8 @@ class LendingCase:
 @dataclass(frozen=True, slots=True)
 class LendingOutcome:
     """Which requests got what was promised, and what rollouts got of the devices. `harvest` is
-    what they had of the time that the service's promise left free while they borrowed.
+    what they had of the time that the service's promise left free while they borrowed; no rule
+    makes a stage shorter than `least_s` with that time.
     """
 
     met: NDArray[np.bool_]
@@ -66,6 +68,7 @@ class LendingOutcome:
     ttft_p999_ms: float
     tpot_p99_ms: float
     rollout_s: float
+    least_s: float
     serving_share: float
     rollout_share: float
     cuts: int
@@ -85,9 +88,10 @@ def outcome_of(case: LendingCase) -> LendingOutcome:
         roles=case.roles,
     )
     arrivals = scaled(case.arrivals, case.density, case.seconds, case.seed)
-    stages = RolloutStages(draw_games(case.games, case.seed), case.stages if case.games else 0)
+    games, fleet = draw_games(case.games, case.seed), AgentFleet(engine, 2)
+    stages = RolloutStages(games, case.stages if case.games else 0)
     cluster = AutoscaledCluster if case.mode == AUTOSCALE else LendingCluster
-    run = CoservingRun(plan, AgentFleet(engine, 2), stages, arrivals, cluster=cluster)
+    run = CoservingRun(plan, fleet, stages, arrivals, cluster=cluster)
     result = run.run(case.seconds, begins_s=case.begins_s)
     return LendingOutcome(
         result.met(case.slo),
@@ -95,6 +99,7 @@ def outcome_of(case: LendingCase) -> LendingOutcome:
         result.percentile_ms("ttft", 0.999),
         result.percentile_ms("tpot", 0.99),
         result.rollout_s,
+        least_stage_s(games, fleet, plan.nodes * result.free_share) if games else 0.0,
         result.serving_share,
         result.rollout_share,
         result.cuts,

@@ -131,6 +131,7 @@ def _of_group(
     figures = {
         f"{group}_requests": float(sum(len(one.met) for one in alone)),
         f"{group}_misses_alone": float(sum((~one.met).sum() for one in alone)),
+        f"{group}_least_over_none": float(np.mean([one.least_s / one.rollout_s for one in alone])),
     }
     for mode in ("dual", "ours"):
         lent = [outcomes[group, seed, mode] for seed in seeds]
@@ -172,7 +173,8 @@ def _overall(figures: Mapping[str, float], groups: Sequence[str]) -> dict[str, f
             found[f"{mode}_net_miss_share_{load:g}"] = net / requests
         tails = [figures[f"{group}_ours_ttft_p999_over_none"] for group in at]
         found[f"ours_ttft_p999_over_none_{load:g}"] = max(tails)
-    for name in ("ours_over_none", "ours_over_dual"):
+    for name in ("least_over_none", "ours_over_none", "ours_over_dual"):
         found[f"{name}_mean"] = float(np.mean([figures[f"{group}_{name}"] for group in groups]))
+    for name in ("ours_over_none", "ours_over_dual"):
         found[f"{name}_most"] = max(figures[f"{group}_{name}_most"] for group in groups)
     return found

@@ -37,9 +37,9 @@ class RolloutStages:
 @dataclass(frozen=True, slots=True)
 class CoservingResult:
     """`ttft_s` and `tpot_s` by request, in the order of arrival, each answered to its end: those of
-    the trace, and those that came while the last stage was not over. `harvest` is the rollouts'
-    time on serving devices over the time that the promise leaves free (`Arbiter.needed_s`) while a
-    stage runs.
+    the trace, and those that came while the last stage was not over. `free_share` of the serving
+    devices' time is left free by the promise (`Arbiter.needed_s`); `harvest` is the rollouts' time
+    over that while a stage runs.
     """
 
     ttft_s: NDArray[np.float64]
@@ -51,6 +51,7 @@ class CoservingResult:
     given_back: int
     moved_turns: int
     preempted: int
+    free_share: float
     harvest: float
 
     @property
@@ -160,9 +161,9 @@ class CoservingRun:
         counted = self.cluster.requests
         nodes = self.cluster.nodes.values()
         spent_s = self.body.now_s * len(nodes)
-        needed_share = sum(node.use.needed_s for node in nodes) / spent_s
+        free_share = 1.0 - sum(node.use.needed_s for node in nodes) / spent_s
         rolled_s = sum(node.use.rollout_s for node in nodes)
-        free_s = (1.0 - needed_share) * sum(self.stages_s) * len(nodes)
+        free_s = free_share * sum(self.stages_s) * len(nodes)
         return CoservingResult(
             np.array([one.ttft_s for one in counted]),
             np.array([one.tpot_s if one.goal_tokens > 1 else 0.0 for one in counted]),
@@ -173,5 +174,6 @@ class CoservingRun:
             sum(node.use.given_back for node in nodes),
             self.manager.state.counters.moved,
             sum(node.service.preemptions for node in nodes),
+            free_share,
             rolled_s / free_s if free_s > 0 else 0.0,
         )
