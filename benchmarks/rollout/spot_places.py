@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.options import BenchOptions
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
-from slackwater.sim.rollout.spot_trace import SpotRates
+from slackwater.sim.rollout.extra_capacity import SpotRates
 
 SECONDS = 7200.0
 SEGMENTS = ("A", "B", "C")

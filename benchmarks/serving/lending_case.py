@@ -17,8 +17,7 @@ from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode, mode_of
 from slackwater.sim.rollout.agent_trace import draw_games
-from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost
-from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost, SharedDevice
 from slackwater.sim.serving.serving_trace import Arrival
 
 AUTOSCALE = (

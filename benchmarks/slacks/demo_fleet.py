@@ -17,9 +17,8 @@ from slackwater.sim.fleet.costs import FleetCosts
 from slackwater.sim.fleet.job import SimulatedJob
 from slackwater.sim.inputs.scenario_file import PoolEntry
 from slackwater.sim.rollout.agent_trace import AgentTurn, Session
-from slackwater.sim.rollout.engine_cost import Accelerator, EngineCost, ModelShape
+from slackwater.sim.rollout.engine_cost import Accelerator, EngineCost, ModelShape, SharedDevice
 from slackwater.sim.serving.cluster import ServingCluster
-from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.serving_trace import Arrival
 from slackwater.sim.slacks.agents import SimulatedAgents
 from slackwater.sim.slacks.fleet import FiveSlackFleet, LinkedEngines, Slack

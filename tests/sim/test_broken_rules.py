@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from benchmarks.fleet.storm import FleetStorm
+from slackwater.control.coschedule.commands import PermitEnded
 from slackwater.control.coschedule.permits import Permits
-from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_cycle import PhaseCycle
 from slackwater.control.devices.messages import GrantDevices
 from slackwater.control.jobs.events import JobEnded

@@ -13,8 +13,7 @@ from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.agent_trace import draw_games
-from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost, SharedDevice
 from slackwater.sim.serving.node import ServingNode
 from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals

@@ -19,7 +19,7 @@ from slackwater.control.fleet.messages import EVENT_TYPES, FleetCommand, FleetEv
 from slackwater.control.record import record_line, replay
 from slackwater.model.errors import ConfigError
 from slackwater.model.spot_trace import read_spot_trace
-from slackwater.sim.rollout.spot_trace import SpotRates
+from slackwater.sim.rollout.extra_capacity import SpotRates
 
 
 def spot_file(folder: Path, *rows: str) -> Path:

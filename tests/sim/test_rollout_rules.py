@@ -23,7 +23,7 @@ from slackwater.model.spot_trace import SpotEvent
 from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.rollout.spot_trace import SpotRates
+from slackwater.sim.rollout.extra_capacity import SpotRates
 
 LENGTHS = log_normal(1200.0, 0.7, 4096.0)
 PLAN = TrainingStepPlan(turns=192, max_tokens=4096, min_batch=8)

@@ -9,7 +9,7 @@ from harness.checked_fleet import CheckedFleet
 from harness.simulated_devices import DEVICES
 from harness.visitor import Visitor
 from slackwater.control.coschedule.job_state import JobStatus
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.devices.allocator import DeviceAllocator
 from slackwater.control.devices.messages import DeploymentsRequested

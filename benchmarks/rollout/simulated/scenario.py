@@ -28,8 +28,7 @@ from slackwater.model.config import decode, override
 from slackwater.model.errors import ConfigError
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
 from slackwater.sim.rollout.engine_cost import H800, MODELS, EngineCost
-from slackwater.sim.rollout.extra_capacity import SpotCapacity
-from slackwater.sim.rollout.spot_trace import SpotRates
+from slackwater.sim.rollout.extra_capacity import SpotCapacity, SpotRates
 
 
 @dataclass(frozen=True, slots=True)

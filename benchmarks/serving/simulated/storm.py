@@ -18,8 +18,7 @@ from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.lender_choice import LenderRule
 from slackwater.policy.serving.modes import mode_of
 from slackwater.sim.rollout.agent_trace import draw_games
-from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost, SharedDevice
 from slackwater.sim.serving.serving_trace import draw_arrivals
 
 _ROLES = (

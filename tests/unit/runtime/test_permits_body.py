@@ -2,7 +2,7 @@
 
 import asyncio
 
-from slackwater.control.coschedule.phase_commands import PermitEnded, PermitGiven
+from slackwater.control.coschedule.commands import PermitEnded, PermitGiven
 from slackwater.control.fleet.controller import FleetController
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import Phase

@@ -44,7 +44,7 @@ from slackwater.control.coschedule.phase_events import (
     PhaseEvent,
 )
 from slackwater.control.coschedule.phase_gates import InstancesOn
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs.commands import PlaceJob, ProfileJob
 from slackwater.control.jobs.events import JobAnswered, JobEnded, JobHeard

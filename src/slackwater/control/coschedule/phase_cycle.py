@@ -9,7 +9,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from slackwater.control.coschedule.commands import Command, GrantPermit
+from slackwater.control.coschedule.commands import (
+    Command,
+    GrantPermit,
+    PermitEnded,
+    PermitGiven,
+    PermitShrunk,
+    PhaseCommand,
+)
 from slackwater.control.coschedule.events import (
     Event,
     JobArrived,
@@ -22,16 +29,9 @@ from slackwater.control.coschedule.events import (
 )
 from slackwater.control.coschedule.job_state import JobStatus
 from slackwater.control.coschedule.managed_job import TAIL_SHARE, HeldPermit, ManagedJob
-from slackwater.control.coschedule.phase_commands import (
-    PermitEnded,
-    PermitGiven,
-    PermitShrunk,
-    PhaseCommand,
-)
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress
 from slackwater.control.coschedule.phase_gates import InstancesOn, PhaseGates
-from slackwater.control.coschedule.phase_limits import PhaseLimits
-from slackwater.control.coschedule.phase_watch import IdleAction, PhaseWatch
+from slackwater.control.coschedule.phase_watch import IdleAction, PhaseLimits, PhaseWatch
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.jobs.events import (
     IterationDone,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName, ordering_for
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import ONE, NodeSize, NodeType, Pool, Role

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from slackwater.control.coschedule.phase_controller import PhaseController
 from slackwater.control.coschedule.phase_cycle import COSCHEDULE
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.devices.allocator import DeviceAllocator

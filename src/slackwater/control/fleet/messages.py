@@ -5,7 +5,7 @@ from typing import TypeAlias
 from slackwater.control.coschedule import commands as coschedule_commands
 from slackwater.control.coschedule import events as coschedule_events
 from slackwater.control.coschedule import phase_events
-from slackwater.control.coschedule.phase_commands import PhaseCommand
+from slackwater.control.coschedule.commands import PhaseCommand
 from slackwater.control.devices import messages as device_messages
 from slackwater.control.jobs import driver_events
 from slackwater.control.jobs import events as job_events

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from slackwater.control.coschedule import commands, phase_commands
+from slackwater.control.coschedule import commands
 from slackwater.control.jobs.events import JobCrashed
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase
@@ -59,9 +59,9 @@ class DecisionClock:
 
 
 PermitCommand: TypeAlias = (
-    phase_commands.PermitGiven
-    | phase_commands.PermitEnded
-    | phase_commands.PermitShrunk
+    commands.PermitGiven
+    | commands.PermitEnded
+    | commands.PermitShrunk
     | commands.StopJob
     | commands.RefuseJob
     | commands.StartJob
@@ -100,11 +100,11 @@ class PermitExecutor:
     # ---- commands ----
     def execute(self, command: PermitCommand) -> None:
         match command:
-            case phase_commands.PermitGiven():
+            case commands.PermitGiven():
                 self._record_grant(command)
-            case phase_commands.PermitEnded(job, permit, lost):
+            case commands.PermitEnded(job, permit, lost):
                 self._record_end(job, permit, lost)
-            case phase_commands.PermitShrunk(job, permit):
+            case commands.PermitShrunk(job, permit):
                 self.tails += 1
                 self.spans.shrink(permit, loop_time())
                 logger.info("rollout shrinks to its tail job=%s permit=%d", job, permit)
@@ -122,7 +122,7 @@ class PermitExecutor:
             case commands.RentNodes() | commands.ReturnNodes():
                 pass  # nothing to do without rented nodes
 
-    def _record_grant(self, command: phase_commands.PermitGiven) -> None:
+    def _record_grant(self, command: commands.PermitGiven) -> None:
         self.grants += 1
         self._live[command.permit] = (command.job, command.phase)
         if command.switch:

@@ -19,8 +19,7 @@ from slackwater.runtime.services.activity import ActivitySampler
 from slackwater.runtime.store.checkpoints import list_checkpoints, parse_path
 from slackwater.runtime.store.job_accounts import job_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
-from slackwater.serve.dashboard.curves import read_curves, read_json
-from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
 from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.metrics import gauges_of, serving_of, tenant_gauges

@@ -16,8 +16,7 @@ from slackwater.model.errors import ConfigError, NotFoundError, RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.model.slack import SlackRow
 from slackwater.serve.dashboard.browser_sessions import Viewer
-from slackwater.serve.dashboard.curves import read_curves, read_json
-from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
+from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
 from slackwater.timeline.lanes import (
     FAULT,
     KINDS,

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from slackwater.control.coschedule import phase_commands
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule import commands
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.controller import FleetController
@@ -131,13 +131,13 @@ class FleetContext(ABC):
     def _note(self, command: FleetCommand) -> None:
         """Collect permits as spans, like the live runtime."""
         match command:
-            case phase_commands.PermitGiven(job, permit, phase, _, nodes):
+            case commands.PermitGiven(job, permit, phase, _, nodes):
                 self.permits[permit] = (job, phase, nodes)
                 self.spans.begin(permit, job, phase, nodes, self.now_s)
-            case phase_commands.PermitShrunk(_, permit):
+            case commands.PermitShrunk(_, permit):
                 self.tail_migrations += 1
                 self.spans.shrink(permit, self.now_s)
-            case phase_commands.PermitEnded(_, permit):
+            case commands.PermitEnded(_, permit):
                 self.permits.pop(permit, None)
                 self.spans.end(permit, self.now_s)
             case _:

@@ -11,9 +11,9 @@ from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.sim.fleet.serving import ServingCommand
+from slackwater.sim.rollout.engine_cost import SharedDevice
 from slackwater.sim.rollout.simulated_engine import Request
 from slackwater.sim.rollout.simulated_instances import SimulatedInstances
-from slackwater.sim.serving.device_cost import SharedDevice
 from slackwater.sim.serving.node import ServingNode
 from slackwater.sim.serving.rollout_share import RolloutShare
 from slackwater.sim.serving.service_share import ServedRequest

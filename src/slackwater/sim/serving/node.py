@@ -11,8 +11,8 @@ from slackwater.policy.serving.admission import RolloutGrant
 from slackwater.policy.serving.arbiter import Arbiter, Turn
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
+from slackwater.sim.rollout.engine_cost import SharedDevice, step_cost_of
 from slackwater.sim.rollout.simulated_engine import Request
-from slackwater.sim.serving.device_cost import SharedDevice, step_cost_of
 from slackwater.sim.serving.rollout_share import RolloutShare
 from slackwater.sim.serving.service_share import ServedRequest, ServiceShare
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from slackwater.control.coschedule.commands import RentNodes, ReturnNodes
-from slackwater.control.coschedule.phase_commands import PermitGiven
+from slackwater.control.coschedule.commands import PermitGiven, RentNodes, ReturnNodes
 from slackwater.control.fleet.messages import FleetCommand
 from slackwater.control.lending.lender import Lender, LendingController
 from slackwater.control.timer import TimerFired

@@ -16,9 +16,8 @@ from slackwater.model.spot_trace import SpotEvent, read_spot_trace
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.inputs.scenario_file import PoolEntry, check_fits, read_table
 from slackwater.sim.rollout.agent_trace import Session, draw_games
-from slackwater.sim.rollout.engine_cost import MODELS, Accelerator, EngineCost
-from slackwater.sim.rollout.spot_trace import SpotRates
-from slackwater.sim.serving.device_cost import SharedDevice
+from slackwater.sim.rollout.engine_cost import MODELS, Accelerator, EngineCost, SharedDevice
+from slackwater.sim.rollout.extra_capacity import SpotRates
 from slackwater.sim.serving.serving_trace import Arrival, draw_arrivals, read_serving_trace
 
 PERIOD_S = 600.0  # requests repeat after so long

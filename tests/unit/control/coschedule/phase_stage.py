@@ -4,8 +4,8 @@ after each.
 
 from typing import TypeVar
 
-from slackwater.control.coschedule.phase_commands import PermitGiven
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.commands import PermitGiven
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.coschedule.settings import CoscheduleSettings
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent

@@ -15,7 +15,7 @@ from slackwater.control.coschedule.events import NodeLost, PhaseFinished
 from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import PermitAsked, PermitProgress, PermitReturned
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.jobs.events import JobCrashed, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.rollout import events as of_rollout
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from phase_stage import PROFILE, TENANT, PhaseStage
 
-from slackwater.control.coschedule.commands import StartJob
+from slackwater.control.coschedule.commands import PermitEnded, StartJob
 from slackwater.control.coschedule.events import JobCrashReported, JobFinished
-from slackwater.control.coschedule.phase_commands import PermitEnded
 from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import (
@@ -15,7 +14,7 @@ from slackwater.control.coschedule.phase_events import (
     PermitReturned,
     PermitsNumbered,
 )
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.jobs.events import IdleJobsSought, JobEnded, JobHeard, JobSubmitted
 from slackwater.control.operations.facts import PublishDetached
 from slackwater.control.rollout import commands as do

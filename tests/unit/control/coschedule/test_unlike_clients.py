@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from phase_stage import PROFILE, PhaseStage
 
-from slackwater.control.coschedule.phase_commands import PermitEnded
+from slackwater.control.coschedule.commands import PermitEnded
 from slackwater.control.coschedule.phase_controller import WATCH
 from slackwater.control.coschedule.phase_cycle import REST
 from slackwater.control.coschedule.phase_events import PermitAsked
-from slackwater.control.coschedule.phase_limits import PhaseLimits
+from slackwater.control.coschedule.phase_watch import PhaseLimits
 from slackwater.control.jobs.events import JobEnded
 from slackwater.control.timer import SetTimer
 from slackwater.model.ids import JobId
