@@ -5,8 +5,8 @@ import pytest
 from benchmarks.rollout.simulated.agent_run import AgentFleet, run_agents
 from benchmarks.serving.simulated.least_stage import least_stage_s
 from slackwater.control.rollout.settings import RolloutSettings
+from slackwater.sim.rollout.agent_trace import draw_games
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
-from slackwater.sim.serving.game_sessions import draw_games
 
 FLEET = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 2)
 
