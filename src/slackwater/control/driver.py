@@ -43,7 +43,7 @@ class Driver(Generic[E, C]):
         self.current: E | None = None
         self.events = 0
         self._execute = execute
-        self._executors: dict[type, Callable[[Any], None]] = {}
+        self._executors: dict[type, Callable[[Any], None]] = {SetTimer: self._set}
         self._clock = clock
         self._schedule = schedule
         self._record = record
@@ -57,13 +57,14 @@ class Driver(Generic[E, C]):
 
     def feed(self, *events: E) -> None:
         """Something happened; what follows from it waits its turn."""
-        self._inbox.extend(events)
+        inbox = self._inbox
+        inbox.extend(events)
         if self._handling:
             return
         self._handling = True
         try:
-            while self._inbox:
-                event = self._inbox.popleft()
+            while inbox:
+                event = inbox.popleft()
                 if self._around is None:
                     self._handle(event)
                 else:
@@ -101,15 +102,13 @@ class Driver(Generic[E, C]):
             self._record(record_line(event, commands))
         executors, otherwise = self._executors, self._execute
         for command in commands:
-            if isinstance(command, SetTimer):
-                self._set(command.name, command.at_s)
-            else:
-                executors.get(type(command), otherwise)(command)
+            executors.get(type(command), otherwise)(command)
         if self._handled is not None:
             self._handled()
 
-    def _set(self, name: str, at_s: float) -> None:
+    def _set(self, command: SetTimer) -> None:
         """A timer of the same name that is not yet due is replaced."""
+        name, at_s = command.name, command.at_s
         self._timers[name] = at_s
         self._schedule(at_s, lambda: self._due(name, at_s))
 

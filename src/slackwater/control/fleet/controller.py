@@ -108,10 +108,10 @@ class FleetController:
             REVIEW: lending,
             **dict.fromkeys(OPERATIONS, self.operations.handle),
         }
-        table = {
-            kind: tuple(handler for handler, kinds in consumers if kind in kinds)
-            for kind in EVENT_TYPES.values()
-        }
+        table: dict[type, tuple[Handler, ...]] = {}
+        for kind in EVENT_TYPES.values():
+            found = tuple(handler for handler, kinds in consumers if kind in kinds)
+            table[kind] = tuple(handler for handler in found if handler != _ignore) or found
         return {**table, TimerFired: (self._timer_fired,)}
 
     def handle(self, event: FleetEvent) -> Sequence[FleetCommand]:
@@ -129,7 +129,8 @@ class FleetController:
         """Let the components talk until none has anything more to say to another."""
         out: list[FleetCommand] = []
         routes = self._routes
-        self._route(messages, now_s, inbox, out)
+        if messages:
+            self._route(messages, now_s, inbox, out)
         while inbox:
             message = inbox.popleft()
             said: list[Any] = []

@@ -52,10 +52,11 @@ class JobRegistry:
         self._jobs: dict[JobId, RegisteredJob] = {}
 
     def handle(self, event: events.JobEvent) -> Sequence[JobCommand | events.JobEnded]:
+        if isinstance(event, TurnOpened | TurnClosed | events.JobTrained):  # the most frequent
+            self._record_usage(event)
+            return ()
         out: Out = []
         match event:
-            case TurnOpened() | TurnClosed() | events.JobTrained():  # the most frequent first
-                self._record_usage(event)
             case events.JobSubmitted():
                 self._submit(event, out)
             case events.JobAdopted():
