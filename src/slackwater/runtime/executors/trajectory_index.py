@@ -44,9 +44,10 @@ class TrajectoryIndex:
             rest = whole[len(blocks) * _BLOCK_BYTES :]
             end = PromptEnd(blocks[-1] if blocks else hash(version), rest)
             last = self._last_hashed = (version, prompt, blocks, end)
-        for block in reversed(last[2]):
-            if (found := self._by_block.get(block)) is not None:
-                return found[0], last[3]
+        by_block, blocks = self._by_block, last[2]
+        if not by_block.keys().isdisjoint(blocks):  # few prompts continue a turn
+            block = next(block for block in reversed(blocks) if block in by_block)
+            return by_block[block][0], last[3]
         return None, last[3]
 
     def record_turn(
