@@ -171,7 +171,7 @@ class _Front:
     def _generate(self, message: wire.GenerateChoices) -> Iterator[None]:
         plane, tenant = self._plane, TenantId(message.tenant)
         count = len(message.prompts) * message.n
-        if any(len(prompt) % 4 or not prompt for prompt in message.prompts):
+        if not all(map(_is_whole, message.prompts)):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
         if count < 1 or len(message.max_tokens) != len(message.prompts):
             raise ConfigError.of("n", message.n, "must be positive, and max_tokens of each prompt")
@@ -300,6 +300,10 @@ class _Front:
         if self._unsent[0]:
             columns, self._unsent = self._unsent, _empty_columns()
             self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
+
+
+def _is_whole(prompt: bytes) -> bool:
+    return bool(prompt) and len(prompt) % 4 == 0
 
 
 def _empty_columns() -> "tuple[array[int], array[int], array[int], array[float]]":
