@@ -6,7 +6,8 @@ tries every held job once, in order of admission. If a job departs meanwhile, th
 finishes and another one follows, so that the end of the queue does not starve.
 
 Placements of one instant are applied together, so that a job starts once, where the last rebalance
-puts it; with several arrivals, the rebalance of the last one.
+puts it; with several arrivals, the rebalance of the last one, and with held jobs to try, the one
+after the last of them.
 """
 
 from collections import deque
@@ -118,9 +119,9 @@ class Admission:
             for state in states:
                 self._policy.remove(state.spec.job)
             self._schedule_rebalance(states[0], now_s)
+        self._retry_due = True
         commands = self._continue_rebalance(now_s)
         commands.extend(self._places.grant(tuple(freed), now_s))
-        self._retry_due = True
         return commands + self._set_continue_timer(now_s)
 
     def _rebalance_size(self, state: JobState, now_s: float) -> list[Command]:
@@ -135,7 +136,7 @@ class Admission:
             self._placements.pop(placement.job, None)  # the latest comes last
             self._placements[placement.job] = placement
         self._decided_s = now_s
-        if self._others_follow or self._due_rebalance(now_s):
+        if self._others_follow or self._due_rebalance(now_s) or self._has_retry:
             return []
         return self.apply_pending(now_s)
 
@@ -196,9 +197,14 @@ class Admission:
                 self._queue.clear()
         return commands
 
+    @property
+    def _has_retry(self) -> bool:
+        """Whether held jobs are still to be tried: the rebalance after one may move others."""
+        return bool(self._queue) or (self._retry_due and bool(self.held))
+
     def _set_continue_timer(self, now_s: float) -> list[Command]:
         times_s = [at_s for at_s, _ in self._rebalances.values()]
-        if self._queue or (self._retry_due and self.held) or self.has_pending_placements():
+        if self._has_retry or self.has_pending_placements():
             times_s.append(now_s)
         return [SetTimer(_CONTINUE, max(min(times_s), now_s))] if times_s else []
 
@@ -206,8 +212,8 @@ class Admission:
         """Continue rebalances and retries, or begin the periodic rebalance of all jobs."""
         if event.name == _CONTINUE:
             self._others_follow = False
-            rebalances = self._due_rebalance(event.now_s) or self.has_pending_placements()
-            step = self._continue_rebalance if rebalances else self._retry
+            retries = self._has_retry and self._due_rebalance(event.now_s) is None
+            step = self._retry if retries else self._continue_rebalance
             return step(event.now_s) + self._set_continue_timer(event.now_s)
         due_s = self._rebalance_all_at_s
         if event.name != _REBALANCE or due_s is None or event.now_s < due_s:

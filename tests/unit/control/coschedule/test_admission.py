@@ -86,6 +86,31 @@ def test_a_job_starts_once_where_the_look_for_moves_leaves_it_and_stays_a_while(
         assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S - 1e-6
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_starts_once_in_the_instant_in_which_others_leave_and_those_that_wait_come(
+    seed: int,
+) -> None:
+    stage, draw = Stage("ours", rollout=6, train=4), np.random.default_rng(seed)
+    came, now_s = 0, 0.0
+    for number in range(60):
+        now_s += float(draw.exponential(1200.0))
+        rollout_s, train_s, slo = (
+            float(draw.uniform(*r)) for r in ((30, 500), (30, 300), (1.2, 2))
+        )
+        spec = job(f"job-{number}", rollout_s, train_s, slo=slo, iterations=300)
+        events: list[Event] = [JobArrived(now_s, spec)]
+        placed = sorted(stage.scheduler._places.placed)
+        if len(placed) > 5:
+            leaver = placed[int(draw.integers(len(placed)))]
+            epoch = stage.scheduler.job(leaver).epoch
+            events.append(JobFinished(now_s + 1.0, leaver, epoch))
+        for event in events:
+            began = [start.job for start in of(StartJob, stage.tell(event))]
+            assert len(began) == len(set(began)), f"started twice at {event.now_s:.0f} s: {began}"
+            came += isinstance(event, JobFinished) and len(began) > 1
+    assert came, "no one that waited came while others moved"
+
+
 def test_one_that_fits_behind_many_that_do_not_gets_the_room_of_one_that_left() -> None:
     stage = Stage("solo", rollout=8, train=8)
     for number in range(8):
