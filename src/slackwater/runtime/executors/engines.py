@@ -225,10 +225,18 @@ class EngineExecutor:
         self.feed(events.InstanceLost(loop_time(), InstanceId(worker), reason))
 
     def handle_frame(self, worker: WorkerId, frame: Frame) -> None:
-        """Handle one frame; token frames are the most frequent."""
+        """Handle one frame; token frames, the most frequent, are decoded directly."""
         now_s, instance = loop_time(), InstanceId(worker)
         if frame.kind is FrameKind.TOKENS:
-            self._handle_tokens(now_s, instance, frame.body)
+            attempts, tokens, scores, counts, finished = decode_tokens(frame.body)
+            if attempts:
+                columns = attempts, tokens, scores, counts
+                others = self._topk.pop(worker, ())
+                self.feed(events.TokensArrived(now_s, instance, *columns, topk=others))
+            for turn in finished:
+                attempt, why = AttemptId(turn.request), _REASONS[turn.reason]
+                ended = attempt, why, turn.total_tokens, turn.version
+                self.feed(events.TurnEnded(now_s, instance, *ended))
             return
         match messages.decode_from_worker(frame.body):
             case messages.GenerateRefused(request, error, at_fault):
@@ -254,19 +262,6 @@ class EngineExecutor:
                 self._handle_status(now_s, worker, said)
             case other:
                 logger.warning("not from an engine message=%s", type(other).__name__)
-
-    def _handle_tokens(self, now_s: float, instance: InstanceId, body: bytes) -> None:
-        attempts, tokens, scores, counts, finished = decode_tokens(body)
-        if attempts:
-            if not counts and len(finished) == len(attempts):  # the next frame has other turns
-                counts = [1] * len(attempts)
-            columns = attempts, tokens, scores, counts
-            others = self._topk.pop(WorkerId(instance), ())
-            self.feed(events.TokensArrived(now_s, instance, *columns, topk=others))
-        for turn in finished:
-            attempt, why = AttemptId(turn.request), _REASONS[turn.reason]
-            ended = attempt, why, turn.total_tokens, turn.version
-            self.feed(events.TurnEnded(now_s, instance, *ended))
 
     def _store_returned_turns(self, worker: WorkerId, turns: Sequence[messages.HeldTurn]) -> None:
         """Keep the longest part of each turn, within the limits of what one engine may report."""

@@ -69,8 +69,7 @@ class ChannelConnection(asyncio.Protocol):
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
-        gather_s = self.gather_s
-        in_s = self._flushed_s + gather_s - time.monotonic() if gather_s else 0.0
+        in_s = self._flushed_s + self.gather_s - time.monotonic()
         if in_s > 0:
             self._timer = loop.call_later(in_s, self.flush)
         else:
