@@ -197,11 +197,8 @@ class EngineWorker:
             self._connection.send(*frames)
 
     def _encode_unsent(self, output: StepOutput | None = None) -> list[bytes]:
-        ended = output.finished if output else ()
-        # Alternatives are of one step, so all of its tokens go with them.
-        alone = () if output is None or output.top else [turn.request_id for turn in ended]
-        columns = self._history.take_unsent(time.monotonic(), alone)
-        finished = [self._finish_turn(turn) for turn in ended]
+        columns = self._history.take_unsent(time.monotonic())
+        finished = [self._finish_turn(finished) for finished in output.finished] if output else ()
         if not (columns.requests or finished):
             return []
         frame = encode_tokens(replace(columns, finished=finished))

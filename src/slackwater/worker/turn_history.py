@@ -2,8 +2,7 @@
 
 A restarted control plane resumes turns from this history. Each frame wakes the control plane, which
 costs it more than the tokens do, so the tokens of a few steps are sent together, unless steps are
-long or a client waits for a turn's first token. The frame of a turn's end has the tokens of turns
-beside it only if these have waited for half their time: each row costs the control plane, too.
+long or a client waits for a turn's first token.
 """
 
 from array import array
@@ -70,14 +69,11 @@ class TurnHistory:
         """Whether tokens should be sent now rather than with those of the next step."""
         return now_s - self._last_send_s >= self._delay_s
 
-    def take_unsent(self, now_s: float, ended: Sequence[int] = ()) -> TokenColumns:
-        """All tokens that were not sent yet; where turns `ended`, perhaps only theirs."""
+    def take_unsent(self, now_s: float) -> TokenColumns:
+        """All tokens that were appended since the last call."""
         requests, counts = list[int](), list[int]()
         tokens, logprobs = array("I"), array("f")
-        early = len(ended) > 0 and 2 * (now_s - self._last_send_s) < self._delay_s
-        live = self._live
-        turns = [(request, live[request]) for request in ended] if early else live.items()
-        for request, turn in turns:
+        for request, turn in self._live.items():
             if count := len(turn.tokens) - turn.sent:
                 requests.append(request)
                 counts.append(count)
@@ -85,8 +81,7 @@ class TurnHistory:
                 logprobs += turn.logprobs[turn.sent :]
                 turn.sent += count
                 turn.delay_s = min(max(turn.delay_s, STREAM_DELAY_S), MAX_DELAY_S)
-        if not early:
-            self._last_send_s, self._delay_s = now_s, MAX_DELAY_S
+        self._last_send_s, self._delay_s = now_s, MAX_DELAY_S
         return TokenColumns(requests, tokens, logprobs, counts)
 
     def end(self, request: int) -> int:

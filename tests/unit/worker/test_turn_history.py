@@ -1,10 +1,6 @@
 """What an engine keeps of its turns for the next control plane."""
 
-from collections.abc import Sequence
-
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slackwater.model.sampling import Sampling
 from slackwater.wire.messages import Generate, HeldTurn
@@ -67,10 +63,8 @@ def test_of_many_turns_that_ended_the_last_are_kept() -> None:
     assert 100 < len(found) < 9000
 
 
-def columns_of(
-    history: TurnHistory, now_s: float, ended: Sequence[int] = ()
-) -> dict[int, list[int]]:
-    columns = history.take_unsent(now_s, ended)
+def columns_of(history: TurnHistory, now_s: float) -> dict[int, list[int]]:
+    columns = history.take_unsent(now_s)
     tokens = iter(list(columns.tokens))
     rows = zip(list(columns.requests), columns.counts, strict=True)
     return {request: [next(tokens) for _ in range(count)] for request, count in rows}
@@ -103,47 +97,3 @@ def test_tokens_wait_for_those_of_other_steps_but_a_streams_first_token_does_not
     history.append([1, 2], [7, 8], [-0.5, -0.5])
     assert not history.is_due(11.0 + STREAM_DELAY_S / 2)
     assert history.is_due(11.0 + 1.01 * STREAM_DELAY_S)
-
-
-def test_a_turn_that_ends_takes_along_only_tokens_that_have_waited() -> None:
-    history = TurnHistory()
-    for request in (1, 2, 3):
-        history.begin(order(request, f"turn {request}", []))
-    assert columns_of(history, 10.0) == {}
-    history.append([1, 2, 3], [6, 7, 8], [-0.5, -0.5, -0.5])
-    soon_s = 10.0 + 0.4 * MAX_DELAY_S
-    assert columns_of(history, soon_s, [2]) == {2: [7]}
-    assert history.end(2) == 1
-    assert history.is_due(10.0 + 1.01 * MAX_DELAY_S)  # the others wait no longer for it
-    history.append([1, 3], [9, 10], [-0.5, -0.5])
-    later_s = 10.0 + 0.6 * MAX_DELAY_S
-    assert columns_of(history, later_s, [3]) == {1: [6, 9], 3: [8, 10]}
-    assert not history.is_due(later_s + MAX_DELAY_S / 2)
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 0.06), st.sets(st.integers(0, 5))), max_size=30))
-def test_every_token_is_sent_once_in_order_and_in_time(steps: list[tuple[float, set[int]]]) -> None:
-    """However long steps take and whichever turns end with them."""
-    history, now_s, sent = TurnHistory(), 0.0, dict[int, list[int]]()
-    live, oldest_s = set(range(6)), dict[int, float]()
-    for request in live:
-        history.begin(order(request, f"turn {request}", []))
-        sent[request] = []
-    for number, (took_s, leaving) in enumerate(steps):
-        now_s += took_s
-        ended = sorted(leaving & live)
-        history.append(sorted(live), [number] * len(live), [-0.5] * len(live))
-        for request in live:
-            oldest_s.setdefault(request, now_s)
-        if ended or history.is_due(now_s):
-            for request, tokens in columns_of(history, now_s, ended).items():
-                sent[request] += tokens
-                del oldest_s[request]
-        for request in ended:
-            assert sent[request] == list(range(number + 1))
-            assert history.end(request) == number + 1
-        live -= leaving
-        assert all(now_s - since_s < MAX_DELAY_S for since_s in oldest_s.values())
-    for request, tokens in columns_of(history, now_s + 1.0).items():
-        sent[request] += tokens
-    assert all(sent[request] == list(range(len(steps))) for request in live)
