@@ -156,28 +156,7 @@ class TenantQueues:
         self._is_resting = False
 
     def put(self, tenant: TenantId, steps: Iterator[None]) -> None:
-        """Append steps to the tenant's queue, and work in the next round of the event loop."""
-        self._append(tenant, steps)
-        if self._due is None:
-            self._plan(0.0)
-
-    def put_and_run(self, works: Iterable[tuple[TenantId, Iterator[None]]]) -> None:
-        """Append all of these. One tenant's are begun now: a round of the event loop costs more
-        than a short step. Of several tenants one could pass another, so they wait for the round.
-        """
-        for tenant, steps in works:
-            self._append(tenant, steps)
-        if self._due is None and self._queues:
-            if self.shares.is_shared:
-                self._plan(0.0)
-                return
-            try:
-                self._work()
-            except Exception as error:  # noqa: BLE001  (as of a callback: the caller lives on)
-                told = {"message": "a request's step raised", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(told)
-
-    def _append(self, tenant: TenantId, steps: Iterator[None]) -> None:
+        """Append steps to the tenant's queue."""
         self.shares.record_request(tenant)
         queue = self._queues.get(tenant)
         if queue is None:
@@ -186,6 +165,8 @@ class TenantQueues:
         if self._due is not None and self._is_resting:  # this tenant need not wait so long
             self._due.cancel()
             self._due = None
+        if self._due is None:
+            self._plan(0.0)
 
     def each(self, tenant: TenantId, items: Iterable[T], work: Callable[[T], object]) -> None:
         """Queue one step per item."""

@@ -123,15 +123,12 @@ class _Front:
 
     def receive_frame(self, body: bytes) -> None:
         """Queue a frame's records; FrameError closes the connection."""
-        records = wire.decode_from_front(body)
-        for record in records:
+        for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
             if isinstance(record, wire.AbandonChoices):
                 self._discard_unsubmitted(record.numbers)
-        self._plane.queues.put_and_run(
-            [(TenantId(record.tenant), self._handle(record)) for record in records]
-        )
+            self._plane.queues.put(TenantId(record.tenant), self._handle(record))
 
     def handle_disconnect(self) -> None:
         """Cancel its turns, whose results have no reader any more."""
@@ -171,7 +168,7 @@ class _Front:
     def _generate(self, message: wire.GenerateChoices) -> Iterator[None]:
         plane, tenant = self._plane, TenantId(message.tenant)
         count = len(message.prompts) * message.n
-        if not all(map(_is_whole, message.prompts)):
+        if any(len(prompt) % 4 or not prompt for prompt in message.prompts):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
         if count < 1 or len(message.max_tokens) != len(message.prompts):
             raise ConfigError.of("n", message.n, "must be positive, and max_tokens of each prompt")
@@ -300,10 +297,6 @@ class _Front:
         if self._unsent[0]:
             columns, self._unsent = self._unsent, _empty_columns()
             self.connection.put(wire.Tokens(*(column.tobytes() for column in columns)))
-
-
-def _is_whole(prompt: bytes) -> bool:
-    return bool(prompt) and len(prompt) % 4 == 0
 
 
 def _empty_columns() -> "tuple[array[int], array[int], array[int], array[float]]":
