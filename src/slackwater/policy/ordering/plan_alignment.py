@@ -185,19 +185,29 @@ def _sum_up(
 
 
 @compiled
+def _set_out(
+    standing: Floats, begun: Floats, iteration_at: Floats, late: Floats, late_if_leaving: Floats
+) -> None:
+    """Where members stand before the first slot. `np.where` would take numba seconds to compile."""
+    for j in range(standing.shape[1]):
+        begun[j] = 0.0 if standing[STARTED, j] > 0.0 else -1.0
+        iteration_at[j], late[j], late_if_leaving[j] = -standing[ITERATION_S, j], -np.inf, np.inf
+        if standing[MADE, j] > 0.0:
+            iteration_at[j] = standing[READY_S, j]
+            late_if_leaving[j] = standing[READY_S, j] + standing[AFTER_S, j] - standing[BUDGET_S, j]
+
+
+@compiled
 def _run_from(
     cut: int, jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
 ) -> tuple[float, float]:
     """The worst loss of a member beyond what it can bear, and what all lose together."""
     slots = jobs.shape[0]
     ready, made, free = standing[READY_S].copy(), standing[MADE].copy(), free_s.copy()
-    begun = np.where(standing[STARTED] > 0.0, 0.0, -1.0)
-    iteration_at = np.where(made > 0.0, ready, -standing[ITERATION_S])
-    fresh = np.ones(ready.shape[0], np.bool_)
-    late = np.full(ready.shape[0], -np.inf)  # if it stays
-    late_if_leaving = np.where(
-        made > 0.0, ready + standing[AFTER_S] - standing[BUDGET_S], np.full(ready.shape[0], np.inf)
-    )
+    count = ready.shape[0]
+    begun, iteration_at, fresh = np.empty(count), np.empty(count), np.ones(count, np.bool_)
+    late, late_if_leaving = np.empty(count), np.empty(count)  # if it stays, if it leaves
+    _set_out(standing, begun, iteration_at, late, late_if_leaving)
     beyond = 0.0
     for step in range(_ROUNDS * slots):
         at = (cut + step) % slots

@@ -27,7 +27,7 @@ from slackwater.policy.ordering.round_robin_cycle import (
     round_robin_period_s,
     round_robin_starts_s,
 )
-from slackwater.policy.placement.iteration_caps import keeps_caps
+from slackwater.policy.placement.iteration_caps import are_capped, keeps_caps
 from slackwater.policy.placement.ring import insert
 
 MAX_ROUNDS = 8
@@ -258,7 +258,7 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
                     periods[count], shares[count] = period, share
                     count += 1
     order = np.argsort(shares[:count], kind="mergesort")
-    capped = (work[CAP_S, :members] < np.inf).any()
+    capped = are_capped(work, members)
     for i in order[: _CAPPED_PERIODS_TRIED if capped else _PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
         # In a long period iterations are apart, which caps may not bear.

@@ -46,8 +46,20 @@ def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> In
             for i in range(int(work[ROUNDS, j])):
                 at[(2 * j + phase) * most + i] = starts[j, phase, i] % period_s
                 count += 1
-    phases: Ints = np.argsort(at, kind="mergesort")[:count] // most
+    phases = np.empty(count, np.int64)
+    order = np.argsort(at, kind="mergesort")
+    for i in range(count):
+        phases[i] = order[i] // most
     return phases
+
+
+@compiled
+def are_capped(work: Floats, members: int) -> bool:
+    """Whether an iteration of a member has a cap."""
+    capped = False
+    for j in range(members):
+        capped = capped or work[CAP_S, j] < np.inf
+    return capped
 
 
 @compiled
@@ -55,7 +67,7 @@ def keeps_caps(work: Floats, pins: Ints, members: int, period_s: float, starts: 
     """Whether no iteration of a member takes longer than its cap, at worst-case lengths, once the
     order has been repeated as often as it takes to settle.
     """
-    if not (work[CAP_S, :members] < np.inf).any():
+    if not are_capped(work, members):
         return True
     phases = _in_order(work, members, period_s, starts)
     free, ready, ended = np.zeros(64), np.zeros(members), np.zeros(members)
