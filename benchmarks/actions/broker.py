@@ -24,7 +24,7 @@ from benchmarks.actions.simulated.search_run import SearchWorkload, with_broker,
 from benchmarks.actions.simulated.times import ActionTimes
 from benchmarks.actions.simulated.workload import REWARD, TOOL, CodingWorkload, Step, traced
 from benchmarks.options import BenchOptions
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.policy.actions.scheduling import Scheduling
 
 BATCHES = (128, 256, 512, 1024, 1280, 1536)

@@ -19,7 +19,7 @@ from benchmarks.actions.simulated.pods import PodRules, PodRun
 from benchmarks.actions.simulated.times import ActionTimes
 from benchmarks.actions.simulated.workload import CodingWorkload, Step, traced
 from benchmarks.options import BenchOptions
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 
 TRACE = "agents/swerebench_glm47flash_turns_dev.csv.gz"
 _SIZE = 1280

@@ -10,7 +10,7 @@ from benchmarks.actions.simulated.workload import REWARD, CodingWorkload, Step
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.model.action import ActionSpec, EnvironmentSpec, OutcomeKind, WorkerCapacity
 from slackwater.model.amounts import CORES, Amounts, Elastic, Need
 from slackwater.model.ids import ActionId, EnvironmentId, JobId, NodeId

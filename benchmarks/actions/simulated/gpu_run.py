@@ -12,7 +12,7 @@ from benchmarks.actions.simulated.times import ActionTimes
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.model.action import (
     ActionSpec,
     GpuService,

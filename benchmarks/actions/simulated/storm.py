@@ -18,7 +18,7 @@ from benchmarks.actions.simulated.storm_workers import StormWorkers
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.driver import Driver
 from slackwater.model.action import (
     ActionSpec,

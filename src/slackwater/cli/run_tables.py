@@ -54,7 +54,8 @@ def run_table(report: RunReport) -> RenderableType:
         f"{report.events:,}; {report.switches:,} switches, {report.moves} moves, "
         f"{report.tail_migrations:,} tails moved",
     )
-    return Group(heading, _jobs_table(report.jobs), *_refusals(report))
+    refusals = [f"refused {job}: {reason}" for job, reason in report.refusals[:_ROWS_SHOWN]]
+    return Group(heading, _jobs_table(report.jobs), *refusals)
 
 
 def comparison_table(reports: Sequence[RunReport]) -> RenderableType:
@@ -145,7 +146,3 @@ def _jobs_table(rows: Sequence[JobRow]) -> RenderableType:
     if len(rows) > _ROWS_SHOWN:
         table.caption = f"{len(rows) - _ROWS_SHOWN} more jobs: --json prints all"
     return table
-
-
-def _refusals(report: RunReport) -> list[str]:
-    return [f"refused {job}: {reason}" for job, reason in report.refusals[:_ROWS_SHOWN]]

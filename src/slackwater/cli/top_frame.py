@@ -26,7 +26,7 @@ def draw(
         parts += [_pools(shared, width), _nodes(shared, width)]
     else:
         parts.append(_plain_nodes(frame["nodes"]))
-    used = sum(_lines(part) for part in parts)
+    used = sum(part.row_count + 3 if isinstance(part, Table) else 1 for part in parts)
     instances = frame["instances"]
     room = max(height - used - 6, 4)
     shown = jobs[: max(room - min(len(instances), room // 3), 2)]
@@ -37,10 +37,6 @@ def draw(
     if any(hidden):
         parts.append(Text(f"not shown: {hidden[0]} jobs, {hidden[1]} instances", style="dim"))
     return Group(*parts)
-
-
-def _lines(part: RenderableType) -> int:
-    return part.row_count + 3 if isinstance(part, Table) else 1
 
 
 def _headline(frame: dict[str, Any]) -> Text:

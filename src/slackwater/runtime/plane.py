@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.session import SamplingSession

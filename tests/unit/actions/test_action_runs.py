@@ -24,7 +24,7 @@ from benchmarks.actions.simulated.search_run import (
     without_broker,
 )
 from benchmarks.actions.simulated.workload import CodingWorkload
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.model.action import Limit
 from slackwater.policy.actions.scheduling import Scheduling
 

@@ -8,7 +8,7 @@ import pytest
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.action import (
     ActionSpec,

@@ -18,7 +18,7 @@ from benchmarks.actions.simulated.storm import Storm
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.record import replay
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Limit, OutcomeKind, WorkerCapacity
 from slackwater.model.amounts import CORES, MEMORY_MIB, Amounts, Efficiency, Elastic, Need

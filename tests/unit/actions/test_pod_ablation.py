@@ -4,7 +4,7 @@ from benchmarks.actions.pod_ablation import pod_rules
 from benchmarks.actions.simulated.cpu_run import CpuCluster, CpuRun
 from benchmarks.actions.simulated.pods import PodRun
 from benchmarks.actions.simulated.workload import CodingWorkload
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 
 
 def test_each_constant_of_ours_makes_pods_faster_and_all_of_them_make_them_equal() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from slackwater.cli.preflight import check_isolation
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.ids import WorkerId
 from slackwater.runtime.executors.actions import ActionExecutor

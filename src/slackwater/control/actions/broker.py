@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from slackwater.control.actions import commands, events
-from slackwater.control.actions.broker_state import BrokerState
+from slackwater.control.actions.broker_state import BrokerSettings, BrokerState
 from slackwater.control.actions.lanes import CoreLane, LimitLane
 from slackwater.control.actions.limit_usage import LimitUsage
 from slackwater.control.actions.live import Attempt, EnvironmentState, LiveAction
 from slackwater.control.actions.sandbox_registry import SandboxRegistry
-from slackwater.control.actions.settings import BrokerSettings
 from slackwater.control.actions.starting import Starter
 from slackwater.control.timer import TimerFired
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Limit, OutcomeKind

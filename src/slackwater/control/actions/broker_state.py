@@ -2,21 +2,53 @@
 
 import heapq
 import math
+from dataclasses import dataclass, field
 
 from slackwater.control.actions import commands
 from slackwater.control.actions.gpus import GpuLane
 from slackwater.control.actions.lanes import CoreLane, Lane
 from slackwater.control.actions.limit_usage import LimitUsage
-from slackwater.control.actions.live import Attempt, BrokerCounters, LiveAction, LiveEnvironment
-from slackwater.control.actions.settings import BrokerSettings
-from slackwater.control.actions.tenants import TenantState
+from slackwater.control.actions.live import (
+    Attempt,
+    BrokerCounters,
+    LiveAction,
+    LiveEnvironment,
+    TenantState,
+)
 from slackwater.control.timer import SetTimer
 from slackwater.model.action import Outcome, OutcomeKind
 from slackwater.model.amounts import MEMORY_MIB
+from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ResourceName, TenantId
+from slackwater.model.tenant_limits import TenantTable
 from slackwater.policy.actions.durations import DurationBook
+from slackwater.policy.actions.priced import PricedScheduling
+from slackwater.policy.actions.scheduling import ActionOrder, ArrivalOrder, Scheduling
 
 CLOCK = "actions"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """`max_waiting` and the tenants' limits bound the queue; actions beyond them are refused.
+
+    If a stopped action has not ended after `stop_grace_s`, its owner is notified and its resources
+    stay taken. Environments of the durable log must return with their worker within `return_s`.
+    """
+
+    scheduling: Scheduling = field(default_factory=PricedScheduling)
+    order: ActionOrder = field(default_factory=ArrivalOrder)
+    max_waiting: int = 100_000
+    tenants: TenantTable = field(default_factory=TenantTable)
+    stop_grace_s: float = 10.0
+    limit_grace_s: float = 5.0
+    return_s: float = 60.0
+    guess_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_waiting < 1:
+            raise ConfigError.of("max_waiting", self.max_waiting, "must be 1 or more")
+        check_above_zero("", self, "stop_grace_s", "limit_grace_s", "return_s", "guess_s")
 
 
 class BrokerState:

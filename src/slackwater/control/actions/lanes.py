@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from slackwater.control.actions.commands import Command
 from slackwater.control.actions.fair_queue import FairQueue
-from slackwater.control.actions.live import Attempt, LiveAction
-from slackwater.control.actions.tenants import TenantState
+from slackwater.control.actions.live import Attempt, LiveAction, TenantState
 from slackwater.model.action import Grant, WorkerCapacity
 from slackwater.model.amounts import CORES, MEMORY_MIB
 from slackwater.model.ids import EnvironmentId, NodeId, ResourceName, TenantId

@@ -11,8 +11,12 @@ from heapq import heapify, heappop, heappush
 from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.lanes import CoreLane
-from slackwater.control.actions.live import EnvironmentState, LiveAction, LiveEnvironment
-from slackwater.control.actions.tenants import TenantState
+from slackwater.control.actions.live import (
+    EnvironmentState,
+    LiveAction,
+    LiveEnvironment,
+    TenantState,
+)
 from slackwater.model.action import EnvironmentSpec, OutcomeKind
 from slackwater.model.errors import ConfigError
 from slackwater.model.ids import EnvironmentId, NodeId, TenantId

@@ -5,7 +5,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -143,7 +142,7 @@ class Housekeeping:
             await self._drop(gone)
 
     def _version_bytes(self, version: str) -> int:
-        return sum(map(_size_or_0, self.shelf.paths(version)))
+        return sum(size_of(path) for path in self.shelf.paths(version) if path.exists())
 
     async def _drop(self, gone: list[SamplingSession]) -> None:
         names = [session.sampling_session for session in gone]
@@ -171,7 +170,3 @@ class Housekeeping:
         for version in versions:
             if version not in named:
                 self.rollout.retire(version)
-
-
-def _size_or_0(path: Path) -> int:
-    return size_of(path) if path.exists() else 0

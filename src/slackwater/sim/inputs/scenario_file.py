@@ -14,13 +14,13 @@ from typing import Any
 from slackwater.model.config import decode, override
 from slackwater.model.device import layout_devices
 from slackwater.model.errors import ConfigError, check_above_zero
-from slackwater.model.host_state import rollout_state_gb, train_state_gb
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec, SloScope
 from slackwater.model.node import KNOWN_NODE_TYPES, NodeType, Pool, Role
 from slackwater.model.switching import SwitchCosts
 from slackwater.model.toml_text import read_toml
 from slackwater.policy.placement.fleet import FleetView
+from slackwater.sim.cluster.generate import rollout_state_gb, train_state_gb
 from slackwater.sim.cluster.scenario import (
     ClusterScenario,
     DriftConfig,

@@ -8,7 +8,7 @@ from functools import partial
 
 from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker import ActionBroker
-from slackwater.control.actions.settings import BrokerSettings
+from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.driver import Driver
 from slackwater.model.action import ActionSpec, OutcomeKind, WorkerCapacity
 from slackwater.model.amounts import CORES, Amounts, Need
@@ -88,13 +88,10 @@ class SimulatedCores:
                 if outcome.kind is OutcomeKind.DONE:
                     self._fleet.after(0.0, then)
                 else:  # its worker was lost: the client asks again
-                    again = (f"{action}+", self._job_of(action), seconds, then)
+                    again = (f"{action}+", JobId(action.split(".", 1)[0]), seconds, then)
                     self._fleet.after(1.0, partial(self.act, *again))
             case _:
                 pass
-
-    def _job_of(self, action: ActionId) -> JobId:
-        return JobId(action.split(".", 1)[0])
 
     def _run(self, action: ActionId, attempt: int, seconds: float, slices: int) -> None:
         """So many slices are left; each is as long as the machine lets it be."""
