@@ -28,7 +28,7 @@ from slackwater.policy.placement.cycle_plan import FittedCycle
 from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.layout import best_layout, fit_layout
 
-MAX_TOGETHER = 4
+MAX_TOGETHER = 5
 LEAST_GAIN_H = 0.1
 LEAST_GAIN = 0.035
 LEAST_GAIN_OF_PART = 0.05
