@@ -131,7 +131,7 @@ class FlatParameters:
 
     def step(self, adam: Adam) -> float:
         """One AdamW update with the accumulated gradient, clipped; the norm before clipping."""
-        norm = float(torch.linalg.vector_norm(self.gradient))
+        norm = self._norm()
         if adam.grad_clip_norm and norm > adam.grad_clip_norm:
             self.gradient *= adam.grad_clip_norm / norm
         self.steps += 1
@@ -145,6 +145,9 @@ class FlatParameters:
         self.master.addcdiv_(self.moment1, scale, value=-adam.learning_rate / correction1)
         self._refresh()
         return norm
+
+    def _norm(self) -> float:
+        return float(torch.linalg.vector_norm(self.gradient))
 
     @property
     def slices(self) -> Mapping[str, tuple[slice, torch.Size]]:
