@@ -59,7 +59,6 @@ FinishCallback: TypeAlias = Callable[[RequestId, RequestOutcome], None]
 
 _AT_ONCE = 4  # more turns are begun or stopped in slices
 _LONG_ANSWER_TOKENS = 2000
-_WAITING = OpStatus.WAITING.value
 # Made once: making a statement takes longer than executing it.
 _NUMBERED = sa.select(samples.c.request, samples.c.digest).where(
     samples.c.sampling_session == sa.bindparam("in_session"),
@@ -444,7 +443,7 @@ def new_row(
         "seq": seq,
         "digest": digest_of(payload),
         "payload": payload,
-        "status": _WAITING,
+        "status": OpStatus.WAITING.value,
         "created_s": now_s,
         "format": FORMAT,
     }
