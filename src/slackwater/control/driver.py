@@ -43,7 +43,7 @@ class Driver(Generic[E, C]):
         self.current: E | None = None
         self.events = 0
         self._execute = execute
-        self._executors: dict[type, Callable[[Any], None]] = {SetTimer: self._set}
+        self._executors: dict[type, Callable[[Any], None]] = {}
         self._clock = clock
         self._schedule = schedule
         self._record = record
@@ -102,13 +102,15 @@ class Driver(Generic[E, C]):
             self._record(record_line(event, commands))
         executors, otherwise = self._executors, self._execute
         for command in commands:
-            executors.get(type(command), otherwise)(command)
+            if isinstance(command, SetTimer):
+                self._set(command.name, command.at_s)
+            else:
+                executors.get(type(command), otherwise)(command)
         if self._handled is not None:
             self._handled()
 
-    def _set(self, command: SetTimer) -> None:
+    def _set(self, name: str, at_s: float) -> None:
         """A timer of the same name that is not yet due is replaced."""
-        name, at_s = command.name, command.at_s
         self._timers[name] = at_s
         self._schedule(at_s, lambda: self._due(name, at_s))
 

@@ -71,6 +71,14 @@ class Stage:
             self.queue.pop()()
 
 
+def test_timers_are_the_drivers_even_if_an_executor_takes_every_kind_of_command() -> None:
+    stage = Stage()
+    stage.driver.register(stage._execute, (Answer, SetTimer))
+    stage.ask("later alarm 5")
+    stage.run()
+    assert stage.said == ["alarm at 5"]
+
+
 def test_what_follows_from_a_command_waits_until_the_event_is_done() -> None:
     stage = Stage()
     stage.ask("again then", "last")
