@@ -102,7 +102,7 @@ class Foresight:
       that may come (`coming_s`), at least `least_share` of the promise. If it carries prompt tokens
       it takes at most `most_share`, which is the longest that an arrival finds the device taken. On
       a slow device, whose steps could hardly carry any then, it takes up to `slow_share`, and at
-      most half as long again as with a single token.
+      most a quarter longer than with a single token.
     - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
       service's own step, and nothing while any request's mean is behind. Requests that decode more
       slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
@@ -149,7 +149,7 @@ class Foresight:
             return None
         if not rollout.prompt_tokens:
             return RolloutGrant(0, least_s)
-        slow_s = min(1.5 * rollout_step_s(state, 1), self.slow_share * slo.ttft_s)
+        slow_s = min(1.25 * rollout_step_s(state, 1), self.slow_share * slo.ttft_s)
         most_chunk_s = max(self.most_share * slo.ttft_s, slow_s)
         # A hair less, so that rounding does not carry the step over its limit.
         chunk_s = 0.999999 * min(limit_s, most_chunk_s) / state.rollout_factor
