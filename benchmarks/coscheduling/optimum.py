@@ -9,11 +9,12 @@ at. Every placement is run in the simulator until all jobs are done, the optimum
 attainment are what came out, not what the policy promised.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.cells import Figures, run_cells
 from benchmarks.coscheduling.optimal_placement import OptimalPlacement
 from benchmarks.options import BenchOptions
 from slackwater.control.coschedule.config import CoScheduleConfig
@@ -42,14 +43,19 @@ _RANGES_S = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
-    cost: float
-    kept: int
-    slowdown: float
-    iterations_in_bound: float
+class Instance:
+    """Jobs drawn for one of the two sets, which every policy places."""
+
+    prefix: str
+    number: int
+    jobs: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.prefix}instance {self.number + 1}"
 
 
-def run(options: BenchOptions) -> dict[str, float]:
+def run(options: BenchOptions) -> Figures:
     """`<policy>.cost_ratio_mean`, `.cost_ratio_max`, `.slo_attainment`, and all of it again under
     `lifetimes.`.
 
@@ -58,39 +64,52 @@ def run(options: BenchOptions) -> dict[str, float]:
     for.
     """
     instances, count = (8, 5) if options.quick else (48, 7)
-    found: dict[str, float] = {"instances": instances, "jobs_each": count}
-    for nth, (prefix, alone_h) in enumerate(_ALONE_H.items()):
-        cases = []
-        for number in range(instances):
-            done = (nth * instances + number) / (len(_ALONE_H) * instances)
-            options.progress(f"{prefix}instance {number + 1} of {instances}", done)
-            jobs = draw_jobs(np.random.default_rng([options.seed, number]), count, alone_h)
-            cases.append(_run_all(jobs, options.seed + number))
+    found: Figures = {"instances": instances, "jobs_each": count}
+    cells = [
+        Instance(prefix, number, count, options.seed)
+        for prefix in _ALONE_H
+        for number in range(instances)
+    ]
+    measured = run_cells(options, "every instance", measure, cells)
+    for prefix in _ALONE_H:
+        cases = [case for cell, case in zip(cells, measured, strict=True) if cell.prefix == prefix]
         found.update((prefix + key, figure) for key, figure in _figures(cases, count).items())
     return found
 
 
-def _run_all(jobs: Sequence[JobSpec], seed: int) -> dict[str, _Outcome]:
-    outcomes = {policy: _run_policy(policy, jobs, seed) for policy in POLICIES}
-    return {**outcomes, "optimum": _run_optimum(jobs)}
+def _figures(cases: Sequence[Figures], count: int) -> Figures:
+    def mean(key: str) -> float:
+        return float(np.mean([case[key] for case in cases]))
 
-
-def _figures(cases: Sequence[Mapping[str, _Outcome]], count: int) -> dict[str, float]:
-    figures: dict[str, float] = {}
+    found: Figures = {}
     for policy in (*POLICIES, "optimum"):
-        attained = sum(case[policy].kept for case in cases) / (len(cases) * count)
-        figures[f"{policy}.slo_attainment"] = attained
-        for beside in ("slowdown", "iterations_in_bound"):
-            mean = float(np.mean([getattr(case[policy], beside) for case in cases]))
-            figures[f"{policy}.{beside.replace('slowdown', 'mean_slowdown')}"] = mean
+        attained = mean(f"{policy}.kept") / count
+        found[f"{policy}.slo_attainment"] = attained
+        for key in ("mean_slowdown", "iterations_in_bound"):
+            found[f"{policy}.{key}"] = mean(f"{policy}.{key}")
         if policy == "optimum":
             continue
-        ratios = [case[policy].cost / case["optimum"].cost for case in cases]
-        mean = float(np.mean(ratios))
-        figures[f"{policy}.cost_ratio_mean"] = mean
-        figures[f"{policy}.cost_ratio_max"] = float(np.max(ratios))
-        figures[f"{policy}.cost_per_kept_job_ratio"] = mean / attained if attained else np.inf
-    return figures
+        ratios = [case[f"{policy}.cost"] / case["optimum.cost"] for case in cases]
+        ratio = float(np.mean(ratios))
+        found[f"{policy}.cost_ratio_mean"] = ratio
+        found[f"{policy}.cost_ratio_max"] = max(ratios)
+        found[f"{policy}.cost_per_kept_job_ratio"] = ratio / attained if attained else np.inf
+    return found
+
+
+def measure(instance: Instance) -> Figures:
+    """Place one instance's jobs under every policy, and at best."""
+    generator = np.random.default_rng([instance.seed, instance.number])
+    jobs = draw_jobs(generator, instance.jobs, _ALONE_H[instance.prefix])
+    outcomes = {
+        policy: _run_policy(policy, jobs, instance.seed + instance.number) for policy in POLICIES
+    }
+    outcomes["optimum"] = _run_optimum(jobs)
+    return {
+        f"{policy}.{key}": value
+        for policy, outcome in outcomes.items()
+        for key, value in outcome.items()
+    }
 
 
 def draw_jobs(
@@ -107,7 +126,7 @@ def draw_jobs(
     return tuple(jobs)
 
 
-def _run_policy(policy: str, jobs: Sequence[JobSpec], seed: int) -> _Outcome:
+def _run_policy(policy: str, jobs: Sequence[JobSpec], seed: int) -> Figures:
     every_s = 3600.0 if policy == "regrouping" else 0.0
     limits = {"max_group_size": float(GROUP_SIZE)}
     config = PolicyConfig(name=policy, options=limits, regroup_every_s=every_s)
@@ -115,7 +134,7 @@ def _run_policy(policy: str, jobs: Sequence[JobSpec], seed: int) -> _Outcome:
     return _outcome(report.cost, report.jobs)
 
 
-def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
+def _run_optimum(jobs: Sequence[JobSpec]) -> Figures:
     scenario = ClusterScenario(jobs=tuple(jobs), policy=PolicyConfig(name="group"))
     fleet = scenario.view()
     policy = OptimalPlacement(fleet, jobs, GROUP_SIZE)
@@ -126,8 +145,11 @@ def _run_optimum(jobs: Sequence[JobSpec]) -> _Outcome:
     return _outcome(cluster.account.cost, rows)
 
 
-def _outcome(cost: float, rows: Sequence[JobRow]) -> _Outcome:
+def _outcome(cost: float, rows: Sequence[JobRow]) -> Figures:
     made = sum(row.iterations_done for row in rows)
-    within = sum(row.iterations_in_bound for row in rows)
-    slowdown = float(np.mean([row.slowdown_realised for row in rows]))
-    return _Outcome(cost, sum(row.kept_slo for row in rows), slowdown, within / made)
+    return {
+        "cost": cost,
+        "kept": sum(row.kept_slo for row in rows),
+        "mean_slowdown": float(np.mean([row.slowdown_realised for row in rows])),
+        "iterations_in_bound": sum(row.iterations_in_bound for row in rows) / made,
+    }
