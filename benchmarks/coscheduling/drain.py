@@ -5,8 +5,12 @@ Every job has rollout nodes of its own, as in the paper; train nodes are scarce 
 what the policies do differently.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from benchmarks.cells import Figures, run_cells
+from benchmarks.coscheduling.beside_cost import beside_cost
 from benchmarks.options import BenchOptions
 from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.sim.cluster.scenario import ClusterScenario
@@ -56,34 +60,58 @@ def _size(quick: bool, long: bool) -> _Size:
     return _LONG if long else _DAY
 
 
-def run(options: BenchOptions) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class DrainCell:
+    """One backlog under one policy."""
+
+    number: int
+    policy: str
+    seed: int
+    quick: bool
+    long: bool
+
+    def __str__(self) -> str:
+        return f"{'long ' if self.long else ''}backlog {self.number + 1} {self.policy}"
+
+
+def run(options: BenchOptions) -> Figures:
     """`<policy>_over_isolated` is the share of the isolated baseline's time to drain, summed over
     several backlogs.
 
     One backlog's end hangs on a few long jobs, so a single draw says little. `long.` has the
     figures of longer backlogs.
     """
-    found = _drained(options, long=False)
-    return found | {f"long.{key}": value for key, value in _drained(options, long=True).items()}
+    cells = [
+        DrainCell(number, policy, options.seed, options.quick, long)
+        for policy in reversed(POLICIES)
+        for long in (True, False)
+        for number in range(_size(options.quick, long).backlogs)
+    ]
+    measured = dict(zip(cells, run_cells(options, "every backlog", measure, cells), strict=True))
+    found = _drained({cell: one for cell, one in measured.items() if not cell.long})
+    long = _drained({cell: one for cell, one in measured.items() if cell.long})
+    return found | {f"long.{key}": value for key, value in long.items()}
 
 
-def _drained(options: BenchOptions, *, long: bool) -> dict[str, float]:
-    ends_s: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    kept: dict[str, list[float]] = {policy: [] for policy in POLICIES}
-    backlogs = _size(options.quick, long).backlogs
-    for number in range(backlogs):
-        scenario = backlog(options.seed + number, options.quick, long=long)
-        for turn, policy in enumerate(POLICIES):
-            done = (number + turn / len(POLICIES)) / backlogs
-            options.progress(policy, (done + long) / 2)
-            config = replace(scenario.policy, name=policy, backfill=policy not in _IN_ORDER)
-            report = simulate(replace(scenario, policy=config))
-            ends_s[policy].append(report.end_s)
-            kept[policy].append(report.slo_attainment)
-    found: dict[str, float] = {"backlogs": backlogs}
+def measure(cell: DrainCell) -> Figures:
+    """Simulate one cell."""
+    scenario = backlog(cell.seed + cell.number, cell.quick, long=cell.long)
+    config = replace(scenario.policy, name=cell.policy, backfill=cell.policy not in _IN_ORDER)
+    report = simulate(replace(scenario, policy=config))
+    return beside_cost(report) | {"end_s": report.end_s}
+
+
+def _drained(measured: Mapping[DrainCell, Figures]) -> Figures:
+    def of(policy: str, key: str) -> list[float]:
+        return [one[key] for cell, one in measured.items() if cell.policy == policy]
+
+    ends_s = {policy: of(policy, "end_s") for policy in POLICIES}
+    backlogs = len(ends_s["ours"])
+    found: Figures = {"backlogs": backlogs}
     for policy in POLICIES:
-        found[f"{policy}.drain_h"] = sum(ends_s[policy]) / backlogs / 3600
-        found[f"{policy}.slo_attainment"] = min(kept[policy])
+        found[f"{policy}.drain_h"] = fmean(ends_s[policy]) / 3600
+        found[f"{policy}.slo_attainment"] = min(of(policy, "slo_attainment"))
+        found[f"{policy}.completion_mean_h"] = fmean(of(policy, "completion_mean_h"))
     for policy in POLICIES[1:]:
         found[f"{policy}_over_isolated"] = sum(ends_s[policy]) / sum(ends_s["isolated"])
     against = [

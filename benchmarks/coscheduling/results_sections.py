@@ -53,9 +53,10 @@ CLUSTER = Section(
     "`production`: 200 jobs in 14 days, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 "
     "h, SLO ~ U(1, 2), long-tailed lengths",
     (
-        Row("ours_over_group", "cost of ours over group (static)", "", at_most=0.95),
-        Row("ours_over_regrouping", "cost of ours over hourly regrouping"),
+        Row("ours_over_group", "cost of ours over group (static)", "", at_most=0.70),
+        Row("ours_over_regrouping", "cost of ours over hourly regrouping", "", at_most=0.88),
         Row("ours_over_horizon", "cost of ours over horizon (worst cases)", "", at_most=0.95),
+        Row("ours_over_profiled_horizon", "cost of ours over horizon (profiled)", "", at_most=0.85),
         Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
         Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
         Row("horizon.slo_attainment", "horizon: SLO kept"),
@@ -95,11 +96,8 @@ CLUSTER = Section(
         "more add nodes or open groups than in the paper. Admission assumes worst cases, so the "
         "bubbles that long-tailed lengths leave on train nodes stay.\n\n"
         "`group` is static: a placed job never moves. Ours moves jobs, so hourly regrouping is "
-        "the fairer peer. An outside audit over other seeds, made before consolidation had a "
-        "least gain and a least gap, found ours at 0.95 to 0.99 of hourly regrouping's cost on "
-        "two-week traces, at 1.06 on single-turn jobs and at 1.05 with 600 jobs.\n\n"
-        "`horizon` fits declared worst cases, where PlexRL fits profiled, commensurate periods. "
-        "Patched to do that, the same audit found ours at 0.88 to 0.90 of its cost."
+        "the fairer peer. `horizon` fits declared worst cases; `profiled_horizon` fits profiled, "
+        "commensurate periods, as PlexRL does."
     ),
 )
 
@@ -112,7 +110,7 @@ PHILLY = Section(
         Row(
             "mixed.ours_over_group",
             "mixed workload: cost of ours over group (static)",
-            at_most=0.95,
+            at_most=0.85,
         ),
         Row("mixed.ours_over_regrouping", "mixed workload: cost of ours over hourly regrouping"),
         Row("mixed.ours.slo_attainment", "mixed workload, ours: SLO kept", "", at_least=1.0),
@@ -209,6 +207,11 @@ DRAIN = Section(
         ),
         Row("long.ours.slo_attainment", "long backlogs, ours: SLO kept in the worst", at_least=1.0),
         Row("long.ours_over_spread_backfill_max", "long backlogs: ours over it, worst backlog"),
+        *(
+            Row(f"{prefix}{policy}.completion_mean_h", f"{words}{policy}: mean completion (h)")
+            for prefix, words in (("", ""), ("long.", "long backlogs, "))
+            for policy in ("ours", "spread_backfill", "isolated")
+        ),
     ),
     note=(
         "The paper does not say how long its backlog was. Here a backlog is 120 jobs that "
@@ -219,9 +222,7 @@ DRAIN = Section(
         "for that it missed the bar (0.581 against 0.499 over seeds 0 to 3). The rules were "
         "built on seeds 100 to 111 (long ones: 100 to 103); these backlogs were run afterwards. "
         "Ours can still end later than spread and backfill: a shared pace is a percent or two "
-        "behind running alone, and the longest job may arrive when no nodes are free. The bars "
-        "are about when all is done; the mean completion time of a job under ours is 1.20x that "
-        "of spread and backfill (an outside audit)."
+        "behind running alone, and the longest job may arrive when no nodes are free."
     ),
 )
 
