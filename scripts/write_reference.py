@@ -8,7 +8,7 @@
 import dataclasses
 import textwrap
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,7 +17,7 @@ import typer
 
 from slackwater.cli.main import app
 from slackwater.control.rollout.settings import RolloutSettings
-from slackwater.model.config import plain
+from slackwater.model.config import default_of, plain
 from slackwater.model.toml_text import toml_text
 from slackwater.runtime.settings import ServiceSettings
 
@@ -290,21 +290,27 @@ def configuration_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _table(at: str, cls: Any) -> Iterator[str]:
+def _table(at: str, cls: Any, defaults: Any = None, listed: bool = False) -> Iterator[str]:
+    """The keys of a class. `defaults` is the instance whose values a file changes, if any."""
     hints = get_type_hints(cls)
-    inner: list[tuple[str, Any]] = []
-    yield from (f"## `[{at}]`" if at else "## Top level", "")
+    inner: list[tuple[str, Any, Any, bool]] = []
+    heading = f"`[[{at}]]`" if listed else f"`[{at}]`"
+    yield from (f"## {heading}" if at else "## Top level", "")
     yield from ("| key | type | default | meaning |", "|---|---|---|---|")
     for field in dataclasses.fields(cls):
         path = f"{at}.{field.name}" if at else field.name
-        found = next(_dataclasses_in(hints[field.name]), None)
+        hint = hints[field.name]
+        default = default_of(field) if defaults is None else getattr(defaults, field.name)
+        found = next(_dataclasses_in(hint), None)
+        kind = _kind(hint)
         if found is not None:
-            inner.append((path, found))
-        kind = "table" if found is not None else _kind(hints[field.name])
-        yield f"| `{path}` | {kind} | {_default(field)} | {_cell(_meaning(path))} |"
+            several = get_origin(hint) is tuple
+            inner.append((path, found, default if isinstance(default, found) else None, several))
+            kind = "list of tables" if several else "table"
+        yield f"| `{path}` | {kind} | {_default(default)} | {_cell(_meaning(path))} |"
     yield ""
-    for path, found in inner:
-        yield from _table(path, found)
+    for table in inner:
+        yield from _table(*table)
 
 
 def _meaning(path: str) -> str:
@@ -346,13 +352,11 @@ def _is_choice(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Enum)
 
 
-def _default(field: "dataclasses.Field[Any]") -> str:
-    if field.default_factory is not dataclasses.MISSING:
-        return ""
-    if field.default is dataclasses.MISSING:
+def _default(default: Any) -> str:
+    if default is dataclasses.MISSING:
         return "required"
-    value = plain(field.default)
-    if value is None or isinstance(value, Mapping) or value in ([], ""):
+    value = plain(default)
+    if not isinstance(value, (bool, int, float, str, list)) or value in ([], ""):
         return ""
     return f"`{toml_text({'x': value}).strip().removeprefix('x = ')}`"
 

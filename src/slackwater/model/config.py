@@ -8,7 +8,7 @@ is discriminated by a `Literal` field that all of them have under the same name.
 
 import dataclasses
 import difflib
-import math
+import sys
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
@@ -65,8 +65,11 @@ def decode(
         if prebuilt is not None and name in prebuilt:
             values[name] = prebuilt[name]
         elif name in table:
-            values[name] = _convert(hints[name], table[name], _join(at, name))
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            value = table[name]
+            if dataclasses.is_dataclass(hints[name]) and isinstance(value, Mapping):
+                value = _default_table(field) | dict(value)
+            values[name] = _convert(hints[name], value, _join(at, name))
+        elif default_of(field) is dataclasses.MISSING:
             fix = f"write {name} = {_describe_hint(hints[name]).removeprefix('text, written ')}"
             if dataclasses.is_dataclass(hints[name]):
                 fix = f"add the table [{_join(at, name)}]"
@@ -75,6 +78,21 @@ def decode(
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(_locate(at, str(error))) from None
+
+
+def default_of(field: "dataclasses.Field[Any]") -> Any:
+    """The field's default, or MISSING."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _default_table(field: "dataclasses.Field[Any]") -> dict[str, Any]:
+    """The field's default as a table: what a file leaves out is as there, which may differ from
+    the defaults of its class.
+    """
+    default = default_of(field)
+    return plain(default) if dataclasses.is_dataclass(default) else {}
 
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
@@ -238,7 +256,7 @@ def _convert_scalar(hint: Any, value: Any, at: str) -> Any:
     if hint is Any:
         return value
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN is not, either
             raise ConfigError.of(at, value, "must be a finite number")
         return float(value)
     if isinstance(hint, type) and issubclass(hint, PurePath) and isinstance(value, str):
@@ -280,5 +298,5 @@ def _scalar(text: str) -> Any:
     """A value as TOML reads it; anything else is text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # not TOML, or an integer of thousands of digits
         return text

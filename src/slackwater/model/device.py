@@ -62,7 +62,8 @@ def layout_sizes(layout: str, field: str = "layout") -> tuple[int, int]:
     sizes: dict[str, int] = {}
     for part in filter(None, layout.split(",")):
         name, _, number = part.strip().partition("=")
-        if name not in ("tp", "dp") or name in sizes or not number.isdecimal() or int(number) < 1:
+        known = name in ("tp", "dp") and name not in sizes
+        if not known or not number.isdecimal() or not 1 <= int(number[:9]) <= 4096:
             raise ConfigError.of(field, layout, "must be such as tp=2 or tp=2,dp=4")
         sizes[name] = int(number)
     return sizes.get("tp", 1), sizes.get("dp", 1)

@@ -15,7 +15,7 @@ def read_toml(option: str, file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError.of(option, str(file), f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # also not UTF-8, or an integer of thousands of digits
         raise ConfigError.of(option, str(file), f"is not TOML: {error}") from None
 
 

@@ -10,14 +10,14 @@ from slackwater.control.operations.settings import OperationsConfig
 from slackwater.control.rollout.settings import RolloutSettings, rollout_settings
 from slackwater.model.device import count_ranks
 from slackwater.model.endpoint import Endpoint
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.model.instance import EngineName
 from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
 from slackwater.policy.serving.modes import mode_of
-from slackwater.runtime.launch.fleet_file import FleetFile, single_node_fleet
+from slackwater.runtime.launch.fleet_file import MAX_COUNT, FleetFile, single_node_fleet
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
 SILENT_AFTER_S = 20.0  # a worker that sends nothing for so long is lost
@@ -145,10 +145,7 @@ class ServiceSettings:
     prices: PriceSettings = field(default_factory=PriceSettings)
 
     def __post_init__(self) -> None:
-        for name in ("engines", "local_engines"):
-            if (getattr(self, name) or 0) < 0:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError.of(flag, getattr(self, name), "must be at least 0")
+        self._check_counts()
         if self.serving is not None and self.serving.model not in self.models:
             fix = f"must be one of the models: {', '.join(self.models)}"
             raise ConfigError.of("--serve", self.serving.model, fix)
@@ -163,19 +160,24 @@ class ServiceSettings:
             )
         if self.trainers < (0 if self.only_actions else 1):
             raise ConfigError.of("--trainers", self.trainers, "must be at least 1")
-        for name in ("devices", "threads", "kv_mb", "max_running", "max_live_turns", "front_ends"):
-            if getattr(self, name) < 1:
-                raise ConfigError.of(
-                    f"--{name.replace('_', '-')}", getattr(self, name), "must be at least 1"
-                )
         if self.train_dtype is not None and self.train_dtype not in TRAIN_DTYPES:
             choices = f"must be one of {', '.join(TRAIN_DTYPES)}"
             raise ConfigError.of("--train-dtype", self.train_dtype, choices)
-        self._check_waits()
+        self._check_sizes()
         if not 0 <= self.port < 65536:
             raise ConfigError.of("--port", self.port, "must be a port number")
 
-    def _check_waits(self) -> None:
+    def _check_counts(self) -> None:
+        """Counts of workers and devices, which a mistyped number would let fill the machine."""
+        counts = {"engines": 0, "local_engines": 0, "trainers": 0, "sandboxes": 0}
+        counts |= {"devices": 1, "threads": 1, "max_running": 1, "front_ends": 1}
+        for name, least in counts.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= MAX_COUNT:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError.of(flag, value, f"must be from {least} to {MAX_COUNT}")
+
+    def _check_sizes(self) -> None:
         if not 0 < self.session_silent_after_s < float("inf"):
             silent_s = self.session_silent_after_s
             raise ConfigError.of("--session-timeout", silent_s, "must be above 0, in seconds")
@@ -184,6 +186,9 @@ class ServiceSettings:
         if not 0 <= self.worker_grace_s <= 3600:
             fix = "must be at least 0 and at most 3600, in seconds"
             raise ConfigError.of("worker_grace_s", self.worker_grace_s, fix)
+        sizes = ("max_live_turns", "max_body_bytes", "max_waiting_bytes", "results_kept_s")
+        check_above_zero("", self, "kv_mb", *sizes)
+        check_not_negative("", self, "ephemeral_bytes_per_model", "ephemeral_versions_kept")
 
     def _check_coscheduling(self) -> None:
         """Refuse co-scheduling without rollout and train nodes that are known from the start."""
@@ -228,8 +233,6 @@ class ServiceSettings:
         return _common_size(found[0], self.models), _common_size(found[1])
 
     def _check_sandboxes(self) -> None:
-        if self.sandboxes < 0:
-            raise ConfigError.of("--sandboxes", self.sandboxes, "must be at least 0")
         if self.sandbox_backend not in SANDBOX_BACKENDS:
             choices = f"must be one of {', '.join(SANDBOX_BACKENDS)}"
             raise ConfigError.of("--sandbox-backend", self.sandbox_backend, choices)

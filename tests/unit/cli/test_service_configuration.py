@@ -2,9 +2,11 @@
 unknown passes.
 """
 
+import copy
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 from slackwater.cli import up as up_command
 from slackwater.cli.up_options import UpOptions, option_settings
 from slackwater.control.coschedule.config import ordering_for
-from slackwater.model.config import decode
+from slackwater.model.config import decode, plain
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.placement.catalogue import POLICIES as CATALOGUE
@@ -95,7 +97,7 @@ def test_every_listed_policy_can_be_made_from_its_name_alone(decision: str) -> N
         (["--set", "rollout.routing=warm"], "rollout.routing.name: 'warm' must be one of"),
         (["--set", "rollout.stall=1"], "rollout.stall: unknown key; write stall_s, in seconds"),
         (["--set", "rollout.balancing.pace=1"], "rollout.balancing.pace: unknown key"),
-        (["--set", "fleet.pools.0.engines=-1"], "fleet.pools[0]: engines: -1 must be at least 0"),
+        (["--set", "fleet.pools.0.engines=-1"], "fleet.pools[0]: engines: -1 must be from 0 to"),
         (["--set", "engines"], "--set: 'engines' must be written a.b=value"),
     ],
 )
@@ -106,6 +108,80 @@ def test_a_wrong_setting_is_refused_in_one_line(
         resolved(tmp_path, *options)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+EVERY_TABLE = """
+models = { tiny = "/m" }
+
+[coschedule.limits]
+[residency]
+device_mb = 1.0
+host_mb = 1.0
+
+[fleet.ray]
+gpus = 0
+[[fleet.pools]]
+name = "p"
+engines = 1
+trainers = 1
+[[fleet.nodes]]
+name = "n"
+pool = "p"
+
+[rewards.services]
+judge = "/m"
+
+[[instances]]
+name = "i"
+"""
+WRONG_NUMBERS = [-1, 10**400, float("nan"), float("-inf"), "9" * 5000, True, [], {}]
+
+
+def numbers(table: object, at: tuple[str, ...] = ()) -> list[str]:
+    """The paths of all numbers in a table."""
+    if isinstance(table, (dict, list)):
+        members = table.items() if isinstance(table, dict) else enumerate(table)
+        return [path for key, value in members for path in numbers(value, (*at, str(key)))]
+    return [".".join(at)] if type(table) in (int, float) else []
+
+
+def test_no_number_that_cannot_be_meant_is_accepted() -> None:
+    table = {"state": "/s", **tomllib.loads(EVERY_TABLE)}
+    settings = decode(ServiceSettings, table)
+    whole = plain(settings) | {"rollout": plain(settings.rollout_settings)}
+    for policy in POLICIES:
+        del whole["rollout"][policy]
+    paths = numbers(whole)
+    assert len(paths) > 80
+    for path in paths:
+        for wrong in WRONG_NUMBERS:
+            if wrong == 10**400 and isinstance(value_at(whole, path), int):
+                continue  # most counts have no upper bound
+            changed = value_at(copy.deepcopy(whole), path, wrong)
+            with pytest.raises(ConfigError) as error:
+                decode(ServiceSettings, changed)
+            said = str(error.value)
+            assert len(said) < 400 and "\n" not in said, (path, wrong)
+
+
+def value_at(table: Any, path: str, value: Any = None) -> Any:
+    """The value at a path; or, given one, the table with that value there."""
+    *keys, last = path.split(".")
+    inner = table
+    for key in keys:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    if value is None:
+        return inner[last]
+    inner[last] = value
+    return table
+
+
+def test_setting_one_assumed_cost_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    text = "[coschedule.switching]\nwarm_base_s = 1.0\n"
+    whole = tomllib.loads(resolved(tmp_path, text="[coschedule]"))
+    changed = tomllib.loads(resolved(tmp_path, text=text))
+    whole["coschedule"]["switching"]["warm_base_s"] = 1.0
+    assert changed["coschedule"] == whole["coschedule"]
 
 
 def test_eight_gpus_have_a_trainer_and_seven_engines_each_on_its_own(tmp_path: Path) -> None:
@@ -129,7 +205,7 @@ def test_one_device_is_shared_as_ever(tmp_path: Path) -> None:
         (["--devices", "4", "--trainer-layout", "dp=8"], "trainer-0 needs 8 cpu devices; the most"),
         (["--gpu-ids", "0,0"], "--gpu-ids: '0,0' must be different ids"),
         (["--engine-layout", "xp=2"], "engine_layout: 'xp=2' must be such as tp=2"),
-        (["--devices", "0"], "--devices: 0 must be at least 1"),
+        (["--devices", "0"], "--devices: 0 must be from 1 to 4096"),
     ],
 )
 def test_deployments_that_do_not_fit_are_refused_before_the_start(

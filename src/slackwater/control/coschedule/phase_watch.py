@@ -49,6 +49,8 @@ class PhaseLimits:
             name = field.name
             if name != "kept_share" and getattr(self, name) <= 0:
                 raise ConfigError.of(f"limits: {name}", getattr(self, name), "must be above 0")
+        if not 0 <= self.kept_share <= 1:
+            raise ConfigError.of("limits: kept_share", self.kept_share, "must be from 0 to 1")
 
     def lease_violation(
         self, phase: Phase, held_s: float, usual_s: float | None, silent_s: float

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
+
 
 @dataclass(frozen=True, slots=True)
 class OperationsConfig:
@@ -17,3 +19,11 @@ class OperationsConfig:
     max_attempts: int = 5
     max_waiting_per_model: int = 1024
     max_skipped: int = 16_384
+
+    def __post_init__(self) -> None:
+        times = ("give_up_gap_after_s", "give_up_move_after_s", "save_log_after_s")
+        check_above_zero("operations: ", self, *times, "max_attempts", "max_waiting_per_model")
+        check_not_negative("operations: ", self, "max_skipped")
+        if not 0 <= self.snapshot_share <= 1:
+            fix = "must be from 0 to 1"
+            raise ConfigError.of("operations: snapshot_share", self.snapshot_share, fix)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slackwater.model.config import decode
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.policy.rollout.balanced_finish import BalancedFinish
 from slackwater.policy.rollout.balancing import BalancingPolicy, EvenSteps
 from slackwater.policy.rollout.catalogue import POLICIES, chosen
@@ -49,9 +49,12 @@ class RolloutSettings:
     kept_for_others: float = 0.125
 
     def __post_init__(self) -> None:
-        for name in ("lease_s", "stall_s", "borrowed_stall_s", "turn_timeout_s", "watch_every_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError.of(f"rollout: {name}", getattr(self, name), "must be above 0")
+        times = ("lease_s", "stall_s", "borrowed_stall_s", "turn_timeout_s", "watch_every_s")
+        check_above_zero("rollout: ", self, *times, "balance_every_s")
+        pauses = ("home_lease_s", "trainer_patience_s", "move_rest_s")
+        check_not_negative("rollout: ", self, *pauses, "faults_allowed")
+        check_above_zero("rollout: ", self, "max_losses_without_progress")
+        check_above_zero("rollout: ", self, "remembered_trajectories")
         if not 0 <= self.kept_for_others < 1:
             raise ConfigError.of(
                 "rollout: kept_for_others", self.kept_for_others, "must be from 0 to below 1"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_not_negative
 from slackwater.model.ids import NodeId
 from slackwater.model.job import JobProfile
 from slackwater.model.node import Pool, Role
@@ -22,6 +22,9 @@ class MoveCost:
 
     base_s: float = 134.84
     s_per_billion: float = 8.88
+
+    def __post_init__(self) -> None:
+        check_not_negative("move: ", self, "base_s", "s_per_billion")
 
     def of(self, profile: JobProfile) -> float:
         """For one job."""

@@ -30,7 +30,7 @@ from typing import Literal
 
 from slackwater.model.config import decode
 from slackwater.model.device import count_ranks
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.model.ids import NodeId
 from slackwater.model.instance import EngineName
 from slackwater.model.toml_text import read_toml
@@ -40,6 +40,7 @@ from slackwater.runtime.launch.slurm import SlurmPool
 from slackwater.runtime.net.listening import LOOPBACK
 
 LOCAL_NODE = NodeId("local")
+MAX_COUNT = 4096  # of one kind of worker, or of devices, on a node
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
@@ -73,8 +74,10 @@ class FleetPool:
     def __post_init__(self) -> None:
         check_name("name", self.name)
         for field in ("engines", "local_engines", "trainers", "sandboxes", "rewards"):
-            if (getattr(self, field) or 0) < 0:
-                raise ConfigError.of(field, getattr(self, field), "must be at least 0")
+            if not 0 <= (getattr(self, field) or 0) <= MAX_COUNT:
+                fix = f"must be from 0 to {MAX_COUNT}"
+                raise ConfigError.of(field, getattr(self, field), fix)
+        check_not_negative("", self, "price_per_h")
         count_ranks(self.engine_layout, "engine_layout")
         count_ranks(self.trainer_layout, "trainer_layout")
 
@@ -103,8 +106,9 @@ class FleetNode:
 
     def __post_init__(self) -> None:
         check_name("name", self.name)
-        if self.devices < 1:
-            raise ConfigError.of(f"nodes: {self.name}: devices", self.devices, "must be at least 1")
+        if not 1 <= self.devices <= MAX_COUNT:
+            fix = f"must be from 1 to {MAX_COUNT}"
+            raise ConfigError.of(f"nodes: {self.name}: devices", self.devices, fix)
         here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         if not here.issuperset(self.cores):
             fix = f"must be cores of this machine: {sorted(here)}"
@@ -121,6 +125,12 @@ class RayCluster:
     gpus: int | None = None
     directory: str = "/tmp/slackwater"
     look_every_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_above_zero("ray: ", self, "look_every_s")
+        check_not_negative("ray: ", self, "cores")
+        if self.gpus is not None:
+            check_not_negative("ray: ", self, "gpus")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ class ListedInstance:
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             fix = "must begin with http:// or https://"
             raise ConfigError.of(f"instances: {self.name}: url", self.url, fix)
+        if self.tp < 1:
+            raise ConfigError.of(f"instances: {self.name}: tp", self.tp, "must be at least 1")
 
     def request(self, models: Sequence[str]) -> InstanceRequest:
         """The request for this instance in a service that has these models."""

@@ -35,7 +35,7 @@ def test_an_address_that_others_reach_is_encrypted(tmp_path: Path) -> None:
         (POOL + POOL + NODE, "pools: names: ['mixed'] must be named once each"),
         (POOL + NODE.replace("mixed", "other"), "nodes: a: pool: 'other' is not a pool"),
         (POOL + NODE + "engine = 3\n", "nodes[0].engine: unknown key"),
-        (POOL.replace("2", "-1") + NODE, "engines: -1 must be at least 0"),
+        (POOL.replace("2", "-1") + NODE, "engines: -1 must be from 0 to 4096"),
         ('listen = "nowhere"\n' + POOL + NODE, "listen: 'nowhere' must be HOST:PORT"),
         ('launcher = "slurm"\n' + POOL + NODE, "launcher"),
         (POOL, "nodes: 'none' must list at least one"),
