@@ -50,7 +50,7 @@ async def _serve(
     local_url = _local_url(settings.host, listening.getsockname()[1])
     plane = ControlPlane(settings, folder, ExportCatalog(folder.weights), local_url)
     check_isolation(settings, len(plane.tenants.names()))
-    url = f"http://{settings.host}:{listening.getsockname()[1]}"
+    url = service_url(settings.host, listening.getsockname()[1])
     key = plane.tenants.key_of(settings.tenants[0])
     app = create_app(plane)
     channel = FrontChannel(plane)
@@ -91,7 +91,12 @@ def _local_url(host: str, port: int) -> str:
     """The URL at which processes of this machine reach the service."""
     loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # the address for a wildcard bind
     address = loopback.get(host, host)
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return service_url(address, port)
+
+
+def service_url(host: str, port: int) -> str:
+    """The URL of an address; those of IPv6 stand in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _log_to(file: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 from slackwater.control.controller import Controller, TimedEvent
 from slackwater.control.driver import Driver
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
+from slackwater.model.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,12 @@ class Recording:
         """The function that writes a controller's lines; None if nothing is recorded."""
         if self._path is None:
             return None
-        path = self._path.with_name(f"{self._path.name}.{name}.jsonl")
-        return self._files.enter_context(path.open("wb")).write
+        path = Path(f"{self._path}.{name}.jsonl")
+        try:
+            return self._files.enter_context(path.open("wb")).write
+        except OSError as error:
+            fix = f"cannot be written ({error.strerror}); give a file in a folder that exists"
+            raise ConfigError.of("--record", str(self._path), fix) from None
 
     def close(self) -> None:
         self._files.close()

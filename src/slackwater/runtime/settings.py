@@ -17,7 +17,12 @@ from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
 from slackwater.policy.serving.modes import mode_of
-from slackwater.runtime.launch.fleet_file import MAX_COUNT, FleetFile, single_node_fleet
+from slackwater.runtime.launch.fleet_file import (
+    MAX_COUNT,
+    FleetFile,
+    check_unique,
+    single_node_fleet,
+)
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
 SILENT_AFTER_S = 20.0  # a worker that sends nothing for so long is lost
@@ -146,6 +151,14 @@ class ServiceSettings:
 
     def __post_init__(self) -> None:
         self._check_counts()
+        if not self.host:
+            raise ConfigError.of("--host", self.host, "must be an address, such as 127.0.0.1")
+        if not self.tenants:
+            raise ConfigError.of("tenants", [], "must name at least one")
+        check_unique("tenants", self.tenants)
+        _ = self.whole_fleet  # a wrong layout or GPU is refused at once
+        if self.gpu_ids and not self.device.startswith("cuda"):
+            raise ConfigError.of("--gpu-ids", list(self.gpu_ids), "needs --device cuda")
         if self.serving is not None and self.serving.model not in self.models:
             fix = f"must be one of the models: {', '.join(self.models)}"
             raise ConfigError.of("--serve", self.serving.model, fix)

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from typer.testing import CliRunner
 
 from slackwater.cli import up as up_command
 from slackwater.cli.background_start import removing_failed_start
-from slackwater.model.errors import RefusedError
+from slackwater.cli.service_process import service_url
+from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.runtime.live_driver import Recording
+from slackwater.serve.http.server import bind
 
 BARE = ("--engines", "0", "--trainers", "0", "--sandboxes", "1", "--sandbox-backend", "process")
 
@@ -29,6 +33,24 @@ def test_a_start_on_a_taken_port_leaves_no_file(tmp_path: Path, behind: tuple[st
     assert ended.returncode in (1, 2)
     assert port in ended.stderr
     assert not state.exists(), sorted(state.rglob("*"))
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no.such.host.invalid", "x" * 300])
+def test_a_host_that_is_not_here_is_named_at_once(host: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(RefusedError, match=r"--host: .* give an address of this machine"):
+        bind(host, 18_124)
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_record_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "none" / "run")
+    with pytest.raises(ConfigError, match=r"--record: .*none/run' cannot be written"):
+        recording.writer("fleet")
+
+
+def test_the_url_of_an_ipv6_address_has_brackets() -> None:
+    assert service_url("::1", 8123) == "http://[::1]:8123"
 
 
 def test_what_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:

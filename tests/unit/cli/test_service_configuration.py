@@ -98,6 +98,9 @@ def test_every_listed_policy_can_be_made_from_its_name_alone(decision: str) -> N
         (["--set", "rollout.stall=1"], "rollout.stall: unknown key; write stall_s, in seconds"),
         (["--set", "rollout.balancing.pace=1"], "rollout.balancing.pace: unknown key"),
         (["--set", "fleet.pools.0.engines=-1"], "fleet.pools[0]: engines: -1 must be from 0 to"),
+        (["--set", "tenants=[]"], "tenants: [] must name at least one"),
+        (["--host", ""], "--host: '' must be an address"),
+        (["--gpu-ids", "0"], "--gpu-ids: ['0'] needs --device cuda"),
         (["--set", "engines"], "--set: 'engines' must be written a.b=value"),
     ],
 )
@@ -204,6 +207,7 @@ def test_one_device_is_shared_as_ever(tmp_path: Path) -> None:
         (["--devices", "4", "--engines", "4"], "engine-0-3 needs 1 cpu device; of node local"),
         (["--devices", "4", "--trainer-layout", "dp=8"], "trainer-0 needs 8 cpu devices; the most"),
         (["--gpu-ids", "0,0"], "--gpu-ids: '0,0' must be different ids"),
+        (["--device", "cuda", "--set", 'gpu_ids=["0", ""]'], "gpu_ids: ['0', ''] must be differ"),
         (["--engine-layout", "xp=2"], "engine_layout: 'xp=2' must be such as tp=2"),
         (["--devices", "0"], "--devices: 0 must be from 1 to 4096"),
     ],

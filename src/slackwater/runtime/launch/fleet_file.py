@@ -109,6 +109,9 @@ class FleetNode:
         if not 1 <= self.devices <= MAX_COUNT:
             fix = f"must be from 1 to {MAX_COUNT}"
             raise ConfigError.of(f"nodes: {self.name}: devices", self.devices, fix)
+        if not all(self.gpu_ids) or len(set(self.gpu_ids)) != len(self.gpu_ids):
+            fix = 'must be different ids, such as ["0", "1"]'
+            raise ConfigError.of(f"nodes: {self.name}: gpu_ids", list(self.gpu_ids), fix)
         here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         if not here.issuperset(self.cores):
             fix = f"must be cores of this machine: {sorted(here)}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import random
 import signal
 import socket
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 HEAD_DEADLINE_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 _BIND_AGAIN_S = 0.1
+_PORT_FAULTS = (errno.EADDRINUSE, errno.EACCES)
 _OPTIONS: dict[str, Any] = {
     "ws": "none",
     "lifespan": "off",
@@ -138,9 +140,12 @@ def bind(host: str, port: int) -> socket.socket:
         try:
             listening.bind((host, candidate))
             listening.listen(2048)  # from here on clients wait instead of being refused
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
             listening.close()
-            why = error.strerror
+            why = error.strerror if isinstance(error, OSError) else "not the name of a host"
+            if not isinstance(error, OSError) or error.errno not in _PORT_FAULTS:
+                fix = f"cannot be listened on ({why}); give an address of this machine"
+                raise RefusedError(f"--host: {host!r} {fix}") from None
         else:
             return listening
     raise RefusedError(f"--port: {host}:{port} cannot be bound ({why}); give another --port")
