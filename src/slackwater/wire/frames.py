@@ -28,6 +28,10 @@ class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """
 
 
+# What decoding raises for bytes that are no message, however deeply they are nested.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class FrameError(SlackwaterError, ValueError):
     """The peer violates the protocol; the connection must be closed."""
 

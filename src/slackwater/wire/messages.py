@@ -16,7 +16,7 @@ from slackwater.model.payload import Payload
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
-from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+from slackwater.wire.frames import UNREADABLE, FrameError, FrameKind, encode_frame
 from slackwater.wire.frames import Message as Message
 from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
@@ -419,7 +419,7 @@ def encode(message: Message) -> bytes:
 def _decode(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise FrameError(f"control message cannot be read: {error}") from None
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+from slackwater.wire.frames import UNREADABLE, FrameError, FrameKind, encode_frame
 
 _SIZES = struct.Struct("<II")
 
@@ -76,7 +76,7 @@ def decode_tokens(
         raise FrameError(f"token frame of {len(body)} bytes does not hold {count} in {rows} rows")
     try:
         finished = _decode_finished(body[end:]) if len(body) > end else ()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise FrameError(f"token frame with endings that cannot be read: {error}") from None
     return (
         array("I", body[_SIZES.size : counts]),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.runtime.services.helper_processes import HelperProcesses
 from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, ParsedBody, read
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.event_stream import encode_sliced_json
 from slackwater.serve.tinker.bodies import SampleBody
+from slackwater.serve.tinker.pass_reader import JSON_FORWARD, read_pass
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,23 @@ def test_what_is_wrong_is_said_as_for_small_bodies(raw: bytes, said: str) -> Non
     assert isinstance(found, InvalidBody)
     assert said in found.errors[0]["msg"]
     assert found.errors[0]["loc"][0] == "body"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":' * 100_000,
+        b'{"model_id":"m","seq_id":1,"forward_input":' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b'{"model_id":"m","seq_id":1,"forward_input":{"data":' + b"[" * 900 + b"]" * 900 + b"}}",
+    ],
+)
+def test_a_batch_however_deep_is_refused_and_its_helper_lives(raw: bytes) -> None:
+    try:
+        head, _ = read_pass(raw, JSON_FORWARD)
+    except ConfigError as error:
+        assert "cannot be read" in str(error)
+    else:
+        assert isinstance(head.error, ConfigError)
 
 
 def test_a_body_of_too_many_small_things_is_refused_and_one_of_many_tokens_is_not() -> None:

@@ -47,6 +47,13 @@ def test_garbage_is_refused_at_its_first_header(garbage: bytes) -> None:
         FrameDecoder().feed(garbage)
 
 
+def test_a_message_however_deep_is_refused() -> None:
+    with pytest.raises(FrameError, match="cannot be read"):
+        messages.decode_from_stranger(b"\x91" * 100_000)
+    with pytest.raises(FrameError, match="cannot be read"):
+        messages.decode_from_stranger(b"\x81\xa1a" + b"\x91" * 100_000)
+
+
 def test_an_oversized_length_is_refused_before_its_body_comes() -> None:
     with pytest.raises(FrameError, match="above the limit 10"):
         FrameDecoder(max_bytes=10).feed(struct.pack("<2sBBI", b"SW", 1, 1, 11))

@@ -7,6 +7,7 @@ import numpy as np
 
 from slackwater.model.errors import ConfigError
 from slackwater.serve.tinker.proto import pb
+from slackwater.wire.frames import UNREADABLE
 
 MEDIA_TYPE = "application/json"
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -62,7 +63,7 @@ def parse_head(body: bytes, *, forward_only: bool) -> tuple[Any, bytes]:
     """A `ForwardBackwardRequest` without its data, and the JSON of the data."""
     try:
         head = _heads.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError.of(
             "body", f"{len(body)} bytes of JSON", f"cannot be read: {error}"
         ) from None
@@ -87,7 +88,7 @@ def fill_data(message: Any, data: bytes) -> None:
             message.loss_fn_config[name] = value
         for datum in found.data:
             _fill_datum(message.data.add(), datum)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ConfigError.of("data", f"{len(data)} bytes of JSON", str(error)) from None
 
 
