@@ -119,8 +119,8 @@ def main() -> None:
         )
         sys.exit(1)
     except OSError as error:
-        if error.errno not in DISK_FAULTS:
-            raise
+        if error.errno not in DISK_FAULTS and error.filename is None:
+            raise  # not about a file that the user named
         print(f"slackwater: {error}", file=sys.stderr)
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)

@@ -42,6 +42,12 @@ def test_an_unknown_bench_ends_with_one_line_and_status_2() -> None:
     assert len(ended.stderr.strip().splitlines()) == 1
 
 
+def test_a_path_that_cannot_be_is_named_in_one_line() -> None:
+    ended = call("up", "--state", f"/tmp/{'x' * 300}")
+    assert ended.returncode == 1
+    assert "File name too long" in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
 def test_an_unknown_command_ends_with_status_2() -> None:
     assert call("no-such-command").returncode == 2
 

@@ -1,5 +1,7 @@
 """`slackwater up` that does not start leaves nothing; `--dry-run` makes nothing."""
 
+import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -12,8 +14,9 @@ from typer.testing import CliRunner
 from slackwater.cli import up as up_command
 from slackwater.cli.background_start import removing_failed_start
 from slackwater.cli.service_process import service_url
-from slackwater.model.errors import ConfigError, RefusedError
+from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.runtime.live_driver import Recording
+from slackwater.runtime.store.database import Store
 from slackwater.serve.http.server import bind
 
 BARE = ("--engines", "0", "--trainers", "0", "--sandboxes", "1", "--sandbox-backend", "process")
@@ -51,6 +54,37 @@ def test_a_record_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_the_url_of_an_ipv6_address_has_brackets() -> None:
     assert service_url("::1", 8123) == "http://[::1]:8123"
+
+
+def test_ctrl_c_stops_a_service_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "slackwater", "up", "--state", str(tmp_path / "state")]
+    with subprocess.Popen(
+        [*command, "--port", "0", *BARE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as service:
+        assert service.stdout is not None
+        while not service.stdout.readline().startswith("stop with Ctrl-C"):
+            assert service.poll() is None
+        wait_for_worker(tmp_path / "state" / "logs" / "service.log")
+        service.send_signal(signal.SIGINT)
+        _, said = service.communicate(timeout=120)
+    assert service.returncode == 130
+    lines = [line for line in said.splitlines() if not line.startswith("WARNING: actions are not")]
+    assert lines == ["stopped"]
+
+
+def wait_for_worker(log: Path) -> None:
+    deadline_s = time.monotonic() + 120
+    while "role=sandbox" not in log.read_text():
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.05)
+
+
+def test_a_database_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    store = Store("postgresql://127.0.0.1:1/x")
+    with pytest.raises(UnavailableError, match=r"cannot be opened: .*refused") as error:
+        asyncio.run(store.open())
+    assert "\n" not in str(error.value) and "sqlalche.me" not in str(error.value)
 
 
 def test_what_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class Workers:
     def worker_lost(self, worker: WorkerId, reason: str) -> None:
         role = self._roles.pop(worker)
         self._memory.pop(worker, None)
-        logger.warning("worker lost worker=%s reason=%s", worker, reason)
+        level = logging.INFO if self._stopping else logging.WARNING
+        logger.log(level, "worker lost worker=%s reason=%s", worker, reason)
         if role == "agent":
             node = _node_of(worker)
             self._leaving_engines.pop(node, None)

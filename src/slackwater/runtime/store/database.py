@@ -157,7 +157,9 @@ class Store:
             bring_up_to_date(self._connection)
             self._connection.commit()
         except SQLAlchemyError as error:
-            raise UnavailableError(f"database {self._shown} cannot be opened: {error}") from None
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            why = " ".join(str(cause).split())
+            raise UnavailableError(f"database {self._shown} cannot be opened: {why}") from None
 
     @property
     def _shown(self) -> str:

@@ -40,16 +40,16 @@ class FrontChannel:
         self.names = ModelNames(plane)
         self._fronts: set[_Front] = set()
         self._watching: asyncio.TimerHandle | None = None
-        self._is_open = False
+        self.is_open = False
 
     def open(self) -> None:
         """The control plane is ready: send every front end its setup."""
-        self._is_open = True
+        self.is_open = True
         for front in self._fronts:
             self.send_setup(front)
 
     def send_setup(self, front: "_Front") -> None:
-        if self._is_open:
+        if self.is_open:
             front.connection.send(self._setup())
 
     def connect(self) -> asyncio.Protocol:
@@ -73,6 +73,7 @@ class FrontChannel:
 
     def stop(self) -> None:
         """Tell every front end to answer its open requests and end."""
+        self.is_open = False
         for front in self._fronts:
             front.send(wire.StopServing())
 
@@ -133,7 +134,8 @@ class _Front:
     def handle_disconnect(self) -> None:
         """Cancel its turns, whose results have no reader any more."""
         self._channel.remove(self)
-        logger.warning("a front end has gone turns=%d", len(self.turns))
+        if self._channel.is_open:
+            logger.warning("a front end has gone turns=%d", len(self.turns))
         self._is_open = False
         for turn in self.turns.values():
             self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
