@@ -48,10 +48,14 @@ class GenerateChoices(Record, frozen=True):
 
 
 class AbandonChoices(Record, frozen=True):
-    """Abandon choices whose client has left."""
+    """The client of these choices, numbered from `number` on, has left: stop what is left of them.
+
+    `number` is the first one of their request.
+    """
 
     tenant: str
-    numbers: list[int]
+    number: int
+    count: int
 
 
 class Sample(Record, frozen=True):

@@ -25,7 +25,7 @@ GENERATE = front.GenerateChoices(
 )
 RECORDS: list[front.FromFront] = [
     GENERATE,
-    front.AbandonChoices("mine", [7]),
+    front.AbandonChoices("mine", 7, 4),
     front.Sample(8, "mine", "ss-1", 3, b"payload"),
     front.AskSession(9, "mine", "ss-1"),
     front.AskModel(10, "mine", "tiny:name"),

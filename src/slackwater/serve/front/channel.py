@@ -118,6 +118,9 @@ class _Front:
         self._tenants = frozenset(channel.plane.tenants.names())
         self._is_open = True
         self.turns: dict[int, _Choice] = {}
+        # By the first number of a request: whose it is, and how many of its choices have a share
+        # but are not submitted yet.
+        self._waiting: dict[int, tuple[TenantId, int]] = {}
         self._unsent = _empty_columns()
         self._reported_spent = self._plane.queues.shares.totals.copy()
         self.connection = _FrontConnection(self, channel.send_setup)
@@ -127,9 +130,14 @@ class _Front:
         for record in wire.decode_from_front(body):
             if record.tenant not in self._tenants:
                 raise FrameError(f"tenant {record.tenant[:100]!r} is not known here")
-            if isinstance(record, wire.AbandonChoices):
-                self._discard_unsubmitted(record.numbers)
-            self._plane.queues.put(TenantId(record.tenant), self._handle(record))
+            tenant = TenantId(record.tenant)
+            if isinstance(record, wire.GenerateChoices):
+                if record.number in self._waiting:
+                    raise FrameError(f"request {record.number} came twice")
+                self._waiting[record.number] = tenant, 0
+            elif isinstance(record, wire.AbandonChoices):
+                self._forget_waiting(record.number)  # need not wait for the tenant's turn
+            self._plane.queues.put(tenant, self._handle(record))
 
     def handle_disconnect(self) -> None:
         """Cancel its turns, whose results have no reader any more."""
@@ -138,7 +146,7 @@ class _Front:
             logger.warning("a front end has gone turns=%d", len(self.turns))
         self._is_open = False
         for turn in self.turns.values():
-            self._plane.queues.put(turn.tenant, self._abandon([turn.number]))
+            self._plane.queues.put(turn.tenant, self._abandon(turn.number, 1))
 
     def send(self, record: wire.Record) -> None:
         if self._unsent[0]:
@@ -151,7 +159,7 @@ class _Front:
     # ---- requests of the front end ----
     def _handle(self, record: wire.FromFront) -> Iterator[None]:
         if isinstance(record, wire.AbandonChoices):
-            yield from self._abandon(record.numbers)
+            yield from self._abandon(record.number, record.count)
             return
         try:
             match record:
@@ -165,65 +173,71 @@ class _Front:
                 case wire.AskModel() | wire.AskFuture():
                     self._plane.background.spawn(self._answer(record))
         except SlackwaterError as error:
+            if isinstance(record, wire.GenerateChoices):
+                self._forget_waiting(record.number)
             self.refuse(record.number, error)
 
     def _generate(self, message: wire.GenerateChoices) -> Iterator[None]:
-        plane, tenant = self._plane, TenantId(message.tenant)
+        plane, tenant, first = self._plane, TenantId(message.tenant), message.number
+        if first not in self._waiting:
+            return  # it was abandoned before its turn came
         count = len(message.prompts) * message.n
         if any(len(prompt) % 4 or not prompt for prompt in message.prompts):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
         if count < 1 or len(message.max_tokens) != len(message.prompts):
             raise ConfigError.of("n", message.n, "must be positive, and max_tokens of each prompt")
         plane.shares.check(tenant, count, "prompts x n")
-        numbers = range(message.number, message.number + count)
-        if not self.turns.keys().isdisjoint(numbers):
-            raise ConfigError.of("number", message.number, "must be a new one")
-        if not self._is_open:
-            return
+        if not self.turns.keys().isdisjoint(range(first, first + count)):
+            raise ConfigError.of("number", first, "must be a new one")
         plane.bases.get(message.base_model)  # NotFoundError if there is none
         if (why := plane.broken_engine(message.base_model, tenant)) is not None:
             raise FailedTurnError(why)
         plane.shares.take(tenant, count)
+        self._waiting[first] = tenant, count
         plane.jobs.record_activity(JobId(message.job), tenant)
-        self._channel.watch()
-        for number in numbers:
-            name = TurnId(f"{self._name}/{number}")
-            self.turns[number] = _Choice(self, number, name, tenant, message.base_model)
         if message.stream:  # without streaming the result itself is the answer
-            self.send(wire.ChoicesAccepted(message.number))
-        for index, number in enumerate(numbers):
+            self.send(wire.ChoicesAccepted(first))
+        for index in range(count):
             if index:
                 yield
-            if (turn := self.turns.get(number)) is not None:
-                self._submit(message, turn, index)
+            if not self._is_open:
+                self._forget_waiting(first)
+            if first not in self._waiting:
+                return
+            self._submit(message, index)
+            self._waiting[first] = tenant, count - index - 1
+        del self._waiting[first]
 
-    def _submit(self, message: wire.GenerateChoices, turn: "_Choice", index: int) -> None:
-        turn.is_submitted = True
+    def _submit(self, message: wire.GenerateChoices, index: int) -> None:
+        number = message.number + index
+        name, tenant = TurnId(f"{self._name}/{number}"), TenantId(message.tenant)
         spec = TurnSpec(
-            turn=turn.name,
-            trajectory=TrajectoryId(turn.name),
+            turn=name,
+            trajectory=TrajectoryId(name),
             job=JobId(message.job),
             base_model=message.base_model,
             prompt=array("I", message.prompts[index // message.n]),
             sampling=message.sampling_of(index),
             version=message.version,
             stream=message.stream,
-            owner=turn.tenant,
+            owner=tenant,
         )
+        turn = self.turns[number] = _Choice(self, number, name, tenant, message.base_model)
+        self._channel.watch()
         self._plane.rollout.submit(spec, turn, message.arrived_s)
 
-    def _abandon(self, numbers: list[int]) -> Iterator[None]:
-        for number in sorted(numbers, reverse=True):  # the last ones still wait: cheap to stop
+    def _abandon(self, first: int, count: int) -> Iterator[None]:
+        most = min(count, self._plane.shares.share)  # of one request
+        for number in reversed(range(first, first + most)):  # the last ones are cheap to stop
             if (turn := self.turns.get(number)) is not None:
                 self._plane.rollout.cancel(turn.name)
                 self.release(turn)
                 yield
 
-    def _discard_unsubmitted(self, numbers: list[int]) -> None:
-        """Drop choices that were not submitted yet, without waiting for the tenant's turn."""
-        for number in numbers:
-            if (turn := self.turns.get(number)) is not None and not turn.is_submitted:
-                self.release(turn)
+    def _forget_waiting(self, number: int) -> None:
+        """Drop the choices of a request that were not submitted yet, and return their share."""
+        if (waiting := self._waiting.pop(number, None)) is not None:
+            self._plane.shares.give_back(*waiting)
 
     def release(self, turn: "_Choice") -> None:
         """Forget a turn that has ended and return its share."""
@@ -325,13 +339,13 @@ class _FrontConnection(ChannelConnection):
 class _Choice:
     """The listener of one turn of a front end."""
 
-    __slots__ = ("base_model", "front", "is_submitted", "name", "number", "tenant")
+    __slots__ = ("base_model", "front", "name", "number", "tenant")
 
     def __init__(
         self, front: _Front, number: int, name: TurnId, tenant: TenantId, base_model: str
     ) -> None:
         self.front, self.number, self.name = front, number, name
-        self.tenant, self.base_model, self.is_submitted = tenant, base_model, False
+        self.tenant, self.base_model = tenant, base_model
 
     def append(self, more: TurnTokens) -> None:
         self.front.send_tokens(self, more)

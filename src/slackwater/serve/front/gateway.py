@@ -161,10 +161,10 @@ class Gateway:
         return numbers
 
     def abandon(self, tenant: TenantId, numbers: Sequence[int]) -> None:
-        """Cancel the choices that have not ended."""
+        """Cancel the choices of a request that have not ended."""
         left = [number for number in numbers if self._choices.pop(number, None) is not None]
         if left:
-            self.connection.send(wire.AbandonChoices(tenant, left))
+            self.connection.send(wire.AbandonChoices(tenant, numbers[0], len(numbers)))
 
     # ---- samples ----
     async def session(self, tenant: TenantId, name: str) -> SamplingSession:

@@ -105,6 +105,7 @@ async def live(plane: ControlPlane, turns: int) -> None:
         encode_frame(FrameKind.CONTROL, b"\xc1"),
         encode_frame(FrameKind.TOKENS, b"\0\0\0\0"),
         frame_of(generate(1, tenant="nobody")),
+        frame_of(generate(1), generate(1)),
     ],
 )
 def test_what_is_no_record_closes_the_connection_and_nothing_else(
@@ -158,7 +159,7 @@ def test_a_front_end_that_goes_takes_its_generations_and_leaves_their_share(
         async with Visitor(FrontChannel(plane)) as visitor:
             await visitor.ask(*(generate(number) for number in range(1, 6)))
             await live(plane, 5)
-            await visitor.ask(front.AbandonChoices("mine", [2]))
+            await visitor.ask(front.AbandonChoices("mine", 2, 1))
             await live(plane, 4)
         await live(plane, 0)
         assert not plane.shares.live()
@@ -184,10 +185,38 @@ def test_choices_that_are_abandoned_before_they_began_never_begin(
             async with asyncio.timeout(60):
                 while not plane.rollout.count_live_turns():  # noqa: ASYNC110  (nobody is told)
                     await asyncio.sleep(0)
-            await visitor.ask(front.AbandonChoices("mine", list(range(1, 1001))))
+            await visitor.ask(front.AbandonChoices("mine", 1, 1000))
             await live(plane, 0)
             assert 0 < begun < 1000
             assert not plane.shares.live()
+
+    with_plane(tmp_path, work)
+
+
+def test_choices_that_are_abandoned_with_their_request_take_no_share(tmp_path: Path) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            both = generate(1, stream=True, n=1000), front.AbandonChoices("mine", 1, 1000)
+            await visitor.ask(*both, generate(1001, stream=True))
+            assert await visitor.next() == front.ChoicesAccepted(1001)
+            assert plane.shares.live() == {TenantId("mine"): 1}
+            assert plane.rollout.count_live_turns() == 1
+
+    with_plane(tmp_path, work)
+
+
+def test_a_front_end_that_goes_leaves_the_share_of_choices_that_were_not_submitted(
+    tmp_path: Path,
+) -> None:
+    async def work(plane: ControlPlane, client: httpx.AsyncClient) -> None:
+        async with Visitor(FrontChannel(plane)) as visitor:
+            await visitor.ask(generate(1, n=1000))
+            async with asyncio.timeout(60):
+                while not plane.rollout.count_live_turns():  # noqa: ASYNC110  (nobody is told)
+                    await asyncio.sleep(0)
+            assert plane.rollout.count_live_turns() < 1000
+        await live(plane, 0)
+        assert not plane.shares.live()
 
     with_plane(tmp_path, work)
 
