@@ -17,7 +17,10 @@ class _VersionDemand:
 
 
 class Demand:
-    """Counts turns by version; reports the first, the last, and every doubling and halving."""
+    """Counts turns by version; reports the first, the last, every doubling and every quartering.
+
+    Were it every halving, turns that come and go would be reported again and again.
+    """
 
     def __init__(self) -> None:
         self._demands: defaultdict[str, _VersionDemand] = defaultdict(_VersionDemand)
@@ -32,7 +35,7 @@ class Demand:
     def record_close(self, turn: LiveTurn, now_s: float, out: list[RolloutCommand]) -> None:
         demand = self._demands[turn.spec.version]
         demand.turns -= 1
-        if 2 * demand.turns <= demand.reported:
+        if 4 * demand.turns <= demand.reported:
             self._report(turn, demand, now_s, out)
         if not demand.turns:
             del self._demands[turn.spec.version]
