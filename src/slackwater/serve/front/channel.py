@@ -205,7 +205,6 @@ class _Front:
             if first not in self._waiting:
                 return
             self._submit(message, index)
-            self._waiting[first] = tenant, count - index - 1
         del self._waiting[first]
 
     def _submit(self, message: wire.GenerateChoices, index: int) -> None:
@@ -223,6 +222,7 @@ class _Front:
             owner=tenant,
         )
         turn = self.turns[number] = _Choice(self, number, name, tenant, message.base_model)
+        self._waiting[message.number] = tenant, self._waiting[message.number][1] - 1
         self._channel.watch()
         self._plane.rollout.submit(spec, turn, message.arrived_s)
 
