@@ -16,7 +16,7 @@ from slackwater.model.node import H20, H800, Pool, Role
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.placement.catalogue import make_policy
 from slackwater.policy.placement.consolidation import LEAST_GAP_S
-from slackwater.policy.placement.draining import alone_s, drain_bound, longest_first
+from slackwater.policy.placement.draining import admission_order, alone_s, drain_bound
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.interface import JobProgress, PlacementPolicy
 from slackwater.policy.placement.rented_nodes import RentedNodes
@@ -74,12 +74,30 @@ def test_a_waiting_job_is_awaited_if_it_ends_last_and_the_amount_of_work_does_no
     assert drain_bound(busy, [long], 4).awaited is None
 
 
-def test_who_would_end_last_is_tried_first_and_waiting_counts_as_work() -> None:
-    hour = replace(job("hour", 100, 80), iterations=20, arrival_s=0.0)
-    day = replace(job("day", 100, 80), iterations=480, arrival_s=50_000.0)
-    assert longest_first([hour, day]) == ["day", "hour"]
-    later = replace(day, arrival_s=200_000.0)
-    assert longest_first([hour, later]) == ["hour", "day"]
+def test_who_might_end_last_is_tried_first_and_then_the_shortest() -> None:
+    hour, day, two_days = (
+        replace(job(name, 100, 80), iterations=20 * hours)
+        for name, hours in (("hour", 1), ("day", 24), ("two_days", 48))
+    )
+    waiting = [hour, two_days, day]
+    for bound_days, order in (
+        (1, ["two_days", "day", "hour"]),
+        (3, ["two_days", "hour", "day"]),
+        (5, ["hour", "day", "two_days"]),
+    ):
+        assert admission_order(waiting, bound_days * 86_400.0) == order
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.floats(0.0, 1e7))
+def test_nobody_is_passed_over_for_ever(seed: int, count: int, bound_s: float) -> None:
+    waiting = drawn_jobs(seed, count)
+    order = admission_order(waiting, bound_s)
+    assert sorted(order) == sorted(spec.job for spec in waiting)
+    soon = replace(job("soon", 1, 1), arrival_s=0.0)
+    for spec in waiting:
+        late_s = 11 * alone_s(spec) + spec.arrival_s
+        later = replace(soon, arrival_s=late_s)
+        assert admission_order([later, spec], bound_s)[0] == spec.job
 
 
 @pytest.mark.parametrize("owned", [True, False])

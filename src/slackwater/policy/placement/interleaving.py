@@ -30,7 +30,7 @@ from slackwater.policy.placement.cycle_plan import (
     kept_period_s,
     plan_keeps_caps,
 )
-from slackwater.policy.placement.draining import DrainBound, alone_s, drain_bound, longest_first
+from slackwater.policy.placement.draining import DrainBound, admission_order, alone_s, drain_bound
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import GroupChoice, isolated_choice
@@ -85,8 +85,12 @@ class Interleaving(GroupedPlacement):
             self.book.cap_budgets(self._drain.bound_s)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
-        """First come, first tried; on an owned fleet those first that would end last."""
-        return longest_first(waiting) if self.fleet.owned else super().admission_order(waiting)
+        """First come, first tried; on an owned fleet those first that might end last, then the
+        shortest.
+        """
+        if not self.fleet.owned:
+            return super().admission_order(waiting)
+        return admission_order(waiting, self._drain.bound_s)
 
     def _budget_s(self, job: JobSpec) -> float:
         return min(super()._budget_s(job), max(self._drain.bound_s, alone_s(job)))
