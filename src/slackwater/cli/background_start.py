@@ -79,7 +79,7 @@ def start_in_background(root: Path) -> int:
         )
     server = _wait_until_serving(folder, process, output, before)
     print(output.read_text().replace(STOP_HINT, _stop_hint(root)), end="", flush=True)
-    _wait_for_workers(server, process)
+    _wait_for_workers(server, process, output)
     return 0
 
 
@@ -116,7 +116,9 @@ def _remove(folder: StateDirectory, before: frozenset[str] | None) -> None:
     folder.unlock()
 
 
-def _wait_for_workers(server: dict[str, Any], process: subprocess.Popen[bytes]) -> None:
+def _wait_for_workers(
+    server: dict[str, Any], process: subprocess.Popen[bytes], output: Path
+) -> None:
     """Wait until every worker is up or has failed, and report it."""
     console = Console(stderr=True)
     deadline_s = time.monotonic() + _WORKERS_S
@@ -125,9 +127,10 @@ def _wait_for_workers(server: dict[str, Any], process: subprocess.Popen[bytes]) 
         while found["starting"] and time.monotonic() < deadline_s:
             try:
                 found = ask_status(server)
-            except UnavailableError as error:
+            except UnavailableError:
                 if process.poll() is not None:
-                    raise UnavailableError(f"the service ended while it started: {error}") from None
+                    why = f"the service ended while it started; see {output}"
+                    raise UnavailableError(why) from None
             shown.update(f"starting {format_names(found['starting'])}")
             time.sleep(_POLL_S if found["starting"] else 0)
     for problem in found["problems"]:

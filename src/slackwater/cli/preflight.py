@@ -1,6 +1,7 @@
 """Checks before a service starts; they read headers only and do not import PyTorch."""
 
 import ctypes
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from slackwater.model.errors import ConfigError, RefusedError
 if TYPE_CHECKING:
     from slackwater.runtime.settings import ServiceSettings
 
+_LEAST_FREE_BYTES = 4 << 20
 HOW_TO_ISOLATE = "install bubblewrap (apt-get install bubblewrap, dnf install bubblewrap)"
 
 
@@ -23,6 +25,15 @@ def check_device(device: str) -> None:
         raise RefusedError(
             f"--device: {device} is not here ({found} CUDA devices found); use --device cpu"
         )
+
+
+def check_room(state: Path) -> None:
+    """Refuse a disk so full that the service could not even log why it stops."""
+    existing = next(path for path in (state, *state.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < _LEAST_FREE_BYTES:
+        fix = f"is on a disk with {free >> 10} KiB free; free some space, or give another --state"
+        raise RefusedError(f"--state: {str(state)!r} {fix}")
 
 
 def _cuda_devices() -> int:

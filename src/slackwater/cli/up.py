@@ -54,7 +54,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     _import_numpy()
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
-    from slackwater.cli.preflight import check_device, check_models
+    from slackwater.cli.preflight import check_device, check_models, check_room
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import read_instance_list
     from slackwater.runtime.settings import ServiceSettings
@@ -84,6 +84,7 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
         check_device(settings.device)
     if settings.has_engines:
         check_models(settings.models)
+    check_room(root)
     if options.background:
         return start_in_background(root)
     from slackwater.cli.service_process import run_service  # imported late: takes 1 s

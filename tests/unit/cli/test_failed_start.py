@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from slackwater.cli import up as up_command
 from slackwater.cli.background_start import removing_failed_start
+from slackwater.cli.preflight import check_room
 from slackwater.cli.service_process import service_url
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.runtime.live_driver import Recording
@@ -85,6 +87,15 @@ def test_a_database_that_is_not_there_is_named_in_one_line(tmp_path: Path) -> No
     with pytest.raises(UnavailableError, match=r"cannot be opened: .*refused") as error:
         asyncio.run(store.open())
     assert "\n" not in str(error.value) and "sqlalche.me" not in str(error.value)
+
+
+def test_a_full_disk_is_named_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_room(tmp_path / "state" / "below")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4096))
+    with pytest.raises(RefusedError, match=r"--state: .* 4 KiB free; free some space"):
+        check_room(tmp_path / "state" / "below")
 
 
 def test_what_was_there_before_a_failed_start_stays(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class StateDirectory:
             where = running.get("url", "not ready yet")
             raise RefusedError(
                 f"a service is running on {self.root} (pid {running.get('pid', '?')}, {where}): "
-                "stop it with `slackwater down`, or give another --state"
+                f"stop it with `slackwater down --state {self.root}`, or give another --state"
             ) from None
         self._lock = descriptor
 
