@@ -23,7 +23,7 @@ def down(
     """Stop the service and wait for its end; its state is kept."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
-    folder = StateDirectory(state)
+    folder = StateDirectory(state, make=False)
     server = folder.read_server()
     if not folder.is_locked() or server is None:
         print(f"no service is running on {folder.root}")

@@ -60,7 +60,7 @@ def node_token(state: Path, node: str, pool: str | None) -> str:
     from slackwater.wire.join_token import write_token
 
     check_name("node", node)
-    folder = StateDirectory(state)
+    folder = StateDirectory(state, make=False)
     server = folder.read_server()
     if server is None or not folder.is_locked():
         raise UnavailableError(

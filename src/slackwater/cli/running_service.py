@@ -1,6 +1,7 @@
 """The service that a command talks to, and options that several commands have."""
 
 import functools
+import math
 import ssl
 import sys
 import time
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slackwater.model.config import flatten
 from slackwater.model.errors import (
     ConfigError,
     NotFoundError,
@@ -77,7 +79,7 @@ def find_service(
         return url.rstrip("/"), key
     from slackwater.runtime.store.state_directory import StateDirectory
 
-    folder = StateDirectory(state)
+    folder = StateDirectory(state, make=False)
     server = folder.read_server()
     if server is None or not folder.is_locked():
         given = {"--url": url, "--key": key} if or_by_url else {"--state": None}
@@ -136,6 +138,9 @@ class ServiceClient:
         """The raw response; UnavailableError if the service does not answer."""
         import httpx
 
+        for field, value in flatten(body or {}).items():
+            if isinstance(value, float) and not math.isfinite(value):  # no JSON has it
+                raise ConfigError.of(field, value, "must be a finite number")
         try:
             return self.http.request(method, path, json=body)
         except httpx.HTTPError as error:

@@ -16,7 +16,7 @@ def status(state: State = DEFAULT_STATE, as_json: AsJson = False) -> int:
     """Show problems, models, workers, nodes, jobs and queues; exit 1 if it is down."""
     from slackwater.runtime.store.state_directory import StateDirectory
 
-    folder = StateDirectory(state)
+    folder = StateDirectory(state, make=False)
     server = folder.read_server()
     if not folder.is_locked() or server is None:
         shown: dict[str, Any] = {"running": False, "state": str(folder.root)}

@@ -107,8 +107,8 @@ class JobFile(OwnJob):
     def __post_init__(self) -> None:
         OwnJob.__post_init__(self)
         if (self.recipe is None) == (not self.command):
-            given = "both" if self.command else "neither"
-            raise ConfigError.of("recipe, command", given, "give one of them")
+            given = "both are given" if self.command else "missing"
+            raise ConfigError(f"recipe, command: {given}; give one of them")
         if self.command and self.options:
             raise ConfigError.of(
                 "options", dict(self.options), "are a recipe's; put them in command"

@@ -12,7 +12,7 @@ WRONG = {
     "sloo = 2": "sloo: unknown key; did you mean slo?",
     "iterations = 0": "iterations: 0 must be above 0",
     "duty_ratio = 1.5": "duty_ratio: 1.5 must be at least 0 and below 1",
-    'command = ["true"]': "recipe, command: 'both' give one of them",
+    'command = ["true"]': "recipe, command: both are given; give one of them",
     'env = {TINKER_API_KEY = "x"}': "env: 'TINKER_API_KEY' must be the name of a variable",
     "[options.grpo]\nstepps = 3": "options: grpo.stepps: unknown key; did you mean steps?",
     "[profile]\nrollout_s = 0\ntrain_s = 1": "profile: rollout_s: 0.0 must be above 0",

@@ -21,15 +21,20 @@ _TIMELINES_KEPT = 20
 
 
 class StateDirectory:
-    """Paths of a service's state. `lock()` keeps a second service out."""
+    """Paths of a service's state. `lock()` keeps a second service out. A command that only asks
+    for the running service does not `make` the folder.
+    """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, make: bool = True) -> None:
         self.root = root.expanduser().resolve()
+        self._lock: int | None = None
+        if not make:
+            return
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ConfigError.of("--state", str(root), f"cannot be made: {error}") from None
-        self._lock: int | None = None
+            fix = f"cannot be made: {error.strerror}"
+            raise ConfigError.of("--state", str(root), fix) from None
 
     @property
     def database_url(self) -> str:

@@ -40,6 +40,9 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 _OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
+_TYPES = ("body", "int", "float", "str", "bool")
+
+
 class UnauthorizedError(SlackwaterError):
     """The key is missing or unknown."""
 
@@ -121,11 +124,23 @@ async def send_refusal(scope: Scope, send: Send, status: int, message: str) -> N
 
 def validation_message(error: RequestValidationError) -> str:
     """The first few wrong fields on one line."""
-    problems = []
+    problems: dict[str, str] = {}
     for found in error.errors()[:3]:
-        place = ".".join(str(part) for part in found["loc"] if part != "body") or "body"
-        problems.append(f"{place}: {found['msg']}")
-    return "; ".join(problems)
+        place = ".".join(str(part) for part in found["loc"] if _is_field(part)) or "body"
+        fix = found["msg"].replace("Input should", "must").replace("should match", "must match")
+        value = found.get("input")
+        if place in problems:  # another type of value that the field takes
+            problems[place] += f", or {fix}"
+        elif found["type"] == "missing" or not isinstance(value, (str, int, float)):
+            problems[place] = f"{place}: {fix}"
+        else:
+            problems[place] = str(ConfigError.of(place, value, fix))
+    return "; ".join(problems.values())
+
+
+def _is_field(part: str | int) -> bool:
+    """Not the body itself, and not a type that pydantic tried, such as `list[constrained-int]`."""
+    return isinstance(part, int) or (part.isidentifier() and part not in _TYPES)
 
 
 async def _ignore_body(request: Request, body: Any, reason: str) -> None:
