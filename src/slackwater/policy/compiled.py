@@ -5,9 +5,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 F = TypeVar("F", bound=Callable[..., object])
+_RUN = 16
 
 _functions: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands in for them
 _loaded: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -38,7 +40,8 @@ def _load() -> None:
     import numba
 
     new = [(late, one) for late, one in list(_functions.items()) if late not in _loaded]
-    made = {late: numba.njit(cache=True)(one) for late, one in new}
+    compile_late: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # no C calls these
+    made = {late: compile_late(one) for late, one in new}
     for _, function in new:
         names = function.__globals__
         for name, value in list(names.items()):
@@ -54,3 +57,33 @@ def copy_row(into: NDArray[Any], values: NDArray[Any], count: int) -> None:
     """
     for i in range(count):
         into[i] = values[i]
+
+
+@compiled
+def stable_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Like `np.argsort(values, kind="stable")`, which takes numba seconds to compile, and each of
+    its callers longer.
+    """
+    count = len(values)
+    order, merged = np.empty(count, np.int64), np.empty(count, np.int64)
+    for i in range(count):  # runs in which each is moved to its place
+        at = i
+        while at % _RUN and values[order[at - 1]] > values[i]:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+    width = _RUN
+    while width < count:
+        for begin in range(0, count, 2 * width):
+            left, middle = begin, min(begin + width, count)
+            right, end = middle, min(begin + 2 * width, count)
+            for at in range(begin, end):
+                if left < middle and (right >= end or values[order[left]] <= values[order[right]]):
+                    merged[at] = order[left]
+                    left += 1
+                else:
+                    merged[at] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
+    return order

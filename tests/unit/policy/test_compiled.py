@@ -3,6 +3,12 @@
 import subprocess
 import sys
 
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slackwater.policy.compiled import stable_order
+
 _BEFORE_AND_AFTER = """
 import sys
 import slackwater.runtime.plane
@@ -23,3 +29,10 @@ assert into.tolist() == [1.0, 1.0, 1.0]
 
 def test_a_plane_imports_neither_numba_nor_alembic_and_the_first_call_compiles() -> None:
     subprocess.run([sys.executable, "-c", _BEFORE_AND_AFTER], check=True, timeout=120)
+
+
+@given(st.lists(st.sampled_from([0.0, -0.0, 1.5, 2.0, -3.0, np.inf, -np.inf]), max_size=40))
+def test_equal_values_keep_their_order(values: list[float]) -> None:
+    given_values = np.array(values, float)
+    expected = np.argsort(given_values, kind="stable")
+    assert stable_order(given_values).tolist() == expected.tolist()

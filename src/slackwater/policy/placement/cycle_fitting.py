@@ -21,7 +21,7 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, stable_order
 from slackwater.policy.ordering.round_robin_cycle import (
     TOLERANCE_S,
     round_robin_period_s,
@@ -91,10 +91,11 @@ def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Fl
     """The round-robin order, if every member makes one iteration and it is within the period and
     the caps.
     """
+    longest_s = period_s
     for j in range(members):
         if work[ROUNDS, j] != 1 or pins[j] == 0:
             return False
-    longest_s = min(period_s, work[CAP_S, :members].min())
+        longest_s = min(longest_s, work[CAP_S, j])
     if round_robin_period_s(work, pins, members) > longest_s + TOLERANCE_S:
         return False
     at = round_robin_starts_s(work, pins, members, period_s)
@@ -128,7 +129,7 @@ def interleave(
             weight[j] = -rounds * chain
         count = np.zeros(nodes, np.int64)
         placed = 0
-        for j in np.argsort(weight, kind="mergesort"):
+        for j in stable_order(weight):
             rounds = int(work[ROUNDS, j])
             spent[0] += rounds * (1 + count[0])
             if not insert(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
@@ -257,7 +258,7 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
                 if share <= 1.0 + 1e-9:
                     periods[count], shares[count] = period, share
                     count += 1
-    order = np.argsort(shares[:count], kind="mergesort")
+    order = stable_order(shares[:count])
     capped = are_capped(work, members)
     for i in order[: _CAPPED_PERIODS_TRIED if capped else _PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
@@ -300,7 +301,7 @@ def drain_cost(
     cycles = rest[LEFT] / rest[ROUNDS]
     life_s = delay_s[:members].copy()
     now_s, done = 0.0, 0.0
-    for j in np.argsort(cycles, kind="mergesort"):
+    for j in stable_order(cycles):
         if cycles[j] > done:
             if done > 0.0:
                 cycle_s = min(cycle_s, busiest_s(rest, pins, members))

@@ -16,7 +16,7 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled, copy_row
+from slackwater.policy.compiled import compiled, copy_row, stable_order
 from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
@@ -91,7 +91,7 @@ def _like_nodes(
             sets[at] |= 1 << node
         node += 1
     found = np.empty(count, np.int64)
-    order = np.argsort(shares[:count], kind="mergesort")
+    order = stable_order(shares[:count])
     for i in range(count):
         found[i] = sets[order[i]]
     return found
@@ -288,7 +288,7 @@ def scan_cycles(
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
     no_delay, spent = np.zeros(MAX_MEMBERS + 1), np.zeros(1, np.int64)
     stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, room)
-    for row in np.argsort(stay, kind="mergesort")[:_MOST_TRIED]:
+    for row in stable_order(stay)[:_MOST_TRIED]:
         if stay[row] >= best_cost or spent[0] >= room.most_work:
             break
         count, nodes = members[row], train_nodes[row]

@@ -12,7 +12,7 @@ import numpy as np
 
 from slackwater.model.job import JobSpec
 from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats, Ints
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import compiled, stable_order
 
 # Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
 NEAR_WORST = 0.7
@@ -47,7 +47,7 @@ def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> In
                 at[(2 * j + phase) * most + i] = starts[j, phase, i] % period_s
                 count += 1
     phases = np.empty(count, np.int64)
-    order = np.argsort(at, kind="mergesort")
+    order = stable_order(at)
     for i in range(count):
         phases[i] = order[i] // most
     return phases
