@@ -65,7 +65,7 @@ def a_server() -> Iterator[int]:
                 while True:
                     client, _ = server.accept()
                     with client:
-                        client.settimeout(20)
+                        client.settimeout(120)
                         client.recv(65536)
                         length = f"Content-Length: {len(BODY)}\r\nConnection: close\r\n\r\n"
                         client.sendall(f"HTTP/1.1 200 OK\r\n{length}".encode() + BODY)
@@ -74,7 +74,7 @@ def a_server() -> Iterator[int]:
         thread.start()
         yield server.getsockname()[1]
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(20)
+        thread.join(120)
 
 
 @contextlib.contextmanager
@@ -85,7 +85,7 @@ def an_echo() -> Iterator[int]:
         def serve() -> None:
             client, _ = server.accept()
             with client:
-                client.settimeout(20)
+                client.settimeout(120)
                 head = b""
                 while not head.endswith(b"\r\n\r\n"):
                     head += client.recv(4096)
@@ -94,7 +94,7 @@ def an_echo() -> Iterator[int]:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         yield server.getsockname()[1]
-        thread.join(20)
+        thread.join(120)
 
 
 def tried(backend: BackendName, port: int, closed: int, *, pinned: bool = False) -> str:

@@ -18,7 +18,11 @@ from slackwater.serve.http.server import HeadTimeoutProtocol
 
 
 def call(
-    messages: list[dict[str, Any]], headers: dict[bytes, bytes] | None = None
+    messages: list[dict[str, Any]],
+    headers: dict[bytes, bytes] | None = None,
+    *,
+    stall_s: float = 60.0,
+    whole_s: float = 60.0,
 ) -> tuple[int, bytes]:
     """What the limits and an application that echoes answer; after `messages` the client is
     silent.
@@ -34,7 +38,7 @@ def call(
         if messages:
             await asyncio.sleep(0)
             return messages.pop()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
         raise AssertionError("nobody waits so long")
 
     async def send(message: Any) -> None:
@@ -42,7 +46,8 @@ def call(
 
     messages.reverse()
     scope = {"type": "http", "path": "/api/v1/x", "headers": list((headers or {}).items())}
-    asyncio.run(BodyLimits(echo, max_bytes=10, stall_s=0.05, whole_s=0.3)(scope, receive, send))
+    limits = BodyLimits(echo, max_bytes=10, stall_s=stall_s, whole_s=whole_s)
+    asyncio.run(limits(scope, receive, send))
     if not sent:
         return 0, b""
     body = sent[1]["body"]
@@ -67,13 +72,13 @@ def test_a_body_above_the_limit_is_refused_before_or_while_it_comes() -> None:
 
 
 def test_a_body_that_stalls_is_given_up() -> None:
-    status, body = call([part(b"0", True)])
+    status, body = call([part(b"0", True)], stall_s=0.05)
     assert status == 408
     assert "slowly" in json.loads(body)["error"]
 
 
 def test_a_body_that_dribbles_for_too_long_is_given_up() -> None:
-    assert call([part(b"", True) for _ in range(100_000)])[0] == 408
+    assert call([part(b"", True) for _ in range(100_000)], whole_s=0.3)[0] == 408
 
 
 def test_nothing_is_answered_to_a_client_that_left() -> None:
@@ -99,7 +104,7 @@ def test_json_has_a_limit_of_its_own_and_strangers_may_send_little() -> None:
             echo,
             max_bytes=1 << 20,
             max_json_bytes=100 << 10,
-            stall_s=5,
+            stall_s=60,
             tenant_of=lambda headers: TenantId("me") if headers.get("x-api-key") == "k" else None,
         )
         headers = [(b"content-type", kind), (b"x-api-key", key)]
@@ -134,7 +139,7 @@ def test_a_tenant_that_has_had_its_share_waits_and_others_go_between() -> None:
         limits = BodyLimits(
             parse,
             max_bytes=1 << 20,
-            stall_s=5,
+            stall_s=60,
             tenant_of=lambda headers: TenantId(headers["x-api-key"]),
             shares=shares,
         )
@@ -178,7 +183,7 @@ def test_a_tenant_pays_for_its_connection_its_parsing_and_every_step_of_its_requ
     async def scenario() -> list[float]:
         shares, totals = LoopShares(2, active_s=1e9, clock=clock, cpu_clock=clock), list[float]()
         limits = BodyLimits(
-            step, max_bytes=10, stall_s=5, tenant_of=lambda headers: mine, shares=shares
+            step, max_bytes=10, stall_s=60, tenant_of=lambda headers: mine, shares=shares
         )
         scope = {"type": "http", "path": "/v1/x", "headers": [], PARSING: parsing}
         for _ in range(2):
@@ -241,7 +246,7 @@ def test_a_tenants_bodies_under_way_are_bounded_together() -> None:
         async def receive() -> dict[str, Any]:
             return part(b"x" * 10)
 
-        limits = BodyLimits(hold, max_bytes=10, stall_s=5)
+        limits = BodyLimits(hold, max_bytes=10, stall_s=60)
         scope = {"type": "http", "path": "/v1/x", "headers": []}
         held = [asyncio.create_task(limits(scope, receive, send)) for _ in range(4)]
         await asyncio.sleep(0)

@@ -30,9 +30,9 @@ def test_the_last_line_is_the_id_and_values_stay_single_words(tmp_path: Path) ->
 
 def test_a_machine_that_stays_behind_does_not_hold_the_command_up() -> None:
     began_s = time.monotonic()
-    machine = int(rented("sh -c 'sleep 60 & echo $!'"))
+    machine = int(rented("sh -c 'sleep 600 & echo $!'"))
     os.kill(machine, signal.SIGKILL)
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 300
 
 
 @pytest.mark.parametrize(

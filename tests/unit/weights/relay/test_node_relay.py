@@ -39,7 +39,7 @@ class Node:
         self.said: queue.Queue[FetchOutcome] = queue.Queue()
         self.name = name
         self.relay = NodeRelay(
-            SECRET, name, "127.0.0.1", 64 << 20, tell=self.said.put, timeout_s=10.0
+            SECRET, name, "127.0.0.1", 64 << 20, tell=self.said.put, timeout_s=60.0
         )
         stack.callback(self.relay.close)
 
@@ -70,7 +70,7 @@ def a_stack() -> Iterator[ExitStack]:
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for an offer, nor for a proof."""
     monkeypatch.setattr(peers, "_OFFERED_WITHIN_S", 0.3)
-    monkeypatch.setattr(peers, "STRANGER_S", 2.0)
+    monkeypatch.setattr(peers, "STRANGER_S", 5.0)
 
 
 def tensors(seed: int, changed: int = 0) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ def stocked(stocker: RelayPublisher, version: str, content: dict[str, Tensor]) -
     return stocker.stock("model", host_version(version, content, {"lora": None}))
 
 
-def lane(stack: ExitStack, node: Node, folder: Path, within_s: float = 5.0) -> WeightLane:
+def lane(stack: ExitStack, node: Node, folder: Path, within_s: float = DEADLINE_S) -> WeightLane:
     made = WeightLane(
         DirectoryWeightStore(folder),
         node.relay.address,
@@ -126,9 +126,9 @@ def test_a_version_goes_from_node_to_node_and_its_delta_changes_the_copy_that_a_
     assert engine.pulled_over_relay == 2
     rollout.relay.drop(Payload("v1"))
     rollout.relay.drop(Payload("v2", "v1"))
-    until_s = time.monotonic() + 60.0
+    until_s = time.monotonic() + DEADLINE_S
     while rollout.relay.store.used_bytes and time.monotonic() < until_s:
-        time.sleep(0.01)  # a thread of the relay may still hold the last bucket
+        time.sleep(0.01)  # the thread that sent the last bucket has yet to close it
     assert rollout.relay.store.used_bytes == 0 and not rollout.relay.store.manifests()
 
 
