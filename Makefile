@@ -17,7 +17,7 @@ slacks: $(STAMP)  # all five kinds of slack at once, live: some minutes
 run-one: $(STAMP)  # one job on a service of its own, to the end of its curve
 	$(BIN)/slackwater train copy-digits --up --fresh --run runs/copy-digits --models runs/models
 
-# Each file of tests on one core. Sandboxes fork the process that asks for them, which should hold no tensor library.
+# Each file of tests in one process. Sandboxes fork the process that asks for them, which should hold no tensor library.
 PYTEST := $(BIN)/python -m pytest -q
 BY_FILE := $(PYTEST) --processes 0
 SANDBOX := $(PYTEST) --processes 4 tests/unit/sandbox  # they mostly wait

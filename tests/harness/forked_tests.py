@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--processes",
         type=int,
         metavar="N",
-        help="run tests in N forked processes, file by file; 0: as many as there are cores",
+        help="run tests in N forked processes, file by file; 0: one more than cores",
     )
 
 
@@ -53,7 +53,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if count is None or session.testsfailed or session.config.option.collectonly:
         return None
     assert has_one_thread(), "tests cannot be forked: a module that they import starts a thread"
-    TestProcesses(session).run(count or min(len(os.sched_getaffinity(0)), _MOST))
+    TestProcesses(session).run(count or min(len(os.sched_getaffinity(0)) + 1, _MOST))  # tests wait
     return True
 
 
