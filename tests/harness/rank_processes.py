@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.preloaded_programs import PreloadedPrograms
 from slackwater.nets import ranks
 from slackwater.nets.ranks import RankPlan
 from slackwater.weights.plan.layout import Layout
@@ -58,25 +59,22 @@ def rank_processes(
     """Start `module:function(ranks_plan, **arguments)` on every rank of a layout."""
     parsed = Layout.parse(layout)
     rendezvous = folder / f"rendezvous-{time.monotonic_ns()}"
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    processes = []
-    for rank in range(parsed.ranks):
-        plan = RankPlan(rank, parsed, f"file://{rendezvous}", deadline_s)
-        environment = os.environ | rank_environment(plan)
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        command = [sys.executable, "-m", "harness.rank_processes", function]
-        with (folder / f"rank{rank}.log").open("ab") as log:
-            processes.append(
-                subprocess.Popen(
-                    [*command, json.dumps(dict(arguments))],
-                    env=environment,
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+    programs = PreloadedPrograms.launch(["harness.rank_preload"])
+    processes: list[subprocess.Popen[bytes]] = []
     try:
+        for rank in range(parsed.ranks):
+            plan = RankPlan(rank, parsed, f"file://{rendezvous}", deadline_s)
+            with (folder / f"rank{rank}.log").open("ab") as log:
+                started = programs.start(
+                    "harness.rank_processes",
+                    [function, json.dumps(dict(arguments))],
+                    log,
+                    environment=os.environ | rank_environment(plan) | {"OMP_NUM_THREADS": "1"},
+                )
+            processes.append(started)
         yield RankProcesses(processes)
     finally:
+        programs.close()
         for process in processes:
             process.kill()
             process.wait()
