@@ -2,7 +2,8 @@
 streamed token.
 
 One service with a tiny model and one engine, clients that keep their connections, and with
-`--before SRC` the same clients against an older version in turn, round by round. What the processes
+`--before SRC` the same clients against an older version in turn, round by round: `*_cpu_speedup` is
+the median of the rounds' ratios, since a host's speed changes within a run. What the processes
 in front of it use, if any, is counted apart (`front_*`). What the control plane takes while nobody
 asks is part of every figure, more of it where the engine is slow; `idle_cpu_share` says how much of
 a processor that is.
@@ -37,7 +38,7 @@ def request_figures(options: BenchOptions) -> dict[str, float]:
     """Microseconds of processor time each, and how often they go into those of `--before`."""
     from slackwater.zoo.tiny import make_model
 
-    rounds, requests = (1, 64) if options.quick else (3, 384)
+    rounds, requests = (1, 64) if options.quick else (6, 384)
     with tempfile.TemporaryDirectory(prefix="slackwater-plane-") as folder:
         model = Path(folder) / "tiny"
         make_model("tiny", model, seed=options.seed)
@@ -61,7 +62,8 @@ def _measure(
 ) -> dict[str, float]:
     took: dict[str, list[tuple[float, float]]] = {}
     for number in range(rounds + 1):  # the first warms up
-        for place, (prefix, service) in enumerate(services.items()):
+        in_turn = list(services.items())
+        for place, (prefix, service) in enumerate(in_turn[:: -1 if number % 2 else 1]):
             options.progress(f"{prefix}requests", (number + place / 2) / (rounds + 1))
             for what, one in asyncio.run(_round(service, requests)).items():
                 if number:
@@ -76,8 +78,12 @@ def _measure(
         if not name.startswith("before_"):
             figures[f"front_{name}_cpu_us"] = 1e6 * front_s
     for what in _TOKENS if len(services) > 1 else ():
-        figures[f"{what}_cpu_speedup"] = (
-            figures[f"before_{what}_cpu_us"] / figures[f"{what}_cpu_us"]
+        pairs = zip(took[f"before_{what}"], took[what], strict=True)
+        ratios = sorted(before_s / now_s for (before_s, _), (now_s, _) in pairs)
+        figures[f"{what}_cpu_speedup"] = float(np.median(ratios))
+        figures[f"{what}_cpu_speedup_min"], figures[f"{what}_cpu_speedup_max"] = (
+            ratios[0],
+            ratios[-1],
         )
     return figures
 

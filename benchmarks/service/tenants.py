@@ -10,7 +10,8 @@ another machine, has the least priority here. Rounds of all attacks follow each 
 them.
 
 `<attack>_p50_ms`, `_p99_ms` and the same of `alone`, over all rounds; `_p99_ratio` is one over the
-other, `worst_p99_ratio` the largest. What does not hang on the machine's load:
+other, `worst_p99_ratio` the largest. `alone_again_*` is a second measurement of alone, with as many
+requests as beside an attack: its ratio is noise. What does not hang on the machine's load:
 `_loop_longest_cpu_ms`, the longest time that the event loop was held, in processor time;
 `_plane_cpu_ms`, `_front_cpu_ms` and `_engine_cpu_ms`, the processor time that these processes took
 per quiet request; and `engine_*`, what an engine's shares do (`engine_shares.py`).
@@ -31,7 +32,7 @@ import httpx
 import numpy as np
 
 from benchmarks.options import BenchOptions
-from benchmarks.processor_use import ENGINE, FRONT, PLANE, ProcessorUse
+from benchmarks.processor_use import ENGINE, FRONT, HOST, PLANE, ProcessorUse
 from benchmarks.service.action_tenants import action_figures
 from benchmarks.service.engine_shares import engine_shares
 from benchmarks.service.loud import ATTACKS, Attack
@@ -94,7 +95,9 @@ class TwoTenants:
 
     def cpu_s(self) -> dict[str, float]:
         """Processor time of the service's processes so far, by role."""
-        return ProcessorUse(self._process.pid).seconds()
+        used = ProcessorUse(self._process.pid).seconds()
+        del used[HOST]  # of the whole machine, and none of the service's
+        return used
 
     def rest(self, limit_s: float = 60.0) -> None:
         """Until it and its workers do next to nothing: what a client that has left began may still
@@ -151,7 +154,7 @@ def run(options: BenchOptions) -> dict[str, float]:
 def _request_figures(
     options: BenchOptions, model: Path, rounds: int, requests: int, attacks: list[str]
 ) -> dict[str, float]:
-    alone, seen = _Seen(), {name: _Seen() for name in attacks}
+    alone, again, seen = _Seen(), _Seen(), {name: _Seen() for name in attacks}
     for number in range(rounds):
         # A service of its own for each round, since samples that were asked for by the Tinker API,
         # the last attack, go on for minutes.
@@ -165,16 +168,21 @@ def _request_figures(
                 service.rest()
                 if place % _ALONE_BEFORE_EVERY == 0:
                     alone.measure(service, quiet, requests)
+                if place == (number + 1) * len(attacks) // (rounds + 1):
+                    again.measure(service, quiet, requests)
+                    service.rest()
                 with attack(service, name):
                     seen[name].measure(service, quiet, requests)
     figures = alone.figures("alone")
-    for name, one in seen.items():
+    for name, one in {"alone_again": again, **seen}.items():
         figures.update(one.figures(name))
         for share in ("p50", "p99"):
             ratio = figures[f"{name}_{share}_ms"] / figures[f"alone_{share}_ms"]
             figures[f"{name}_{share}_ratio"] = ratio
     figures["worst_p99_ratio"] = max(figures[f"{name}_p99_ratio"] for name in attacks)
-    figures["quiet_requests_failed"] = float(sum(one.failed for one in (alone, *seen.values())))
+    figures["quiet_requests_failed"] = float(
+        sum(one.failed for one in (alone, again, *seen.values()))
+    )
     return figures
 
 
