@@ -51,12 +51,13 @@ CLUSTER = Section(
     "cluster",
     "A tenant's two weeks (WEAVE 6.4)",
     "`production`: 200 jobs in 14 days, 3B-32B, token limits of 4k-32k (mean 12.1k), mean 27.9 "
-    "h, SLO ~ U(1, 2), long-tailed lengths",
+    "h, SLO ~ U(1, 2), long-tailed lengths; six seeds",
     (
-        Row("ours_over_group", "cost of ours over group (static)", "", at_most=0.70),
-        Row("ours_over_regrouping", "cost of ours over hourly regrouping", "", at_most=0.88),
-        Row("ours_over_horizon", "cost of ours over horizon (worst cases)", "", at_most=0.95),
-        Row("ours_over_profiled_horizon", "cost of ours over horizon (profiled)", "", at_most=0.85),
+        Row("ours_over_group_mean", "cost of ours over group (static)", at_most=0.70),
+        Row("ours_over_regrouping_mean", "over hourly regrouping", at_most=0.88),
+        Row("ours_over_regrouping_max", "over hourly regrouping, worst seed", at_most=0.97),
+        Row("ours_over_profiled_horizon_mean", "over horizon (profiled)", at_most=0.85),
+        Row("ours_over_horizon_mean", "over horizon (worst cases)", at_most=0.95),
         Row("ours.slo_attainment", "ours: SLO kept", "", at_least=1.0),
         Row("group.slo_attainment", "group: SLO kept", "1.0", at_least=1.0),
         Row("horizon.slo_attainment", "horizon: SLO kept"),

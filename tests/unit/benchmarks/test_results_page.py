@@ -76,13 +76,13 @@ def test_micro_benchmarks_show_work_per_dollar() -> None:
 
 
 def test_several_seeds_show_their_spread_and_meet_a_bar_only_if_all_do(tmp_path: Path) -> None:
-    for seed, ratio in enumerate((0.90, 0.94, 0.96)):
-        figures = {"ours_over_group": ratio, "ours.slo_attainment": 1.0}
+    for seed, ratio in enumerate((0.65, 0.69, 0.72)):
+        figures = {"ours_over_group_mean": ratio, "ours.slo_attainment": 1.0}
         printed = {"name": "cluster", "commit": "c", "machine": {"arch": "x"}, "figures": figures}
         (tmp_path / f"cluster.seed{seed}.json").write_text(json.dumps(printed))
     text = results_page(measured_before(tmp_path), [])
     assert line(text, "cost of ours over group").endswith(
-        "| 0.933 (0.900 to 0.960) | <= 0.95 | **missed** |"
+        "| 0.687 (0.650 to 0.720) | <= 0.7 | **missed** |"
     )
     assert line(text, "ours: SLO kept").endswith("| 1.000 | >= 1 | met |")
     assert "`slackwater bench cluster --json --seed N` (seeds 0, 1, 2; commit c; x)" in text
