@@ -26,17 +26,30 @@ from slackwater.worker import template
 
 _SELF = "harness.forked_service"
 IMPORTED = (
+    "slackwater.cli.main",
     "slackwater.cli.up",
     "slackwater.cli.background_start",
     "slackwater.cli.device_preview",
+    "slackwater.cli.model_names",
     "slackwater.cli.preflight",
     "slackwater.cli.service_process",
+    "slackwater.engine.cpu.executor",
+    "slackwater.sandbox.choice",
     "slackwater.serve.front.__main__",
     "slackwater.runtime.net.depot",
     "slackwater.worker.agent",
     "slackwater.worker.coserving_worker",
     "slackwater.worker.engine_worker",
     "slackwater.worker.trainer_worker",
+    # What these import when they first need it.
+    "cryptography.hazmat.primitives.serialization",
+    "encodings.idna",
+    "harness.loaded_numba",
+    "numpy.ctypeslib",
+    "numpy.ma",
+    "pydantic.v1",
+    "sqlalchemy.dialects.sqlite",
+    "uvicorn.lifespan.off",
     "uvloop",
     _SELF,
 )
