@@ -77,10 +77,11 @@ class CacheHomes:
 
     def start_order(self, turns: Sequence[LiveTurn]) -> list[LiveTurn]:
         """First turns of trajectories, in the order in which they are to start."""
+        homes = [self._homes.get(turn.spec.trajectory) for turn in turns]
         waiting = [
-            (self._homes[turn.spec.trajectory].prompt, turn.waiting_since_s or 0.0)
-            for turn in turns
-            if turn.spec.trajectory in self._homes
+            (home.prompt, turn.waiting_since_s or 0.0)
+            for home, turn in zip(homes, turns, strict=True)
+            if home is not None
         ]
         if len(waiting) < len(turns):  # some were forgotten: there are too many
             return list(turns)

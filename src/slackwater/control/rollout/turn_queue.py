@@ -76,8 +76,10 @@ class TurnQueue:
         """Order the turns of trajectories that have not started, per need and owner."""
         for key, queue in self._by_need.items():
             if not key[3] and len(queue) > 1:
-                for turn in order(list(queue.values())):
-                    queue.move_to_end(turn.spec.turn)
+                before = list(queue.values())
+                if (after := order(before)) != before:
+                    for turn in after:
+                        queue.move_to_end(turn.spec.turn)
 
     def turns_bound_to(self, instance: InstanceId) -> list[LiveTurn]:
         """The turns that wait for this instance only, oldest first."""

@@ -42,18 +42,21 @@ class StartOrder:
         ones are ahead by their length, and one of each unknown prompt by as much as any, so that
         something is learned of it; hence none waits for ever.
         """
-        known_s = [self._lasted_s[prompt] for prompt, _ in waiting if prompt in self._lasted_s]
+        prompts = [prompt for prompt, _ in waiting]
+        # Per prompt, and the rest without Python code: thousands may wait, and all else meanwhile.
+        lasted_s = {prompt: self._lasted_s.get(prompt) for prompt in set(prompts)}
+        known_s = [known for prompt in prompts if (known := lasted_s[prompt]) is not None]
         if not known_s:
             return list(range(len(waiting)))
         long_s, longest_s = _MUCH_LONGER * median_low(known_s), max(known_s)
-        unknown: set[PromptKey] = set()
-        ranks: list[tuple[float, int]] = []
-        for index, (prompt, since_s) in enumerate(waiting):
-            ahead_s = self._lasted_s.get(prompt)
-            if ahead_s is None and prompt not in unknown:
-                unknown.add(prompt)
-                ahead_s = longest_s
-            elif ahead_s is None or ahead_s <= long_s:
-                ahead_s = 0.0
-            ranks.append((since_s - ahead_s, index))
-        return [index for _, index in sorted(ranks)]
+        ahead_s = {
+            prompt: known if known is not None and known > long_s else 0.0
+            for prompt, known in lasted_s.items()
+        }
+        ranks = [since_s - ahead_s[prompt] for prompt, since_s in waiting]
+        if len(known_s) < len(prompts):
+            firsts = dict(zip(reversed(prompts), reversed(range(len(prompts))), strict=True))
+            for prompt, index in firsts.items():
+                if lasted_s[prompt] is None:
+                    ranks[index] -= longest_s
+        return sorted(range(len(ranks)), key=ranks.__getitem__)

@@ -23,7 +23,7 @@ from slackwater.policy.rollout.routing import (
     ShortestQueue,
     TurnNeed,
 )
-from slackwater.policy.rollout.start_order import StartOrder, prompt_key
+from slackwater.policy.rollout.start_order import PromptKey, StartOrder, prompt_key
 from slackwater.policy.rollout.step_time import Slowness, StepTime, StepTimeFit
 from slackwater.policy.rollout.warm_routing import KeepWarm
 from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
@@ -313,3 +313,34 @@ def test_trajectories_that_last_much_longer_than_most_start_first() -> None:
     assert order.order(waiting) == [3, 5, 0, 1, 2, 4]
     assert order.order([*waiting, (short, -261.0)])[0] == 6, "it has waited long enough"
     assert prompt_key(JobId("other"), (0,)) != short
+
+
+def _plain_order(
+    lasted: dict[PromptKey, float], waiting: list[tuple[PromptKey, float]]
+) -> list[int]:
+    """The rule of `StartOrder`, one waiting trajectory after the other."""
+    known_s = sorted(lasted[prompt] for prompt, _ in waiting if prompt in lasted)
+    if not known_s:
+        return list(range(len(waiting)))
+    median_s = known_s[(len(known_s) - 1) // 2]
+    ranks: list[tuple[float, int]] = []
+    for index, (prompt, since_s) in enumerate(waiting):
+        is_first = prompt not in [earlier for earlier, _ in waiting[:index]]
+        ahead_s = lasted.get(prompt, known_s[-1] if is_first else 0.0)
+        is_ahead = prompt not in lasted or ahead_s > 2 * median_s
+        ranks.append((since_s - (ahead_s if is_ahead else 0.0), index))
+    return [index for _, index in sorted(ranks)]
+
+
+_prompts = st.integers(0, 8).map(PromptKey)
+_seconds = st.floats(0.0, 100.0)
+
+
+@given(st.dictionaries(_prompts, _seconds), st.lists(st.tuples(_prompts, _seconds), max_size=30))
+def test_the_order_of_many_is_that_of_each(
+    lasted: dict[PromptKey, float], waiting: list[tuple[PromptKey, float]]
+) -> None:
+    order = StartOrder()
+    for prompt, lasted_s in lasted.items():
+        order.record(prompt, lasted_s)
+    assert order.order(waiting) == _plain_order(lasted, waiting)
