@@ -1,6 +1,7 @@
 """Rented nodes: nodes that the co-scheduler needs, commands that fail, and what a crash leaves."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,28 @@ def test_a_machine_of_a_killed_service_is_released_by_the_next(tmp_path: Path) -
     asyncio.run(killed())
     asyncio.run(next_one())
     assert lines(log)[1:] == ["released id"]
+
+
+def test_a_clock_that_was_set_back_gives_no_budget_back(tmp_path: Path) -> None:
+    stored = tmp_path / "rentals" / "rentals.json"
+
+    async def killed() -> None:
+        driver = live_driver(FleetController())
+        opened(fleet_file(tmp_path / "log"), tmp_path / "rentals", driver)
+        driver.execute(LimitInstances(JobId("job"), 1))
+        await until(stored.exists)
+
+    async def next_one() -> None:
+        file = fleet_file(tmp_path / "log")
+        service = opened(file, tmp_path / "rentals", live_driver(FleetController()))
+        assert service.gauges()["rental_cost"] >= 0.0
+        await service.close()
+
+    asyncio.run(killed())
+    text = stored.read_text()
+    (since_s,) = re.findall(r'"since_unix_s":\s*([0-9.]+)', text)
+    stored.write_text(text.replace(since_s, str(float(since_s) + 7 * 86400)))
+    asyncio.run(next_one())
 
 
 def test_a_node_that_cannot_be_had_costs_nothing(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ class RentalService:
             if (stored := self._stored.pop(node, None)) is not None:
                 rental = _Rental(self._providers[pool], stored.since_unix_s, stored.machine)
                 self._rentals[node] = rental
-                since_s = loop_time() - (time.time() - stored.since_unix_s)
+                age_s = max(time.time() - stored.since_unix_s, 0.0)  # the clock may be set back
+                since_s = loop_time() - age_s
                 self._driver.feed(RentalAdopted(loop_time(), node, since_s))
                 self._watch(node, rental, _JOINS_WITHIN_S)
 
