@@ -88,7 +88,8 @@ class MigrationServer:
     ) -> None:
         self._manager, self._secret, self._warm = manager, secret, warm
         self._context = context
-        self._listener = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, daemon=True, name="state-migration").start()
 

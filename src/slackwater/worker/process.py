@@ -50,7 +50,7 @@ def address_of(connect: str) -> tuple[str, int]:
     host, _, port = connect.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError.of("--connect", connect, "must be HOST:PORT")
-    return host, int(port)
+    return host.strip("[]"), int(port)
 
 
 def secret() -> str:

@@ -74,6 +74,21 @@ def test_ctrl_c_stops_a_service_without_warnings(tmp_path: Path) -> None:
     assert lines == ["stopped"]
 
 
+def test_a_fleet_of_this_machine_is_ready_when_its_agents_have_joined(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.toml"
+    fleet.write_text(
+        'listen = "[::1]:0"\n[[pools]]\nname = "p"\nengines = 0\nsandboxes = 1\n'
+        '[[nodes]]\nname = "n"\npool = "p"\n'
+    )
+    state = ("--state", str(tmp_path / "state"))
+    command = [sys.executable, "-m", "slackwater"]
+    started = [*command, "up", *state, "--port", "0", *BARE, "--fleet", str(fleet), "--background"]
+    ended = subprocess.run(started, capture_output=True, text=True, timeout=300, check=False)
+    subprocess.run([*command, "down", *state], capture_output=True, timeout=120, check=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "ready: every worker is up" in ended.stdout and "is away" not in ended.stderr
+
+
 def wait_for_worker(log: Path) -> None:
     deadline_s = time.monotonic() + 120
     while "role=sandbox" not in log.read_text():

@@ -93,6 +93,10 @@ class AgentLauncher(Protocol):
         """Start agents."""
         ...
 
+    def deaths(self, node: NodeId) -> int | None:
+        """How often in a row the node's agent has ended; None if another starts and watches it."""
+        ...
+
     async def close(self) -> None:
         """End the agents that it started, and clean up."""
         ...
@@ -105,6 +109,10 @@ class JoiningAgents:
         del join
         for plan in plans:
             logger.info("waiting for node=%s to join", plan.node)
+
+    def deaths(self, node: NodeId) -> int | None:
+        del node
+        return None
 
     async def close(self) -> None:
         pass
@@ -159,6 +167,7 @@ class LocalAgents:
         self._policy = RestartPolicy()
         self._tasks: list[asyncio.Task[None]] = []
         self._processes: dict[NodeId, asyncio.subprocess.Process | OutlivedAgent] = {}
+        self._deaths: dict[NodeId, int] = {}
         self.outlived: set[NodeId] = set()  # nodes whose agent ran before the start
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
@@ -174,7 +183,11 @@ class LocalAgents:
                 self.outlived.add(plan.node)
             else:  # of another configuration: `_keep` starts the right one when it has ended
                 agent.send_signal(signal.SIGTERM)
+        self._deaths |= dict.fromkeys((plan.node for plan in plans), 0)
         self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
+
+    def deaths(self, node: NodeId) -> int | None:
+        return self._deaths.get(node)
 
     async def close(self, grace_s: float = 10.0) -> None:
         for task in self._tasks:
@@ -193,14 +206,15 @@ class LocalAgents:
 
     async def _keep(self, plan: AgentPlan, join: JoinAddress) -> None:
         loop = asyncio.get_running_loop()
-        deaths = 0
         while True:
             began_s = loop.time()
             if plan.node not in self._processes:
                 self._processes[plan.node] = await self._start(plan, join)
             status = await self._processes[plan.node].wait()
             del self._processes[plan.node]
-            deaths = self._policy.deaths_after(deaths, loop.time() - began_s)
+            lived_s = loop.time() - began_s
+            deaths = self._policy.deaths_after(self._deaths[plan.node], lived_s)
+            self._deaths[plan.node] = deaths
             delay_s = self._policy.delay_s(deaths)
             logger.warning(
                 "agent ended node=%s status=%d restart_in_s=%.1f", plan.node, status, delay_s

@@ -133,6 +133,7 @@ class LaunchedFleet:
         """What an agent needs to join."""
         listened, port = self._hub.address
         host = self.file.advertise or listened
+        host = f"[{host}]" if ":" in host else host
         scheme = "http" if certificate is None else "https"
         depot = f"{scheme}://{host}:{0 if self._depot is None else self._depot.port}"
         pin = None if certificate is None else certificate.pin
@@ -261,6 +262,14 @@ class LaunchedFleet:
         here = {row["node"] for row in rows}
         missing = [node for node in self.file.nodes if node.name not in here]
         return [*rows, *({"node": node.name, "pool": node.pool, "workers": []} for node in missing)]
+
+    def nodes_away(self) -> dict[NodeId, int | None]:
+        """The listed nodes that are not connected: how often in a row their agent has ended, None
+        where the service does not start it.
+        """
+        here = {NodeId(row["node"]) for row in self.nodes.rows(loop_time())}
+        listed = [NodeId(node.name) for node in self.file.nodes]
+        return {node: self._launcher.deaths(node) for node in listed if node not in here}
 
     def _device_rows(self, node: NodeId) -> dict[str, Any]:
         """The devices of a node, and which deployments own each."""

@@ -70,6 +70,10 @@ class RayAgents:
         del plans  # the cluster's nodes are the fleet's
         self._task = asyncio.create_task(self._follow(join))
 
+    def deaths(self, node: NodeId) -> int | None:
+        del node
+        return None
+
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()

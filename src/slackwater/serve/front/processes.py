@@ -5,6 +5,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -71,6 +72,8 @@ def _can_watch_processes() -> bool:
 
 
 def _serve_when_told(orders: int, listening: socket.socket, log: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # of a terminal: the control plane stops us
+        signal.signal(number, signal.SIG_IGN)
     from slackwater.serve.front.__main__ import run_front  # the control plane needs none of it
 
     if folder := os.read(orders, _PATH_BYTES):

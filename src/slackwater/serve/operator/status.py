@@ -10,12 +10,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from slackwater.model.errors import RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.model.instance import InstanceState
-from slackwater.runtime.launch.fleet_file import LOCAL_NODE
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.workload_traces import TraceKind
 from slackwater.serve.http.auth import Caller, find_job_key, find_tenant, require_operator
 from slackwater.serve.operator.metrics import exposition, gauges_of, serving_of, tenant_gauges
 
+_FAILING_DEATHS = 3
 _NOT_UP = ("starting", InstanceState.JOINING.value, InstanceState.PULLING.value)
 
 
@@ -27,11 +27,12 @@ def problems_of(plane: ControlPlane, tenant: TenantId) -> list[str]:
         problems.append(f"{why}; training requests get 503")
     if plane.is_operator(tenant):
         problems += map(str, plane.fleet.supervisor.failures().values())
-        problems += [
-            f"node {row['node']} is away: its agent has not joined"
-            for row in plane.fleet.rows()
-            if "host" not in row and row["node"] != LOCAL_NODE
-        ]
+        for node, deaths in plane.fleet.nodes_away().items():
+            if deaths is None:
+                problems.append(f"node {node} is away: its agent has not joined")
+            elif deaths >= _FAILING_DEATHS:
+                log = plane.settings.state / "logs" / f"agent-{node}.log"
+                problems.append(f"node {node}: its agent ended {deaths} times in a row; see {log}")
     return problems
 
 
@@ -40,8 +41,10 @@ def starting_workers(plane: ControlPlane) -> list[str]:
     rows = plane.instances.rows()
     names = {str(row["instance"]) for row in rows if row["state"] in _NOT_UP}
     names |= set(plane.fleet.supervisor.starting())
-    local = {row["node"] for row in plane.fleet.rows() if "host" not in row} & {LOCAL_NODE}
-    return sorted(names | {f"agent of node {name}" for name in local})
+    for node, deaths in plane.fleet.nodes_away().items():
+        if deaths is not None and deaths < _FAILING_DEATHS:
+            names.add(f"agent of node {node}")
+    return sorted(names)
 
 
 def operator_routes(plane: ControlPlane) -> APIRouter:

@@ -40,7 +40,8 @@ class RelayServer:
         self.store = store
         self._secret, self._node = secret, node
         self._patience_s = patience_s
-        self._listener = socket.create_server((host, port), backlog=128)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, port), family=family, backlog=128)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._open: set[socket.socket] = set()
         self._strangers: dict[socket.socket, None] = {}  # not yet authenticated, oldest first

@@ -1,0 +1,43 @@
+"""Agents of this machine: how often one has ended, and addresses that they are told."""
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from slackwater.model.ids import NodeId
+from slackwater.runtime.launch import agents
+from slackwater.runtime.launch.agents import AgentPlan, JoinAddress, JoiningAgents, LocalAgents
+from slackwater.weights.relay.bucket_store import BucketStore
+from slackwater.weights.relay.server import RelayServer
+from slackwater.worker.process import address_of
+
+JOIN = JoinAddress("127.0.0.1:9", "127.0.0.1:9", lambda node, pool: "s")
+
+
+def test_an_agent_that_ends_again_and_again_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "_command", lambda plan, join: ["false"])
+
+    async def scenario() -> None:
+        local = LocalAgents(tmp_path)
+        local.start([AgentPlan(NodeId("n"), "any", str(tmp_path))], JOIN)
+        assert local.deaths(NodeId("n")) == 0
+        async with asyncio.timeout(60):
+            while True:
+                if local.deaths(NodeId("n")) == 3:
+                    break
+                await asyncio.sleep(0.01)
+        await local.close()
+        assert local.deaths(NodeId("rented")) is None
+        assert JoiningAgents().deaths(NodeId("n")) is None
+
+    asyncio.run(scenario())
+
+
+def test_an_ipv6_address_is_told_in_brackets_and_can_be_listened_on() -> None:
+    assert address_of("[::1]:20100") == ("::1", 20100)
+    with closing(RelayServer(BucketStore(1 << 20), b"s" * 32, host="::1")) as server:
+        assert server.address[0] == "::1"
