@@ -162,6 +162,8 @@ class ServiceSettings:
         if self.serving is not None and self.serving.model not in self.models:
             fix = f"must be one of the models: {', '.join(self.models)}"
             raise ConfigError.of("--serve", self.serving.model, fix)
+        if self.fleet is not None and not self.fleet.pools:
+            raise ConfigError("fleet.pools: missing; add a pool, and the nodes that are in it")
         self._check_sandboxes()
         self._check_coscheduling()
         InstanceList(self.instances)

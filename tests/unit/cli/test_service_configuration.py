@@ -99,6 +99,7 @@ def test_every_listed_policy_can_be_made_from_its_name_alone(decision: str) -> N
         (["--set", "rollout.balancing.pace=1"], "rollout.balancing.pace: unknown key"),
         (["--set", "fleet.pools.0.engines=-1"], "fleet.pools[0]: engines: -1 must be from 0 to"),
         (["--set", "tenants=[]"], "tenants: [] must name at least one"),
+        (["--set", "fleet.pools=[]"], "fleet.pools: missing; add a pool"),
         (["--host", ""], "--host: '' must be an address"),
         (["--gpu-ids", "0"], "--gpu-ids: ['0'] needs --device cuda"),
         (["--set", "engines"], "--set: 'engines' must be written a.b=value"),
