@@ -183,11 +183,10 @@ class LocalAgents:
                 self.outlived.add(plan.node)
             else:  # of another configuration: `_keep` starts the right one when it has ended
                 agent.send_signal(signal.SIGTERM)
-        self._deaths |= dict.fromkeys((plan.node for plan in plans), 0)
         self._tasks += [asyncio.create_task(self._keep(plan, join)) for plan in plans]
 
     def deaths(self, node: NodeId) -> int | None:
-        return self._deaths.get(node)
+        return self._deaths.get(node, 0)  # it starts the agents of all listed nodes
 
     async def close(self, grace_s: float = 10.0) -> None:
         for task in self._tasks:
@@ -213,7 +212,7 @@ class LocalAgents:
             status = await self._processes[plan.node].wait()
             del self._processes[plan.node]
             lived_s = loop.time() - began_s
-            deaths = self._policy.deaths_after(self._deaths[plan.node], lived_s)
+            deaths = self._policy.deaths_after(self._deaths.get(plan.node, 0), lived_s)
             self._deaths[plan.node] = deaths
             delay_s = self._policy.delay_s(deaths)
             logger.warning(

@@ -31,7 +31,6 @@ def test_an_agent_that_ends_again_and_again_is_counted(
                     break
                 await asyncio.sleep(0.01)
         await local.close()
-        assert local.deaths(NodeId("rented")) is None
         assert JoiningAgents().deaths(NodeId("n")) is None
 
     asyncio.run(scenario())
