@@ -135,7 +135,7 @@ def _spread(value: float, low: float, high: float, digits: int) -> str:
 
 _OF_A_CELL = (
     "ours_over_group",
-    "ours_over_regrouping",
+    "ours_over_regrouping_keeping",
     "ours.slo_attainment",
     "group.slo_attainment",
     "ours.iterations_in_bound",
@@ -147,8 +147,8 @@ _OF_A_CELL = (
 
 def _cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
     lines = [
-        "| cell | cost of ours over group (static) | over hourly regrouping | SLO kept: ours, "
-        "group | iterations within the bound: ours, group "
+        "| cell | cost of ours over group (static) | over hourly regrouping that keeps "
+        "SLOs | SLO kept: ours, group | iterations within the bound: ours, group "
         "| mean slowdown: ours, group | |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -165,13 +165,15 @@ def _cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
                 for value, (low, high) in zip(values, spreads, strict=True)
             ]
             kept = spreads[2][0] == 1 and spreads[3][0] == 1
-            met = "met" if spreads[0][1] <= 1 and kept else "**missed**"
+            most = max(spreads[0][1], spreads[1][1])
+            met = "met" if most <= 1 and kept else "**missed**"
             pairs = [", ".join(shown[at : at + 2]) for at in (2, 4, 6)]
             lines.append(f"| {words} | {shown[0]} | {shown[1]} | {' | '.join(pairs)} | {met} |")
     return [
         *lines,
         "",
-        "Bar in every cell: at most 1 against static grouping at SLO 1.0, for every seed.\n",
+        "Bar in every cell: at most 1 against static grouping and against hourly regrouping at SLO "
+        "1.0, for every seed.\n",
     ]
 
 

@@ -56,12 +56,20 @@ def test_a_bar_can_be_another_figure(ours: float, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "slo", "word"), [(1.0, 1.0, "met"), (1.001, 1.0, "missed"), (0.9, 0.99, "missed")]
+    ("ratio", "peer", "slo", "word"),
+    [
+        (1.0, 1.0, 1.0, "met"),
+        (1.001, 0.9, 1.0, "missed"),
+        (0.9, 1.001, 1.0, "missed"),
+        (0.9, 0.9, 0.99, "missed"),
+    ],
 )
-def test_every_cell_of_a_sweep_has_its_own_verdict(ratio: float, slo: float, word: str) -> None:
+def test_every_cell_of_a_sweep_has_its_own_verdict(
+    ratio: float, peer: float, slo: float, word: str
+) -> None:
     cell = {
         "slo_1_2.ours_over_group": ratio,
-        "slo_1_2.ours_over_regrouping": 1.02,
+        "slo_1_2.ours_over_regrouping_keeping": peer,
         "slo_1_2.ours.slo_attainment": slo,
         "slo_1_2.group.slo_attainment": 1.0,
         **{f"slo_1_2.{policy}.iterations_in_bound": 0.9 for policy in ("ours", "group")},
