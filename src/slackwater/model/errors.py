@@ -25,10 +25,10 @@ class ConfigError(SlackwaterError, ValueError):
     @classmethod
     def of(cls, field: str, value: object, fix: str) -> "ConfigError":
         """Name the field, the value seen (unless it is None, for a missing one) and the fix."""
-        return cls(f"{field}: {fix}" if value is None else f"{field}: {_shown(value)} {fix}")
+        return cls(f"{field}: {fix}" if value is None else f"{field}: {_show(value)} {fix}")
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """The value as Python writes it; of a long one its beginning."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:120]}... ({len(text):,} characters)"
