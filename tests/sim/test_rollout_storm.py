@@ -77,5 +77,5 @@ def test_devices_granted_before_a_sleeping_engine_has_left_them_are_caught(
 def test_an_engine_that_never_says_that_it_rests_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTracker, "_end_restless", lambda self, instance: None)
     with pytest.raises(AssertionError, match="never ended"):
-        for seed in (2, 0, 1, 3):
+        for seed in range(5, 15):
             weather(seed, hours=0.5)
