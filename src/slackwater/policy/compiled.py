@@ -40,7 +40,8 @@ def _load() -> None:
     import numba
 
     new = [(late, one) for late, one in list(_functions.items()) if late not in _loaded]
-    compile_late: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # no C calls these
+    # No C calls these, so numba need not compile an entry for it.
+    compile_late: Any = numba.njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[call-overload]  # numba's types lack it
     made = {late: compile_late(one) for late, one in new}
     for _, function in new:
         names = function.__globals__
