@@ -38,9 +38,9 @@ class Part:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
+                # Before the command runs: what it starts inherits the priority.
+                preexec_fn=_lower if low else None,
             )
-        if low:
-            _lower(self.process.pid)
 
     def signal(self, number: int) -> None:
         """To its processes, as a terminal would."""
@@ -69,11 +69,11 @@ class Part:
         return f"{self.name}: {ended} after {self.took_s:.0f} s: {last}"
 
 
-def _lower(pid: int) -> None:
-    now = os.getpriority(os.PRIO_PROCESS, pid)
-    os.setpriority(os.PRIO_PROCESS, pid, min(now + _NICE, 19))
+def _lower() -> None:
+    """Lower the priority of this process and of its session."""
+    os.nice(_NICE)
     with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(_SESSION_NICE))
+        Path("/proc/self/autogroup").write_text(str(_SESSION_NICE))
 
 
 @contextlib.contextmanager
