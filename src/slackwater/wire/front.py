@@ -22,9 +22,9 @@ class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 # ---- from a front end ----
 class GenerateChoices(Record, frozen=True):
-    """Generate `n` choices for each prompt. They are numbered from `number` on, and each has its
-    own seed. `max_tokens` has one value per prompt. `arrived_s` is on the monotonic clock, which
-    all processes of a machine share.
+    """Generate `n` choices for each prompt (a u32 per token). They are numbered from `number` on,
+    and each has its own seed. `max_tokens` has one value per prompt. `arrived_s` is on the
+    monotonic clock, which all processes of a machine share.
     """
 
     number: int
@@ -38,6 +38,10 @@ class GenerateChoices(Record, frozen=True):
     n: int
     prompts: list[bytes]
     max_tokens: list[int]
+
+    @property
+    def count(self) -> int:
+        return len(self.prompts) * self.n
 
     def sampling_of(self, place: int) -> Sampling:
         """Sampling parameters of one choice, by its index."""
@@ -104,7 +108,6 @@ class Setup(Record, frozen=True):
     max_body_bytes: int
     max_turns: int
     hold_s: float
-    operator: str
 
 
 class StopServing(Record, frozen=True):

@@ -8,19 +8,20 @@ from typing import Any
 
 from starlette.types import Message
 
-from slackwater.model.ids import TenantId, TurnId
+from slackwater.model.ids import TurnId
 from slackwater.model.sampling import Sampling
 from slackwater.model.turn import FinishReason
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.loop_shares import LoopShares
-from slackwater.serve.front.gateway import ChoicesRequest
 from slackwater.serve.openai.generation import ChoiceDelta, FinishedChoice, Generation
+from slackwater.wire.front import GenerateChoices
 
 
 def generation(choices: int) -> Generation:
     gateway: Any = SimpleNamespace(loop_shares=LoopShares(1))
-    asked = ChoicesRequest([b"\1\0\0\0"], [4], choices, Sampling(4), "m", "v", "job")
-    return Generation(gateway, TenantId("t"), asked, stream=True)
+    prompts = [b"\1\0\0\0"]
+    asked = GenerateChoices(0, "t", "job", "m", "v", True, None, Sampling(4), choices, prompts, [4])
+    return Generation(gateway, asked)
 
 
 def piece(choice: int, *tokens: int) -> ChoiceDelta:

@@ -68,7 +68,6 @@ class FrontChannel:
             settings.max_body_bytes,
             self.plane.shares.share,
             settings.hold_s,
-            settings.tenants[0],
         )
 
     def stop(self) -> None:
@@ -181,7 +180,7 @@ class _Front:
         plane, tenant, first = self._plane, TenantId(message.tenant), message.number
         if first not in self._waiting:
             return  # it was abandoned before its turn came
-        count = len(message.prompts) * message.n
+        count = message.count
         if any(len(prompt) % 4 or not prompt for prompt in message.prompts):
             raise ConfigError.of("prompt", "bytes", "must be whole tokens, at least one")
         if count < 1 or len(message.max_tokens) != len(message.prompts):

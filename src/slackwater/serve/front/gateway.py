@@ -8,17 +8,16 @@ import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import RequestId, TenantId, TurnId
 from slackwater.model.operation import FaultOwner
-from slackwater.model.sampling import Sampling
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.services.helper_processes import HelperProcesses
@@ -44,23 +43,6 @@ class ChoiceListener(Protocol):
     def on_tokens(self, tokens: TurnTokens) -> None: ...
     def on_complete(self, result: TurnResult) -> None: ...
     def on_failure(self, error: SlackwaterError) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChoicesRequest:
-    """`n` choices for each prompt (a u32 per token), how to sample them and from which weights."""
-
-    prompts: list[bytes]
-    max_tokens: list[int]
-    n: int
-    sampling: Sampling
-    base_model: str
-    version: str
-    job: str
-
-    @property
-    def choices(self) -> int:
-        return len(self.prompts) * self.n
 
 
 class Gateway:
@@ -126,41 +108,23 @@ class Gateway:
 
     # ---- generations ----
     async def generate(
-        self,
-        tenant: TenantId,
-        request: ChoicesRequest,
-        listeners: Sequence[ChoiceListener],
-        *,
-        stream: bool,
-        arrived_s: float | None,
+        self, request: wire.GenerateChoices, listeners: Sequence[ChoiceListener]
     ) -> list[int]:
-        """The choices' numbers; a streaming request returns once it is accepted."""
+        """Number the request's choices; a streaming request returns once it is accepted."""
         numbers = [next(self._numbers) for _ in listeners]
         self._choices.update(zip(numbers, listeners, strict=True))
-        record = wire.GenerateChoices(
-            numbers[0],
-            tenant,
-            request.job,
-            request.base_model,
-            request.version,
-            stream,
-            arrived_s,
-            request.sampling,
-            request.n,
-            request.prompts,
-            request.max_tokens,
-        )
+        record = structs.replace(request, number=numbers[0])
         try:
-            if stream:
+            if request.stream:
                 await self._ask(numbers[0], record)
             else:
                 self._send(record)
         except BaseException:
-            self.abandon(tenant, numbers)
+            self.abandon(request.tenant, numbers)
             raise
         return numbers
 
-    def abandon(self, tenant: TenantId, numbers: Sequence[int]) -> None:
+    def abandon(self, tenant: str, numbers: Sequence[int]) -> None:
         """Cancel the choices of a request that have not ended."""
         left = [number for number in numbers if self._choices.pop(number, None) is not None]
         if left:

@@ -12,11 +12,11 @@ from fastapi.responses import Response
 
 from slackwater.grammar.guides import check
 from slackwater.model.errors import ConfigError
-from slackwater.model.ids import JobId, TenantId
+from slackwater.model.ids import TenantId
 from slackwater.model.job_life import job_of_key
 from slackwater.runtime.services.loop_shares import FairWork
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.serve.front.gateway import ChoicesRequest, Gateway
+from slackwater.serve.front.gateway import Gateway
 from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.http.limits import arrival_s
@@ -30,6 +30,7 @@ from slackwater.serve.openai.sampling_params import bad_word_tokens, most_tokens
 from slackwater.serve.openai.text import TextCodec, TextCodecs, check_length
 from slackwater.serve.openai.token_history import ConversationRecord, TokenHistory
 from slackwater.serve.openai.tools import ToolPlan
+from slackwater.wire.front import GenerateChoices
 
 # Work below these sizes takes less time than a hop to another thread and the wait for the GIL.
 _SHORT_CHARS = 256
@@ -83,9 +84,9 @@ class OpenAiFace:
         self,
         tenant: TenantId,
         body: CompletionBody | ChatBody,
-        job: JobId,
+        request: Request,
         response: ResponsesBody | None = None,
-    ) -> tuple[ChoicesRequest, ResponseWriter]:
+    ) -> tuple[GenerateChoices, ResponseWriter]:
         """The choices to generate, and the writer of the answer (`response`: of /v1/responses)."""
         body.refuse_unsupported()
         base, version = await self.gateway.weights(tenant, body.model)
@@ -109,20 +110,30 @@ class OpenAiFace:
         if body.truncate_prompt_tokens is not None:
             prompts = [prompt[-body.truncate_prompt_tokens :] for prompt in prompts]
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**63
-        common = to_sampling(body, base, prompts[0], seed, grammar)
+        max_tokens = [most_tokens(body, base, prompt) for prompt in prompts]
+        sampling = to_sampling(body, base, min(max_tokens), seed, grammar)
         if body.bad_words:
             words = await self.gateway.fair_work.run(tenant, bad_word_tokens, codec, body.bad_words)
-            common = replace(common, bad_words=words)
-        most = [most_tokens(body, base, prompt) for prompt in prompts]
-        common = replace(common, max_tokens=min(most))  # allowed for every prompt
-        packed = [array("I", prompt).tobytes() for prompt in prompts]
-        request = ChoicesRequest(packed, most, body.n, common, base.name, version, job)
+            sampling = replace(sampling, bad_words=words)
+        choices = GenerateChoices(
+            number=0,  # the gateway sets it
+            tenant=tenant,
+            job=job_of_key(tenant, find_job(self.gateway.tenants, request.headers)),
+            base_model=base.name,
+            version=version,
+            stream=bool(body.stream),
+            arrived_s=arrival_s(request.scope),
+            sampling=sampling,
+            n=body.n,
+            prompts=[array("I", prompt).tobytes() for prompt in prompts],
+            max_tokens=max_tokens,
+        )
         per_choice = [prompt for prompt in prompts for _ in range(body.n)]
-        if response is not None and isinstance(body, ChatBody):
-            return request, ResponseAnswers(response, body, codec, per_choice, plan)
-        if isinstance(body, ChatBody):
-            return request, ChatAnswers(body, codec, per_choice, plan, record)
-        return request, CompletionAnswers(body, codec, per_choice)
+        if isinstance(body, CompletionBody):
+            return choices, CompletionAnswers(body, codec, per_choice)
+        if response is not None:
+            return choices, ResponseAnswers(response, body, codec, per_choice, plan)
+        return choices, ChatAnswers(body, codec, per_choice, plan, record)
 
     async def _prompts(
         self, tenant: TenantId, body: CompletionBody, base: BaseModel, codec: TextCodec
@@ -201,11 +212,8 @@ def openai_routes(face: OpenAiFace) -> APIRouter:
         request: Request,
         response: ResponsesBody | None = None,
     ) -> Response:
-        job = job_of_key(tenant, find_job(gateway.tenants, request.headers))
-        choices, answers = await face.prepare(tenant, body, job, response)
-        generation = Generation(
-            gateway, tenant, choices, stream=bool(body.stream), arrived_s=arrival_s(request.scope)
-        )
+        choices, answers = await face.prepare(tenant, body, request, response)
+        generation = Generation(gateway, choices)
         try:
             await generation.begin()
             if not body.stream:

@@ -12,7 +12,8 @@ from starlette.types import Receive
 from slackwater.model.errors import SlackwaterError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
-from slackwater.serve.front.gateway import ChoicesRequest, Gateway
+from slackwater.serve.front.gateway import Gateway
+from slackwater.wire.front import GenerateChoices
 
 _MAX_WRITE_S = 0.002  # of loop time per piece; more means that the client reads slowly
 
@@ -36,35 +37,19 @@ class FinishedChoice:
 class Generation:
     """All choices of one request: `begin`, read `events` or `results`, `close`."""
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        tenant: TenantId,
-        request: ChoicesRequest,
-        *,
-        stream: bool,
-        arrived_s: float | None = None,
-    ) -> None:
-        self._arrived_s = arrived_s
+    def __init__(self, gateway: Gateway, request: GenerateChoices) -> None:
         self._gateway = gateway
-        self._tenant = tenant
         self._request = request
-        self._stream = stream
+        self._tenant = TenantId(request.tenant)
         self._queue: deque[ChoiceDelta | FinishedChoice | SlackwaterError] = deque()
         self._waiting: asyncio.Future[None] | None = None
-        self._open = set(range(request.choices))
+        self._open = set(range(request.count))
         self._numbers: list[int] = []
 
     async def begin(self) -> None:
         """Request every choice; a streaming request returns once it is accepted."""
-        listeners = [_Choice(place, self) for place in range(self._request.choices)]
-        self._numbers = await self._gateway.generate(
-            self._tenant,
-            self._request,
-            listeners,
-            stream=self._stream,
-            arrived_s=self._arrived_s,
-        )
+        listeners = [_Choice(place, self) for place in range(self._request.count)]
+        self._numbers = await self._gateway.generate(self._request, listeners)
 
     def close(self) -> None:
         """Cancel choices that still run."""
@@ -93,7 +78,7 @@ class Generation:
         while self._open:
             if not self._queue:
                 await self._wait_for_event()
-            if self._stream:
+            if self._request.stream:
                 await shares.wait_turn(self._tenant)
             if not self._queue:
                 continue
@@ -104,7 +89,7 @@ class Generation:
             if isinstance(event, FinishedChoice):
                 self._open.discard(event.choice)
             yield event
-            if self._stream:  # charge the time of writing it, but not a slow client's
+            if self._request.stream:  # charge the time of writing it, but not a slow client's
                 took_s = time.thread_time() - began_s
                 shares.charge(self._tenant, min(took_s, _MAX_WRITE_S))
 
@@ -142,7 +127,7 @@ class Generation:
             async for event in self.events()
             if isinstance(event, FinishedChoice)
         }
-        complete = len(found) == self._request.choices
+        complete = len(found) == self._request.count
         return [found[place] for place in sorted(found)] if complete else None
 
 

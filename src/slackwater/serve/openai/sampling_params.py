@@ -8,15 +8,15 @@ from slackwater.serve.openai.text import TextCodec
 
 
 def to_sampling(
-    body: GenerationBody, base: BaseModel, prompt: list[int], seed: int, grammar: Grammar | None
+    body: GenerationBody, base: BaseModel, max_tokens: int, seed: int, grammar: Grammar | None
 ) -> Sampling:
-    """Sampling parameters for this prompt, checked against the model."""
+    """Sampling parameters, checked against the model."""
     _, topk, scores = _tokens_and_scores(body)
     if body.ignore_eos and grammar is not None:
         raise ConfigError.of("ignore_eos", True, "excludes structured output; set one of them")
     stops = [] if body.ignore_eos else base.stop_token_ids
     return Sampling(
-        max_tokens=most_tokens(body, base, prompt),
+        max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(body.top_k or 0, 0),
@@ -28,7 +28,7 @@ def to_sampling(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        logit_bias=_check_biases(base, "logit_bias", body.biases()),
+        logit_bias=_check_biases(base, body.biases()),
         allowed_token_ids=_check_allowed_tokens(body, base),
         grammar=grammar,
         prompt_logprobs=scores or body.prompt_logprobs is not None,
@@ -56,12 +56,10 @@ def bad_word_tokens(codec: TextCodec, words: list[str]) -> list[list[int]]:
     return found
 
 
-def _check_biases(
-    base: BaseModel, name: str, biases: list[tuple[int, float]]
-) -> list[tuple[int, float]]:
+def _check_biases(base: BaseModel, biases: list[tuple[int, float]]) -> list[tuple[int, float]]:
     for token, _ in biases:
         if token >= base.vocab_size:
-            raise ConfigError.of(f"{name}: token", token, f"must be below {base.vocab_size}")
+            raise ConfigError.of("logit_bias: token", token, f"must be below {base.vocab_size}")
     return biases
 
 

@@ -17,7 +17,7 @@ from slackwater.model.sampling import Sampling
 from slackwater.runtime.executors.turn_results import TurnResult, TurnTokens
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.front.channel import FrontChannel
-from slackwater.serve.front.gateway import ChoicesRequest, Gateway
+from slackwater.serve.front.gateway import Gateway
 from slackwater.wire import front
 from slackwater.wire.frames import FrameDecoder, FrameKind, encode_frame
 
@@ -247,11 +247,8 @@ def test_numbers_of_choices_do_not_run_out(tmp_path: Path, monkeypatch: pytest.M
         await loop.create_connection(lambda: gateway.connection, sock=theirs)
         async with asyncio.timeout(60):
             assert await gateway.ready
-            asked = ChoicesRequest([PROMPT], [4], 1, Sampling(4), "tiny", "base:tiny", "mine/j")
             listener = _Listener()
-            made = gateway.generate(
-                TenantId("mine"), asked, [listener], stream=True, arrived_s=None
-            )
+            made = gateway.generate(generate(0, stream=True), [listener])
             assert await made == [number]
             submitted[0].stream([7, 8], [-1.0, -2.0])
             assert await listener.tokens == [7, 8]
