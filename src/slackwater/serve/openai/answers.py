@@ -30,11 +30,12 @@ class ResponseWriter(ABC):
     prefix = ""
     object_whole = ""
     object_chunk = ""
+    body: GenerationBody
 
     def __init__(
         self, body: GenerationBody, codec: TextCodec, prompts: Sequence[Sequence[int]]
     ) -> None:
-        self._request_body = body
+        self.body = body
         self.codec = codec
         self.prompts = prompts
         self._head = {
@@ -68,10 +69,6 @@ class ResponseWriter(ABC):
     @abstractmethod
     def wants_logprobs(self) -> bool: ...
 
-    def shows(self, choice: dict[str, Any]) -> bool:
-        """Whether a streamed choice has any content."""
-        return bool(choice.get("text") or choice.get("delta"))
-
     def last_delta(self, place: int) -> dict[str, Any]:
         """The last delta of a streamed choice."""
         return self.delta(place, "", None)
@@ -82,10 +79,10 @@ class ResponseWriter(ABC):
 
     def add_ids(self, choice: dict[str, Any], place: int, result: TurnResult) -> dict[str, Any]:
         """Add token ids and prompt scores if requested."""
-        if self._request_body.return_token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = list(result.tokens)
             choice["prompt_token_ids"] = list(self.prompts[place])
-        if self._request_body.prompt_logprobs is not None:
+        if self.body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = self._prompt_scores(place, result)
         return choice
 
@@ -101,7 +98,7 @@ class ResponseWriter(ABC):
             ranked: dict[int, tuple[float, int | None]] = {
                 other: (value, rank) for rank, (other, value) in enumerate(top or (), 1)
             }
-            kept = dict(list(ranked.items())[: self._request_body.prompt_logprobs])
+            kept = dict(list(ranked.items())[: self.body.prompt_logprobs])
             kept.setdefault(token, ranked.get(token, (score, None)))
             entries.append(
                 {
@@ -127,7 +124,7 @@ class ResponseWriter(ABC):
         return {**self._head, "object": self.object_whole, "choices": choices, "usage": usage}
 
     def _usage(self, completed: Sequence[int]) -> dict[str, int]:
-        prompt_tokens = sum(len(prompt) for prompt in self.prompts[:: self._request_body.n])
+        prompt_tokens = sum(len(prompt) for prompt in self.prompts[:: self.body.n])
         total = prompt_tokens + sum(completed)
         return {
             "prompt_tokens": prompt_tokens,
@@ -172,15 +169,12 @@ class ResponseWriter(ABC):
     @property
     def only_text(self) -> bool:
         """Whether streamed pieces show text and nothing else."""
-        extras = (
-            self.wants_logprobs or self._request_body.return_token_ids or self._has_running_usage
-        )
-        return not extras
+        return not (self.wants_logprobs or self.body.return_token_ids or self._has_running_usage)
 
     @property
     def _has_running_usage(self) -> bool:
         """Whether every chunk carries the token counts so far."""
-        options = self._request_body.stream_options
+        options = self.body.stream_options
         return options is not None and bool(options.continuous_usage_stats)
 
     def _chunk_template(self, place: int) -> tuple[bytes, bytes]:
@@ -203,7 +197,7 @@ class ResponseWriter(ABC):
         return [*chunks, self._chunk([ending])]
 
     def closing(self) -> list[dict[str, Any]]:
-        options = self._request_body.stream_options
+        options = self.body.stream_options
         if options is None or not options.include_usage:
             return []
         return [self._chunk([]) | {"usage": self._usage(self._streamed)}]
@@ -219,9 +213,9 @@ class ResponseWriter(ABC):
         self._streamed[place] += len(tokens)
         logprobs = self.logprobs(place, tokens, values, tops) if self.wants_logprobs else None
         choice = self.delta(place, text, logprobs)
-        if self._request_body.return_token_ids:
+        if self.body.return_token_ids:
             choice["token_ids"] = list(tokens)
-        elif logprobs is None and not self.shows(choice):
+        elif logprobs is None and not (choice.get("text") or choice.get("delta")):
             return []
         return [self._chunk([choice])]
 
@@ -235,12 +229,7 @@ class CompletionAnswers(ResponseWriter):
 
     prefix = "cmpl"
     object_whole = object_chunk = "text_completion"
-
-    def __init__(
-        self, body: CompletionBody, codec: TextCodec, prompts: Sequence[Sequence[int]]
-    ) -> None:
-        super().__init__(body, codec, prompts)
-        self.body = body
+    body: CompletionBody
 
     @property
     def wants_logprobs(self) -> bool:
@@ -322,6 +311,7 @@ class ChatAnswers(ResponseWriter):
     prefix = "chatcmpl"
     object_whole = "chat.completion"
     object_chunk = "chat.completion.chunk"
+    body: ChatBody
 
     def __init__(
         self,
@@ -332,7 +322,6 @@ class ChatAnswers(ResponseWriter):
         record: ConversationRecord | None = None,
     ) -> None:
         super().__init__(body, codec, prompts)
-        self.body = body
         self._plan = plan
         self._record = record
         self._calls = [] if plan is None else [CallStream(plan) for _ in prompts]
