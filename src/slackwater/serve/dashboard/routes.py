@@ -23,7 +23,7 @@ from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import TenantId
 from slackwater.serve.dashboard.browser_sessions import BrowserSession, BrowserSessions, Viewer
 from slackwater.serve.dashboard.source import DashboardSource
-from slackwater.serve.dashboard.what_if import Change, Planner
+from slackwater.serve.dashboard.what_if import FleetChange, Planner
 from slackwater.serve.http.errors import ForbiddenError, UnauthorizedError
 from slackwater.timeline.lanes import TimelineWindow
 
@@ -58,14 +58,6 @@ Seconds = Annotated[float, Query(ge=-1e9, le=1e9, allow_inf_nan=False)]
 class LoginBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
     key: Annotated[str, Field(max_length=500)]
-
-
-class ChangeBody(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    rollout_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
-    train_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
-    without_spot: bool = False
-    slo: Annotated[float, Field(ge=1, le=100)] | None = None
 
 
 class FigureCache:
@@ -288,9 +280,8 @@ def _add_changes(router: APIRouter, dashboard: Dashboard) -> None:
         return _json(source.resume(viewer, job))
 
     @router.post("/api/what-if")
-    async def compare_plans(viewer: changing, body: ChangeBody) -> Response:
-        fleet = source.planner_fleet(viewer)
-        return _json(await dashboard.planner.compare(fleet, Change(**body.model_dump())))
+    async def compare_plans(viewer: changing, body: FleetChange) -> Response:
+        return _json(await dashboard.planner.compare(source.planner_fleet(viewer), body))
 
 
 _NAMES = frozenset(

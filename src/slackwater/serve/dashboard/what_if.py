@@ -10,9 +10,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from slackwater.model.errors import RefusedError, UnavailableError
 from slackwater.model.toml_text import toml_text
@@ -23,14 +24,14 @@ _MAX_PLANS = 32
 _SHORTEST_S = 1.0  # the shortest phase that the planner accepts
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class FleetChange(BaseModel):
     """A change of the fleet: more or fewer nodes, no spot capacity, one SLO for every job."""
 
-    rollout_nodes: int = 0
-    train_nodes: int = 0
+    model_config = ConfigDict(extra="forbid")
+    rollout_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
+    train_nodes: Annotated[int, Field(ge=-4096, le=4096)] = 0
     without_spot: bool = False
-    slo: float | None = None
+    slo: Annotated[float, Field(ge=1, le=100)] | None = None
 
     def apply(self, fleet: PlannedFleet) -> PlannedFleet:
         """The fleet after this change."""
@@ -53,7 +54,7 @@ class Planner:
         self._free = asyncio.Lock()
         self._plans: dict[PlannedFleet, dict[str, Any]] = {}
 
-    async def compare(self, fleet: PlannedFleet, change: Change) -> dict[str, Any]:
+    async def compare(self, fleet: PlannedFleet, change: FleetChange) -> dict[str, Any]:
         """The plan of the current fleet (`now`) and of the changed one (`then`)."""
         changed = change.apply(fleet)
         if not changed.rollout_nodes or not changed.train_nodes:

@@ -151,11 +151,16 @@ def bind(host: str, port: int) -> socket.socket:
     raise RefusedError(f"--port: {host}:{port} cannot be bound ({why}); give another --port")
 
 
-class PrivateServer(uvicorn.Server):
-    """Serves only front ends, and trusts their forwarded client addresses.
+class _SignalFreeServer(uvicorn.Server):
+    """Leaves signals to the process, which must stop after the last answer."""
 
-    It does not handle signals: the control plane must stop after the last answer.
-    """
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class PrivateServer(_SignalFreeServer):
+    """Serves only front ends, and trusts their forwarded client addresses."""
 
     def __init__(self, app: FastAPI, path: Path) -> None:
         trusted: dict[str, Any] = {"uds": str(path), "forwarded_allow_ips": "*"}
@@ -172,20 +177,15 @@ class PrivateServer(uvicorn.Server):
         await self.on_tick(0)
         await self._stopping.wait()
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
-
-class HttpServer(uvicorn.Server):
-    """Accepts connections through `ThrottledAcceptor` and leaves signals to the process."""
+class HttpServer(_SignalFreeServer):
+    """Accepts connections through `ThrottledAcceptor`."""
 
     def __init__(self, app: FastAPI, *, several_tenants: bool) -> None:
         super().__init__(uvicorn.Config(app, http=HeadTimeoutProtocol, **_OPTIONS))
         self._several_tenants = several_tenants
-        at_once = AT_ONCE if several_tenants else AT_ONCE_ALONE
-        self._at_once = at_once
-        self._newcomers = LoopThrottle(at_once)
+        self._at_once = AT_ONCE if several_tenants else AT_ONCE_ALONE
+        self._newcomers = LoopThrottle(self._at_once)
         self._acceptors: list[ThrottledAcceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -210,10 +210,6 @@ class HttpServer(uvicorn.Server):
         if self._several_tenants:
             protocol.parsing = ParsingTime()
         return protocol
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def until_signalled(plane: "ControlPlane") -> int | None:

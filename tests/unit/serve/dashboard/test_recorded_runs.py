@@ -12,7 +12,7 @@ from slackwater.model.placement import Phase
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.serve.dashboard.recorded import RecordedSource
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
-from slackwater.serve.dashboard.what_if import Change
+from slackwater.serve.dashboard.what_if import FleetChange
 from slackwater.timeline.lanes import (
     FAULT,
     KINDS,
@@ -150,8 +150,8 @@ def test_the_planner_gets_lengths_from_a_recording(tmp_path: Path) -> None:
 def test_a_change_moves_nodes_takes_spot_away_or_sets_every_slo() -> None:
     job = PlannedJob("a", 8.0, 6.0, sync_s=0.0, slo=2.0)
     fleet = PlannedFleet(3, 1, spot_nodes=2, jobs=(job,))
-    assert Change(rollout_nodes=1).apply(fleet).rollout_nodes == 4
-    assert Change(without_spot=True).apply(fleet).rollout_nodes == 1
-    assert Change(train_nodes=2).apply(fleet).train_nodes == 3
-    (tight,) = Change(slo=1.5).apply(fleet).jobs
+    assert FleetChange(rollout_nodes=1).apply(fleet).rollout_nodes == 4
+    assert FleetChange(without_spot=True).apply(fleet).rollout_nodes == 1
+    assert FleetChange(train_nodes=2).apply(fleet).train_nodes == 3
+    (tight,) = FleetChange(slo=1.5).apply(fleet).jobs
     assert tight.slo == 1.5

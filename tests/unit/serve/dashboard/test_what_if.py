@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob
-from slackwater.serve.dashboard.what_if import Change, Planner, scale_to_planner_units
+from slackwater.serve.dashboard.what_if import FleetChange, Planner, scale_to_planner_units
 
 
 def test_times_of_small_models_are_planned_in_another_unit_with_the_same_ratios() -> None:
@@ -23,6 +23,6 @@ def test_times_of_small_models_are_planned_in_another_unit_with_the_same_ratios(
 def test_jobs_with_phases_of_fractions_of_a_second_have_a_plan() -> None:
     jobs = (PlannedJob("up", 0.75, 0.5, 0.0, 2.5), PlannedJob("down", 0.63, 0.6, 0.0, 2.5))
     fleet = PlannedFleet(1, 1, placement="group", jobs=jobs)
-    found = asyncio.run(Planner().compare(fleet, Change(rollout_nodes=1)))
+    found = asyncio.run(Planner().compare(fleet, FleetChange(rollout_nodes=1)))
     assert found["now"]["placed"] == found["then"]["placed"] == 2
     assert found["now"]["nodes_used"] == 2 and found["then"]["rollout_nodes"] == 2
