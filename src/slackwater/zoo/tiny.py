@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from slackwater.model.byte_level import byte_characters
 from slackwater.model.errors import ConfigError
 from slackwater.nets.config import NetConfig
 from slackwater.zoo.directory import TokenizerFiles, write_model
@@ -45,8 +46,7 @@ SIZES: dict[str, NetConfig] = {
 
 def byte_tokenizer() -> Tokenizer:
     """261 tokens: token b is byte b, then the special tokens of a chat."""
-    vocabulary = {character: byte for byte, character in _byte_characters().items()}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=byte_characters(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
@@ -73,11 +73,3 @@ def make_model(size: str, directory: Path, seed: int = 0) -> None:
     text = byte_tokenizer_files()
     config = replace(SIZES[size], eos_token_ids=(text.end_token_id,))
     write_model(directory, load_net(config, seed=seed), text)
-
-
-def _byte_characters() -> dict[int, str]:
-    """The characters of byte-level vocabularies: the byte if printable, else from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    shifted = {byte: chr(0x100 + index) for index, byte in enumerate(others)}
-    return {byte: shifted.get(byte, chr(byte)) for byte in range(256)}

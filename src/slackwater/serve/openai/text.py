@@ -14,9 +14,11 @@ import jinja2.meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from slackwater.model.byte_level import byte_characters
 from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.runtime.store.base_models import BaseModel
 
+_BYTES = byte_characters()
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BROKEN = "\ufffd"  # how a decoder shows bytes that are not yet a character
 _LONGEST_CHARACTER = 8  # tokens; a longer run without a whole character is broken
@@ -80,17 +82,6 @@ class TokenOffsets:
         at = self._length
         self._length += len(self._decoder.decode(self._bytes.lookup(token)))
         return at
-
-
-def _byte_characters() -> dict[str, int]:
-    """The characters that byte-level tokenizers use for bytes: printable ones, else from 256 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    written = {chr(byte): byte for byte in seen}
-    return written | {chr(256 + place): byte for place, byte in enumerate(hidden)}
-
-
-_BYTES = _byte_characters()
 
 
 class TextCodec:
