@@ -75,7 +75,10 @@ def run(
         stage(f"the samples of step {step + 1}")
         sampler = snapshot.result()
         rollout = Rollout(sampler, environment, text, recipe.sampling, seed=recipe.grpo.seed)
-        overlapped = _start_overlapped(recipe, training, folder, reference)
+        overlapped = None
+        if recipe.grpo.overlap:
+            tokens = _estimate_tokens(recipe, folder)
+            overlapped = OverlappedUpdate(recipe, training, tokens, reference)
         sampled = _sample_groups(
             recipe, rollout, prompts_used, overlapped.add if overlapped else None
         )
@@ -219,8 +222,62 @@ def answers_per_group(recipe: Recipe) -> int:
     return recipe.grpo.train_on or recipe.grpo.group_size
 
 
-class OverlappedUpdate:
-    """One optimizer step that starts in micro-batches of `overlap` before all groups exist."""
+class PolicyUpdate:
+    """One optimizer step, of one pass or several.
+
+    `tokens` normalizes the advantages of every pass; by default the pass's own number does.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        training: Any,
+        reference: ReferenceModel | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        self._recipe = recipe
+        self._training = training
+        self._reference = reference
+        self._tokens = tokens
+        self._passes: list[tuple[Any, Sequence[TrajectoryGroup]]] = []
+        self._kls: list[float] = []
+
+    def begin_pass(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Request the gradients of these groups."""
+        data = policy_data(self._recipe, groups, self._tokens, self._distances(groups))
+        grpo, clipping = self._recipe.grpo, {}
+        if grpo.loss != "importance_sampling":
+            clipping = {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
+        self._passes.append((self._training.forward_backward(data, grpo.loss, clipping), groups))
+
+    def _distances(self, groups: Sequence[TrajectoryGroup]) -> list[Floats] | None:
+        """Log-prob differences to the reference by token."""
+        if self._reference is None:
+            return None
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        policy = [trajectory.sampled_logprobs for trajectory in trajectories]
+        reference = self._reference.logprobs(trajectories)
+        self._kls.append(kl_estimate(policy, reference))
+        return [own - other for own, other in zip(policy, reference, strict=True)]
+
+    def begin_step(self) -> None:
+        """Request the update of the weights, after all passes."""
+        grpo = self._recipe.grpo
+        self._step = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
+
+    def metrics(self) -> dict[str, float]:
+        """Wait for the passes and the step."""
+        done = [(loss_pass.result(), groups) for loss_pass, groups in self._passes]
+        found = {
+            "optim/loss": float(sum(loss_pass.metrics["loss:sum"] for loss_pass, _ in done)),
+            "optim/grad_norm": (self._step.result().metrics or {}).get("grad_norm", 0.0),
+            "optim/sampler_kl": float(np.mean([_sampler_kl(*loss_pass) for loss_pass in done])),
+        }
+        return found | ({"reference/kl": float(np.mean(self._kls))} if self._kls else {})
+
+
+class OverlappedUpdate(PolicyUpdate):
+    """An update that starts in micro-batches of `overlap` before all groups exist."""
 
     def __init__(
         self,
@@ -229,13 +286,8 @@ class OverlappedUpdate:
         expected_tokens: int,
         reference: ReferenceModel | None = None,
     ) -> None:
-        self._recipe = recipe
-        self._reference = reference
-        self._training = training
-        self._expected_tokens = expected_tokens
+        super().__init__(recipe, training, reference, expected_tokens)
         self._pending: list[TrajectoryGroup] = []
-        self._passes: list[tuple[Any, Sequence[TrajectoryGroup]]] = []
-        self._kls: list[float] = []
         self._began_s: float | None = None
         self._last_group_s = 0.0
 
@@ -244,46 +296,29 @@ class OverlappedUpdate:
         self._last_group_s = time.perf_counter()
         self._pending.append(group)
         if sum(len(g.trajectories) for g in self._pending) >= self._recipe.grpo.overlap:
-            self._send()
+            self._begin_pending()
 
     def finish(self, on_queued: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Train on the rest, then update the weights; calls `on_queued` once all is requested."""
         if self._pending:
-            self._send()
+            self._begin_pending()
         if not self._passes:
             on_queued()
             return {"optim/updates": 0.0}
-        grpo = self._recipe.grpo
-        step_result = self._training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
+        self.begin_step()
         on_queued()
-        done = [(loss_pass.result(), groups) for loss_pass, groups in self._passes]
         return {
             "optim/updates": 1.0,
-            "optim/passes": float(len(done)),
+            "optim/passes": float(len(self._passes)),
             "time/overlap_s": max(self._last_group_s - (self._began_s or 0.0), 0.0),
-            "optim/loss": float(sum(loss_pass.metrics["loss:sum"] for loss_pass, _ in done)),
-            "optim/grad_norm": (step_result.result().metrics or {}).get("grad_norm", 0.0),
-            "optim/sampler_kl": float(np.mean([_sampler_kl(*loss_pass) for loss_pass in done])),
-            **_kl_metric(self._kls),
+            **self.metrics(),
         }
 
-    def _send(self) -> None:
+    def _begin_pending(self) -> None:
         groups, self._pending = self._pending, []
-        distances = _distances(self._reference, groups, self._kls)
-        data = policy_data(self._recipe, groups, self._expected_tokens, distances)
-        grpo = self._recipe.grpo
-        loss_pass = self._training.forward_backward(data, grpo.loss, _loss_config(self._recipe))
-        self._passes.append((loss_pass, groups))
+        self.begin_pass(groups)
         if self._began_s is None:
             self._began_s = time.perf_counter()
-
-
-def _start_overlapped(
-    recipe: Recipe, training: Any, folder: RunDirectory, reference: ReferenceModel | None
-) -> OverlappedUpdate | None:
-    if not recipe.grpo.overlap:
-        return None
-    return OverlappedUpdate(recipe, training, _estimate_tokens(recipe, folder), reference)
 
 
 def _estimate_tokens(recipe: Recipe, folder: RunDirectory) -> int:
@@ -297,13 +332,6 @@ def _estimate_tokens(recipe: Recipe, folder: RunDirectory) -> int:
     return grpo.groups * answers_per_group(recipe) * recipe.sampling.max_tokens
 
 
-def _loss_config(recipe: Recipe) -> dict[str, float]:
-    grpo = recipe.grpo
-    if grpo.loss == "importance_sampling":
-        return {}
-    return {"clip_low_threshold": grpo.clip_low, "clip_high_threshold": grpo.clip_high}
-
-
 def _update(
     recipe: Recipe,
     training: Any,
@@ -312,51 +340,18 @@ def _update(
     on_queued: Callable[[], None],
 ) -> dict[str, float]:
     """One optimizer step per share of the groups; calls `on_queued` once all are requested."""
-    grpo = recipe.grpo
-    requests, kls = [], list[float]()
-    for share in (groups[number :: grpo.updates] for number in range(grpo.updates)):
+    updates = []
+    for share in (groups[number :: recipe.grpo.updates] for number in range(recipe.grpo.updates)):
         if share:
-            data = policy_data(recipe, share, distances=_distances(reference, share, kls))
-            loss_pass = training.forward_backward(data, grpo.loss, _loss_config(recipe))
-            step_result = training.optim_step(adam(grpo.learning_rate, grpo.grad_clip_norm))
-            requests.append((loss_pass, step_result, share))
+            updates.append(PolicyUpdate(recipe, training, reference))
+            updates[-1].begin_pass(share)
+            updates[-1].begin_step()
     on_queued()
-    done = [
-        (loss_pass.result(), step_result.result(), share)
-        for loss_pass, step_result, share in requests
-    ]
-    if not done:
+    if not updates:
         return {"optim/updates": 0.0}
-    norms = [(step_result.metrics or {}).get("grad_norm", 0.0) for _, step_result, _ in done]
-    return {
-        "optim/updates": float(len(done)),
-        "optim/loss": float(np.mean([loss_pass.metrics["loss:sum"] for loss_pass, _, _ in done])),
-        "optim/grad_norm": float(np.mean(norms)),
-        "optim/sampler_kl": float(
-            np.mean([_sampler_kl(loss_pass, share) for loss_pass, _, share in done])
-        ),
-        **_kl_metric(kls),
-    }
-
-
-def _distances(
-    reference: ReferenceModel | None, groups: Sequence[TrajectoryGroup], kls: list[float]
-) -> list[Floats] | None:
-    """Log-prob differences to the reference by token; appends their KL to `kls`."""
-    if reference is None:
-        return None
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    policy = [trajectory.sampled_logprobs for trajectory in trajectories]
-    reference_logprobs = reference.logprobs(trajectories)
-    kls.append(kl_estimate(policy, reference_logprobs))
-    return [
-        policy_row - reference_row
-        for policy_row, reference_row in zip(policy, reference_logprobs, strict=True)
-    ]
-
-
-def _kl_metric(kls: Sequence[float]) -> dict[str, float]:
-    return {"reference/kl": float(np.mean(kls))} if kls else {}
+    rows = [update.metrics() for update in updates]
+    means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    return {"optim/updates": float(len(rows)), **means}
 
 
 def policy_data(
