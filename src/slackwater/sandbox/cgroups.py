@@ -16,7 +16,7 @@ from slackwater.sandbox.fences import Fence, Fences, PinnedFences, Precedence
 from slackwater.sandbox.launch import Launch, LaunchedProcess, can_create_namespaces
 from slackwater.sandbox.limits import Limits
 
-ROOT = Path("/sys/fs/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
 _REMOVE_WITHIN_S = 5.0
 _LAUNCHER_PROCESSES = 1
 _CONTROLLERS = ("cpuset", "memory", "pids")
@@ -302,22 +302,22 @@ class CgroupFences:
             _remove(folder)
 
 
-def _v1_folders(root: Path, name: str) -> dict[str, Path]:
-    cpu_controllers = [name for name in ("cpuacct", "cpu") if os.access(root / name, os.W_OK)]
-    if len({(root / name).resolve() for name in cpu_controllers}) < len(cpu_controllers):
+def _v1_folders(name: str) -> dict[str, Path]:
+    cpu_controllers = [name for name in ("cpuacct", "cpu") if os.access(_ROOT / name, os.W_OK)]
+    if len({(_ROOT / name).resolve() for name in cpu_controllers}) < len(cpu_controllers):
         cpu_controllers.remove("cpu")  # one hierarchy for both
     names = (*_CONTROLLERS, *cpu_controllers)
-    return {controller: root / controller / f"slackwater-{name}" for controller in names}
+    return {controller: _ROOT / controller / f"slackwater-{name}" for controller in names}
 
 
-def _v2_parents(root: Path) -> list[Path]:
+def _v2_parents() -> list[Path]:
     """Candidate parents of our group: our own group, and the top."""
     with contextlib.suppress(OSError, StopIteration):
         own_group = next(
             line[3:] for line in Path("/proc/self/cgroup").read_text().split() if line[:3] == "0::"
         )
-        return [root / own_group.lstrip("/"), root]
-    return [root]
+        return [_ROOT / own_group.lstrip("/"), _ROOT]
+    return [_ROOT]
 
 
 def _delegates_controllers(parent: Path) -> bool:
@@ -341,16 +341,16 @@ def _v2_folders(folder: Path) -> dict[str, Path]:
     return dict.fromkeys((*_CONTROLLERS, *({"cpu"} & set(delegated))), folder)
 
 
-def choose_fences(name: str, root: Path = ROOT) -> tuple[Fences, str]:
+def choose_fences(name: str) -> tuple[Fences, str]:
     """The strongest fences that work here, and why stronger ones do not."""
     reasons: list[str] = []
-    for parent in _v2_parents(root):
+    for parent in _v2_parents():
         if _delegates_controllers(parent):
             fences = _probe(V2, _v2_folders(parent / f"slackwater-{name}"), reasons)
             if fences is not None:
                 return fences, "control groups, version 2"
     reasons.append("version 2 delegates no cpuset, memory and pids here")
-    fences = _probe(V1, _v1_folders(root, name), reasons)
+    fences = _probe(V1, _v1_folders(name), reasons)
     if fences is not None:
         return fences, f"control groups, version 1 ({'; '.join(reasons)})"
     return PinnedFences(), f"core pinning and rlimits ({'; '.join(reasons)})"

@@ -117,7 +117,7 @@ def _create_docker(
     engine, why = find_docker(image)
     if engine is None:
         raise RefusedError(f"{refusal}: {why}")
-    return DockerBackend(engine, image, root, networks=networks), why
+    return DockerBackend(engine, image, root, networks), why
 
 
 def _choose_backend(
@@ -128,12 +128,12 @@ def _choose_backend(
     *,
     has_namespaces: bool,
 ) -> tuple[Backend, str]:
-    plain = PlainBackend(users is not None, has_namespaces, networks=networks)
+    plain = PlainBackend(networks, has_users=users is not None, has_namespaces=has_namespaces)
     if name == "process":
         return plain, "as requested"
     program, why = _probe_bubblewrap(users)
     if program is not None:
-        return BubblewrapBackend(program, etc, has_namespaces, networks=networks), why
+        return BubblewrapBackend(program, etc, networks, has_namespaces=has_namespaces), why
     if name == "bubblewrap":
         raise RefusedError(f"--sandbox-backend: 'bubblewrap' cannot be used: {why}")
     return plain, why

@@ -18,6 +18,7 @@ from slackwater.sandbox.trees import (
     delete_tree,
     disk_bytes,
     open_folder,
+    opened_folder,
 )
 
 # Arguments and results cross a pipe: numbers, text, bytes, None, and lists and dicts of them.
@@ -190,14 +191,11 @@ def populate(
         mount_overlay(snapshot, root, user)
     elif snapshot is not None:
         TreeCopier(CopyLimits(), user=user).copy(snapshot, view)
-    top = open_folder(view)
-    try:
+    with opened_folder(view) as top:
         for name, content in files.items():
             _write_file(top, name, content, user)
         if user is not None:
             os.chown(top, user, user)
-    finally:
-        os.close(top)
 
 
 def mount_overlay(lower_folder: str, root: str, user: int | None) -> None:
@@ -207,17 +205,15 @@ def mount_overlay(lower_folder: str, root: str, user: int | None) -> None:
     if user is not None:
         os.chown(f"{root}/upper", user, user)
     # By descriptor: a path may contain the characters that separate options, or layers.
-    descriptors = [
-        open_folder(folder) for folder in (lower_folder, f"{root}/upper", f"{root}/shadow")
-    ]
-    try:
-        lower, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in descriptors)
-        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    with (
+        opened_folder(lower_folder) as lower,
+        opened_folder(f"{root}/upper") as upper,
+        opened_folder(f"{root}/shadow") as work,
+    ):
+        layers = {"lowerdir": lower, "upperdir": upper, "workdir": work}
+        options = ",".join(f"{name}=/proc/self/fd/{fd}" for name, fd in layers.items())
         flags = linux.MS_NOSUID | linux.MS_NODEV
         linux.mount("overlay", f"{root}/view", "overlay", flags, options)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
 
 
 def _write_file(top: int, name: str, content: bytes, user: int | None) -> None:
@@ -263,20 +259,14 @@ def copy_snapshot(view: str, partial: str, max_bytes: int | None) -> int:
 def change_owner(folders: Sequence[str], user: int) -> None:
     """Give a user the folders that an earlier supervisor left."""
     for folder in folders:
-        top = open_folder(folder)
-        try:
+        with opened_folder(folder) as top:
             chown_tree(top, user)
-        finally:
-            os.close(top)
 
 
 def delete(parent: str, name: str) -> None:
     """Remove a folder with any content."""
-    top = open_folder(parent)
-    try:
+    with opened_folder(parent) as top:
         delete_tree(top, name)
-    finally:
-        os.close(top)
 
 
 TASKS: Mapping[str, Callable[..., object]] = {

@@ -50,6 +50,7 @@ _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274, "riscv64": 274}
 _SCHED_OTHER, _SCHED_BATCH = 0, 3
 _SCHED_RESET_ON_FORK = 1
 _SHORT_SLICE_NS, _LONG_SLICE_NS = 100_000, 20_000_000
+_NICENESS = 10
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc_with_lock = ctypes.PyDLL(None, use_errno=True)
@@ -134,18 +135,18 @@ def clone_file(source: int, target: int) -> None:
     fcntl.ioctl(target, _FICLONE, source)
 
 
-def lower_priority(pid: int, processes: int, niceness: int = 10) -> None:
+def lower_priority(pid: int, processes: int) -> None:
     """Lower the priority of a process, its children and its autogroup session.
 
     Process 0 is this one. `processes` is an open descriptor of the machine's `/proc`: inside an
     environment the path may lead to another one, or to none.
     """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, niceness)
-        _schedule(pid, _SCHED_BATCH, niceness, _LONG_SLICE_NS)
+        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
+        _schedule(pid, _SCHED_BATCH, _NICENESS, _LONG_SLICE_NS)
         descriptor = os.open(f"{pid or 'self'}/autogroup", os.O_WRONLY, dir_fd=processes)
         try:
-            os.write(descriptor, str(niceness).encode())
+            os.write(descriptor, str(_NICENESS).encode())
         finally:
             os.close(descriptor)
 

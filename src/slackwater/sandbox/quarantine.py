@@ -36,10 +36,9 @@ class QuarantineRecord:
 class Quarantine:
     """`folder` is on the same file system as what moves here, and private."""
 
-    def __init__(self, folder: Path, workers: FileWorkers, *, delete_within_s: float) -> None:
+    def __init__(self, folder: Path, workers: FileWorkers) -> None:
         self._folder = folder
         self._workers = workers
-        self._delete_within_s = delete_within_s
         self._failures: dict[str, QuarantineRecord] = {}
         self._retry_at_s: dict[str, float] = {}
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -98,7 +97,7 @@ class Quarantine:
             FileTask(
                 "delete",
                 {"parent": str(self._folder), "name": name},
-                self._delete_within_s * 2**tries,
+                DELETE_WITHIN_S * 2**tries,
                 lambda outcome: self._record_deletion(name, outcome),
             )
         )

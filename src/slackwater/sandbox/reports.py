@@ -27,7 +27,6 @@ class Usage:
     run_s: float = 0.0
     cpu_s: float = 0.0
     max_rss_bytes: int = 0
-    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,6 @@ class RunningAction:
             run_s=ended_s - self.began_s,
             cpu_s=max(exit_info.user_s + exit_info.system_s, self.fence.cpu_s() - self.cpu_s),
             max_rss_bytes=exit_info.max_rss_kib * 1024,
-            output_bytes=min(self._printed_bytes, self.order.limits.output_bytes),
         )
         end, reason = self.killed or (End.EXITED, "")
         if self.fence.memory_kills() > self.memory_kills:

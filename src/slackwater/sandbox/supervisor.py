@@ -25,7 +25,7 @@ from slackwater.sandbox.environments import Environments, Note
 from slackwater.sandbox.fences import Fence, Fences
 from slackwater.sandbox.file_workers import FileTask, FileWorkers, TaskOutcome
 from slackwater.sandbox.namespaces import kill_leftover_holders
-from slackwater.sandbox.quarantine import DELETE_WITHIN_S, QUARANTINE_FOLDER, Quarantine
+from slackwater.sandbox.quarantine import QUARANTINE_FOLDER, Quarantine
 from slackwater.sandbox.reports import ActionEnded, End, OutputPrinted, Report, Usage
 from slackwater.sandbox.running_action import RunningAction
 from slackwater.sandbox.snapshots import Snapshots
@@ -63,9 +63,7 @@ class WaitingOrder:
 class SandboxSupervisor:
     """`root` holds a folder for each environment."""
 
-    def __init__(
-        self, root: Path, platform: SandboxPlatform, *, delete_within_s: float = DELETE_WITHIN_S
-    ) -> None:
+    def __init__(self, root: Path, platform: SandboxPlatform) -> None:
         self._platform = platform
         self._running: dict[str, RunningAction] = {}
         self._waiting: dict[str, WaitingOrder] = {}
@@ -79,9 +77,7 @@ class SandboxSupervisor:
         if os.getuid() == 0:
             kill_leftover_holders(str(root))
         self._workers = FileWorkers(self._selector)
-        self._quarantine = Quarantine(
-            root / QUARANTINE_FOLDER, self._workers, delete_within_s=delete_within_s
-        )
+        self._quarantine = Quarantine(root / QUARANTINE_FOLDER, self._workers)
         self._environments = Environments(
             root,
             backend=platform.backend,

@@ -35,6 +35,16 @@ def open_folder(name: str, *, dir_fd: int | None = None) -> int:
     return os.open(name, _FOLDER, dir_fd=dir_fd)
 
 
+@contextlib.contextmanager
+def opened_folder(name: str, *, dir_fd: int | None = None) -> Iterator[int]:
+    """`open_folder` inside the context."""
+    descriptor = open_folder(name, dir_fd=dir_fd)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 @dataclass(slots=True)
 class FolderLevel:
     """An open folder during a walk, and its remaining entries."""
@@ -82,14 +92,12 @@ def delete_tree(parent: int, name: str) -> None:
     try:
         while folders := _unlink_files(top):
             for folder in folders:
-                inner = _open_writable(folder, top)
-                try:
+                _make_writable(folder, top)
+                with opened_folder(folder, dir_fd=top) as inner:
                     for inner_name in _unlink_files(inner):
                         count += 1
                         _make_writable(inner_name, inner)
                         os.rename(inner_name, f".{token}-{count}", src_dir_fd=inner, dst_dir_fd=top)
-                finally:
-                    os.close(inner)
                 os.rmdir(folder, dir_fd=top)
     finally:
         os.close(top)
@@ -106,11 +114,6 @@ def _unlink_files(folder: int) -> list[str]:
             else:
                 os.unlink(entry.name, dir_fd=folder)
     return folders
-
-
-def _open_writable(name: str, parent: int) -> int:
-    _make_writable(name, parent)
-    return open_folder(name, dir_fd=parent)
 
 
 def _make_writable(name: str, parent: int) -> None:

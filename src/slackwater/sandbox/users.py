@@ -14,16 +14,16 @@ from slackwater.sandbox import process_tree
 FIRST = 1_000_000_000
 BLOCK = 65_536
 _BLOCKS = 4_096
-LOCKS = Path("/run/slackwater/users")
+_LOCKS = Path("/run/slackwater/users")
 
 
 class UserPool:
     """One block of uids; a lock on a file reserves it for the life of this process."""
 
-    def __init__(self, locks: Path = LOCKS) -> None:
-        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def __init__(self) -> None:
+        _LOCKS.mkdir(parents=True, exist_ok=True, mode=0o700)
         for block in range(_BLOCKS):
-            descriptor = os.open(locks / str(block), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(_LOCKS / str(block), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -33,7 +33,7 @@ class UserPool:
             self._first = FIRST + block * BLOCK
             break
         else:
-            raise UnavailableError(f"all {_BLOCKS} blocks of users in {locks} are taken")
+            raise UnavailableError(f"all {_BLOCKS} blocks of users in {_LOCKS} are taken")
         self._taken: set[int] = set()
         self._kill_leftovers()
 

@@ -53,13 +53,13 @@ class Stage:
         self.root = root
         self._actions = itertools.count()
 
-    def restart(self, **options: Any) -> None:
+    def restart(self) -> None:
         """Another supervisor takes over, as after the end of one that was killed between
         two steps.
         """
         self.supervisor._workers.close()
         self.supervisor._selector.close()
-        self.supervisor = SandboxSupervisor(self.root / "environments", self.platform, **options)
+        self.supervisor = SandboxSupervisor(self.root / "environments", self.platform)
 
     def start(self, *command: str, environment: str = "e", **limits: Any) -> str:
         given = dict(limits)

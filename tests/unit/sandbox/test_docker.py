@@ -18,6 +18,7 @@ from slackwater.sandbox.backends.docker import (
 )
 from slackwater.sandbox.choice import choose
 from slackwater.sandbox.environment import Environment
+from slackwater.sandbox.networks import Networks
 
 IMAGE = os.environ.get("SLACKWATER_TEST_IMAGE", DEFAULT_IMAGE)
 ENGINE, WHY = find_docker(IMAGE)
@@ -85,7 +86,7 @@ def test_a_container_goes_with_its_environment_and_one_that_was_left_with_the_ne
     assert ENGINE.find_leftovers(owner) == []
     stage.supervisor.open("left")
     assert len(ENGINE.find_leftovers(owner)) == 1
-    DockerBackend(ENGINE, IMAGE, stage.root)
+    DockerBackend(ENGINE, IMAGE, stage.root, Networks())
     assert ENGINE.find_leftovers(owner) == []
     stage.supervisor.open("e")
     assert stage.sh("true").over.status == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox_stage import Stage, a_stage, run_without_root
 
-from slackwater.sandbox import process_tree
+from slackwater.sandbox import process_tree, quarantine
 from slackwater.sandbox.file_tasks import delete
 from slackwater.sandbox.quarantine import MAX_TRIES, QUARANTINE_FOLDER
 from slackwater.sandbox.reports import EnvironmentCreated, EnvironmentCreationFailed
@@ -112,9 +112,11 @@ def test_poisoned_environments_do_not_stop_the_next_start_without_root() -> None
     run_without_root(case)
 
 
-def test_what_cannot_be_deleted_in_time_is_kept_aside_with_its_reason() -> None:
+def test_what_cannot_be_deleted_in_time_is_kept_aside_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantine, "DELETE_WITHIN_S", 1e-6)
     with a_stage("process") as stage:
-        stage.restart(delete_within_s=1e-6)
         stage.supervisor.open("e")
         assert stage.sh("for i in $(seq 3000); do : > f$i; done").over.status == 0
         stage.supervisor.close_environment("e")

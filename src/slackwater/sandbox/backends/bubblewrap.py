@@ -8,12 +8,17 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, launch_as_user
+from slackwater.sandbox.backends.port import (
+    ALL_GUARANTEES,
+    Backend,
+    Order,
+    launch_as_user,
+    python_folders,
+)
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import FIRST_INPUT, LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import COVER_BYTES, SHARED_TMP, contains_any, pick_tmp
@@ -78,7 +83,7 @@ def _disable_userns_option(program: str) -> list[str]:
 
 
 class BubblewrapBackend(Backend):
-    """`program` is bwrap; /etc is copied to `etc`; `visible` are additional readable folders.
+    """`program` is bwrap; /etc is copied to `etc`.
 
     With `has_namespaces` (root) an environment's namespaces are created once and kept, and its
     network is its lane's; otherwise every action has its own bwrap.
@@ -92,16 +97,15 @@ class BubblewrapBackend(Backend):
         self,
         program: str,
         etc: Path,
-        has_namespaces: bool = False,
-        visible: tuple[Path, ...] = (),
+        networks: Networks,
         *,
-        networks: Networks | None = None,
+        has_namespaces: bool,
     ) -> None:
         self._has_namespaces = has_namespaces
-        self._networks = networks or Networks()
+        self._networks = networks
         self._namespaces: dict[str, BubblewrapNamespaces] = {}
         self._closing: list[BubblewrapNamespaces] = []
-        self._visible = tuple(dict.fromkeys((*visible, Path(sys.prefix), Path(sys.base_prefix))))
+        self._visible = python_folders()
         self._tmp = pick_tmp(self._visible)
         self._program = program
         self._filter = filter_program()

@@ -184,10 +184,8 @@ class DockerBackend(Backend):
     isolates = True
     guarantees = ALL_GUARANTEES
 
-    def __init__(
-        self, engine: DockerEngine, image: str, root: Path, *, networks: Networks | None = None
-    ) -> None:
-        self._networks = networks or Networks()
+    def __init__(self, engine: DockerEngine, image: str, root: Path, networks: Networks) -> None:
+        self._networks = networks
         self._engine = engine
         self._image = image
         self._owner = str(root)

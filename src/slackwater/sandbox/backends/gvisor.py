@@ -10,14 +10,19 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import RefusedError
 from slackwater.sandbox.backends.bubblewrap import ETC, HOME, SYSTEM, run_launcher
-from slackwater.sandbox.backends.port import ALL_GUARANTEES, Backend, Order, variables
+from slackwater.sandbox.backends.port import (
+    ALL_GUARANTEES,
+    Backend,
+    Order,
+    python_folders,
+    variables,
+)
 from slackwater.sandbox.environment import Environment
 from slackwater.sandbox.launch import LAUNCHER_FOLDER, LAUNCHER_VARIABLES, Launch
 from slackwater.sandbox.mounts import SHARED_TMP, contains_any, pick_tmp
@@ -52,7 +57,7 @@ class GvisorBackend(Backend):
         shutil.rmtree(self._root, ignore_errors=True)
         for name in ("bundles", "files", "state"):
             (self._root / name).mkdir(parents=True, mode=0o700)
-        self._visible = tuple(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))))
+        self._visible = python_folders()
         self._tmp = pick_tmp(self._visible)
         self._mounts = [_mount("proc", "/proc", "proc"), _mount("tmpfs", "/dev", "tmpfs")]
         for name in SYSTEM:

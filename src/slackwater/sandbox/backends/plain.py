@@ -32,10 +32,8 @@ class PlainBackend(Backend):
     name = "process"
     isolates = False  # it sees the machine's files and processes, also as root
 
-    def __init__(
-        self, has_users: bool, has_namespaces: bool, *, networks: Networks | None = None
-    ) -> None:
-        self._networks = networks or Networks()
+    def __init__(self, networks: Networks, *, has_users: bool, has_namespaces: bool) -> None:
+        self._networks = networks
         self._has_namespaces = has_namespaces
         self._visible = find_hidden_pythons()
         self._maker = MountMaker()

@@ -93,10 +93,15 @@ def launch_as_user(
     )
 
 
+def python_folders() -> tuple[Path, ...]:
+    """This interpreter's folders, which actions may read."""
+    return tuple(dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))))
+
+
 def find_hidden_pythons() -> tuple[UnreachableFolder, ...]:
     """This interpreter's folders that lie in a private home or a temporary folder."""
     hidden = []
-    for folder in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))):
+    for folder in python_folders():
         covered = (Path(shared) for shared in SHARED_TMP if contains_any(shared, [folder]))
         barrier = find_barrier(folder) or next(covered, None)
         if barrier is not None:
