@@ -19,7 +19,7 @@ from slackwater.sim.cluster.summary import cost_baseline, mean_slowdown, ratio
 Progress = Callable[[float], None]
 
 _MUXES = {"temporal_mux": "1.82x", "train_mux": "1.90x", "spatial_mux": "1.99x"}
-_MUX_POLICIES = "ours,group,gavel,solo,colocated"
+_MUX_POLICIES = "interleaving,group,gavel,solo,colocated"
 
 
 def current_page(

@@ -2,13 +2,37 @@
 scenario and command.
 """
 
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.coscheduling.results_sections import SECTIONS, Row, Section
+from benchmarks.coscheduling.results_sections import INTERLEAVING, SECTIONS, Row, Section
 
 Figures = Mapping[str, Any]
+
+_MISSED = "**missed**"
+_LIMITS = """## Limits
+
+- All figures but processor times are simulated. [Live sharing](coexecution.md) has live ones.
+- `interleaving` bounds a job's life, `group` each iteration, and part of the saving comes from
+  that. [Placement](placement.md#limits) has this and other limits, and further traces.
+
+[Rules that were tried](../decisions/0007-rules-that-were-tried.md#placement) lists what was not
+taken.
+"""
+# What the table of cells shows, after a cell's prefix; the first four have bars.
+_OF_A_CELL = (
+    "ours_over_group",
+    "ours_over_regrouping_keeping",
+    "ours.slo_attainment",
+    "group.slo_attainment",
+    "ours.iterations_in_bound",
+    "group.iterations_in_bound",
+    "ours.mean_slowdown",
+    "group.mean_slowdown",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +67,74 @@ def results_page(benches: Mapping[str, Measured], muxes: list[MuxResult]) -> str
     """The whole page. A bench that was not run is said to be missing."""
     parts = [
         "# Results: co-scheduling beside the papers' figures\n",
-        "What does co-scheduling cost and save against the policies of WEAVE and PlexRL, beside the "
-        "figures that these papers report? Written by `slackwater sim results`. `ours` is the "
-        "policy `interleaving`.\n",
-        "Inputs (phase lengths, prices, memory, arrivals, SLOs) are those that the papers publish. "
-        "Where they publish none, ours are marked in `sim/cluster/generate.py` and in the comments "
-        "of `scenarios/*.toml`. No scenario was tuned towards a result. A bar is what this project "
-        "asked of itself before it measured. The papers measured on other machines and traces, so "
-        "compare policies within one scenario. A figure of several seeds is their mean, with the "
-        "least and the most in brackets; its bar is met if every seed meets it.\n",
+        _fill(
+            "What does co-scheduling cost and save against the policies of WEAVE and PlexRL, beside "
+            f"the figures that these papers report? {_answer(benches)} `slackwater sim results` "
+            "writes this page from simulations."
+        ),
+        _fill(
+            "- **Inputs** (phase lengths, prices, memory, arrivals, SLOs) are those that the papers "
+            "publish. Where they publish none, ours are marked in `sim/cluster/generate.py` and in "
+            "`scenarios/*.toml`.\n"
+            "- **Papers' figures** are from other machines and traces, so compare policies within "
+            "one experiment.\n"
+            "- **Several seeds**: a figure is their mean, with the least and the most in brackets. "
+            "Its bar is met if every seed meets it."
+        ),
+        _summary(benches),
     ]
-    parts.append(_summary(benches))
     parts += [_section(section, benches.get(section.bench)) for section in SECTIONS]
     if muxes:
         parts.append(_mux_section(muxes))
+    parts.append(_LIMITS)
     return "\n".join(parts)
 
 
+def _fill(text: str) -> str:
+    """A paragraph or a list in lines of a page's width."""
+    lines = []
+    for line in text.split("\n"):
+        indent = "  " if line.startswith("- ") else ""
+        lines.append(
+            textwrap.fill(
+                line, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
+        )
+    return "\n".join([*lines, ""])
+
+
+def _answer(benches: Mapping[str, Measured]) -> str:
+    """How many bars are met, and which are not."""
+    judged = [row for row in _with_bars(benches) if row[-1]]
+    missed = [
+        f"{section.label} ({what})" for section, what, *_, verdict in judged if verdict != "met"
+    ]
+    tail = f"; missed are {', '.join(missed)}" if missed else ""
+    return f"{len(judged) - len(missed)} of {len(judged)} bars are met{tail}."
+
+
 def _summary(benches: Mapping[str, Measured]) -> str:
-    """Every row with a bar, of the benches that were run."""
     lines = [
         "## Where we stand\n",
-        "All rows that have a bar; every cell of Figure 15 has its own in that section. The "
-        "sections also have the rows without a bar and the machines.\n",
-        "| experiment | question | papers | here | bar | | command, commit |",
-        "|---|---|---|---|---|---|---|",
+        _fill(
+            "Every figure that has a bar: what this project asked of itself before it measured. "
+            "Each section has its command, commit and machine, and what was measured beside."
+        ),
+        "| experiment | question | papers | here | bar | |",
+        "|---|---|---|---|---|---|",
     ]
+    lines += [
+        f"| [{section.label}](#{_anchor(section.title)}) | {' | '.join(cells)} |"
+        for section, *cells in _with_bars(benches)
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _with_bars(
+    benches: Mapping[str, Measured],
+) -> list[tuple[Section, str, str, str, str, str]]:
+    """Section, question, papers, figure, bar and verdict of what has a bar, of benches that ran."""
+    found = []
     for section in SECTIONS:
         measured = benches.get(section.bench)
         if measured is None:
@@ -76,28 +142,39 @@ def _summary(benches: Mapping[str, Measured]) -> str:
         for row in section.rows:
             shown, bar, verdict = _judge(row, measured)
             if bar:
-                source = f"`{measured.command}`, {measured.commit}"
-                cells = (section.title, row.what, row.paper or "-", shown, bar, verdict, source)
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
+                what = f"{row.what}, {_name(row.policy)}" if row.policy else row.what
+                found.append((section, what, row.paper or "-", shown, bar, verdict))
+        if section.cells:
+            kept = [_meets(prefix, measured) for prefix in _shown_cells(section.cells, measured)]
+            if kept:
+                verdict = "met" if all(kept) else _MISSED
+                of = f"{len(kept)} cells"
+                what = "cells that meet their bars"
+                found.append((section, what, "-", f"{sum(kept)} of {of}", f"all {of}", verdict))
+    return found
+
+
+def _anchor(title: str) -> str:
+    """As GitHub names a heading."""
+    return re.sub(r"[^\w\s-]", "", title.lower()).strip().replace(" ", "-")
 
 
 def _section(section: Section, measured: Measured | None) -> str:
-    lines = [f"## {section.title}\n", f"Scenario: {section.scenario}.\n"]
+    lines = [f"## {section.title}\n", _fill(f"Scenario: {section.scenario}.")]
     if measured is None:
         return "\n".join(
             [*lines, f"Not measured; run `slackwater bench {section.bench} --json`.\n"]
         )
     on = _machine(measured.machine)
     seeds = f"seeds {measured.seeds}; " if measured.seeds else ""
-    lines.append(f"Command: `{measured.command}` ({seeds}commit {measured.commit}; {on}).\n")
-    lines += ["| what | papers | here | bar | |", "|---|---|---|---|---|"]
-    lines += [_row(row, measured) for row in section.rows]
-    lines.append("")
+    lines.append(_fill(f"Command: `{measured.command}` ({seeds}commit {measured.commit}; {on})."))
     if section.cells:
         lines += _cells(section.cells, measured)
+    else:
+        lines += _of_policies([row for row in section.rows if row.policy], measured)
+        lines += _beside([row for row in section.rows if not row.policy], measured)
     if section.note:
-        lines.append(f"{section.note}\n")
+        lines.append(_fill(section.note))
     return "\n".join(lines)
 
 
@@ -106,9 +183,34 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return ", ".join(named.get(key, "{}").format(value) for key, value in machine.items())
 
 
-def _row(row: Row, measured: Measured) -> str:
-    shown, bar, verdict = _judge(row, measured)
-    return f"| {row.what} | {row.paper or '-'} | {shown} | {bar} | {verdict} |"
+def _name(policy: str) -> str:
+    return f"`{'interleaving' if policy == INTERLEAVING else policy}`"
+
+
+def _of_policies(rows: list[Row], measured: Measured) -> list[str]:
+    """Policies side by side; what the papers report comes last."""
+    if not rows:
+        return []
+    policies = list(dict.fromkeys(row.policy for row in rows))
+    named = " | ".join(_name(policy) for policy in policies)
+    lines = [f"| | {named} | papers |", "|---" * (2 + len(policies)) + "|"]
+    for what in dict.fromkeys(row.what for row in rows):
+        of = {row.policy: row for row in rows if row.what == what}
+        cells = [_judge(of[policy], measured)[0] if policy in of else "" for policy in policies]
+        papers = [
+            row.paper if row.policy == INTERLEAVING else f"{_name(row.policy)} {row.paper}"
+            for row in of.values()
+            if row.paper
+        ]
+        lines.append(f"| {what} | {' | '.join(cells)} | {', '.join(papers)} |")
+    return [*lines, ""]
+
+
+def _beside(rows: list[Row], measured: Measured) -> list[str]:
+    """What no single policy has and no bar, so that it is not in the first table."""
+    shown = [(row, *_judge(row, measured)) for row in rows]
+    lines = [f"| {row.what} | {figure} |" for row, figure, bar, _ in shown if not bar]
+    return ["| also measured | figure |", "|---|---|", *lines, ""] if lines else []
 
 
 def _judge(row: Row, measured: Measured) -> tuple[str, str, str]:
@@ -122,7 +224,7 @@ def _judge(row: Row, measured: Measured) -> tuple[str, str, str]:
     value = float(figures[row.key])
     low, high = measured.spread.get(row.key, (value, value))
     met = (at_most is None or high <= at_most) and (row.at_least is None or low >= row.at_least)
-    verdict = ("met" if met else "**missed**") if bar else ""
+    verdict = ("met" if met else _MISSED) if bar else ""
     return _spread(value, low, high, row.digits), bar, verdict
 
 
@@ -133,58 +235,54 @@ def _spread(value: float, low: float, high: float, digits: int) -> str:
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
-_OF_A_CELL = (
-    "ours_over_group",
-    "ours_over_regrouping_keeping",
-    "ours.slo_attainment",
-    "group.slo_attainment",
-    "ours.iterations_in_bound",
-    "group.iterations_in_bound",
-    "ours.mean_slowdown",
-    "group.mean_slowdown",
-)
-
-
 def _cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
+    """A row for each cell, with the pairs `interleaving`, `group`."""
     lines = [
-        "| cell | cost of ours over group (static) | over hourly regrouping that keeps "
-        "SLOs | SLO kept: ours, group | iterations within the bound: ours, group "
-        "| mean slowdown: ours, group | |",
+        _fill(
+            "Bar of a cell: both policies keep every SLO, and `interleaving` costs at most as much "
+            "as `group` and as hourly regrouping that keeps SLOs, for every seed. In pairs: "
+            "`interleaving`, `group`."
+        ),
+        "| cell | cost over `group` | over hourly regrouping | SLO kept | iterations within the "
+        "bound | mean slowdown | |",
         "|---|---|---|---|---|---|---|",
     ]
-    for prefix, words in cells.items():
+    for prefix in _shown_cells(cells, measured):
         keys = [f"{prefix}.{key}" for key in _OF_A_CELL]
-        if all(key in measured.figures for key in keys):
-            values = [float(measured.figures[key]) for key in keys]
-            spreads = [
-                measured.spread.get(key, (value, value))
-                for key, value in zip(keys, values, strict=True)
-            ]
-            shown = [
-                _spread(value, low, high, 3)
-                for value, (low, high) in zip(values, spreads, strict=True)
-            ]
-            kept = spreads[2][0] == 1 and spreads[3][0] == 1
-            most = max(spreads[0][1], spreads[1][1])
-            met = "met" if most <= 1 and kept else "**missed**"
-            pairs = [", ".join(shown[at : at + 2]) for at in (2, 4, 6)]
-            lines.append(f"| {words} | {shown[0]} | {shown[1]} | {' | '.join(pairs)} | {met} |")
+        shown = [_judge(Row(key, ""), measured)[0] for key in keys]
+        pairs = [", ".join(shown[at : at + 2]) for at in (2, 4, 6)]
+        verdict = "met" if _meets(prefix, measured) else _MISSED
+        row = (cells[prefix], *shown[:2], *pairs, verdict)
+        lines.append(f"| {' | '.join(row)} |")
+    return [*lines, ""]
+
+
+def _shown_cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
+    """The prefixes of cells whose figures are complete."""
     return [
-        *lines,
-        "",
-        "Bar in every cell: at most 1 against static grouping and against hourly regrouping at SLO "
-        "1.0, for every seed.\n",
+        prefix
+        for prefix in cells
+        if all(f"{prefix}.{key}" in measured.figures for key in _OF_A_CELL)
     ]
+
+
+def _meets(prefix: str, measured: Measured) -> bool:
+    """Whether a cell meets its bar with every seed."""
+    over_group, over_regrouping, *kept = _OF_A_CELL[:4]
+    rows = [Row(f"{prefix}.{key}", "", at_most=1.0) for key in (over_group, over_regrouping)]
+    rows += [Row(f"{prefix}.{key}", "", at_least=1.0) for key in kept]
+    return all(_judge(row, measured)[2] == "met" for row in rows)
 
 
 def _mux_section(muxes: list[MuxResult]) -> str:
     policies = list(muxes[0].work_per_dollar)
     lines = [
         "## Micro-benchmarks (WEAVE 6.2, Table 4)\n",
-        "Work per dollar against solo-disaggregated (the same iterations, so the ratio of "
-        "costs), then mean slowdown and SLO kept. "
-        "Command: `slackwater sim compare NAME`.\n",
-        f"| scenario | papers | {' | '.join(policies)} |",
+        _fill(
+            "Work per dollar over solo-disaggregated (the same iterations, so the ratio of costs); "
+            "in brackets mean slowdown and SLO kept. Command: `slackwater sim compare NAME`."
+        ),
+        f"| scenario | papers | {' | '.join(_name(policy) for policy in policies)} |",
         "|---" * (2 + len(policies)) + "|",
     ]
     for mux in muxes:

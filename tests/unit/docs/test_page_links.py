@@ -8,8 +8,6 @@ from pages import PAGES, ROOT, name_of, prose
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _WIDEST = 100
-# Their prose is written by a bench or a test, which have lines of their own.
-_WRITTEN = {"docs/results/coscheduling.md"}
 
 
 def anchor(heading: str) -> str:
@@ -39,8 +37,6 @@ def test_every_link_of_a_page_resolves(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_fit_100_columns(page: Path) -> None:
-    if name_of(page) in _WRITTEN:
-        pytest.skip("written by a bench")
     long = [
         f"{name_of(page)}:{number}"
         for number, line in prose(page)
