@@ -8,7 +8,7 @@ from dataclasses import replace
 from slackwater.model.job import JobSpec
 from slackwater.policy.placement.catalogue import POLICIES
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, choose_isolated
 from slackwater.sim.cluster.simulate import simulate
 from slackwater.sim.inputs.scenario_file import read_scenario
 
@@ -21,7 +21,7 @@ class NeverShare(GroupedPlacement):
     name = "never_share"
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
-        return isolated_choice(self.book, job.profile, "I do not share")
+        return choose_isolated(self.book, job.profile, "I do not share")
 
 
 POLICIES["never_share"] = lambda fleet, options, seed: NeverShare(fleet)

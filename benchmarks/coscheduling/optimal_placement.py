@@ -33,7 +33,7 @@ from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S, round_robi
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.groups import GroupChoice, bits
-from slackwater.policy.placement.layout import next_sharing
+from slackwater.policy.placement.layout import next_partition
 
 MAX_JOBS = 12
 
@@ -95,7 +95,7 @@ def best_group(
         if train_gb > fleet.train.node_type.host_memory_gb:
             continue
         block = np.zeros(len(members), np.int64)
-        while next_sharing(block, len(members)):
+        while next_partition(block, len(members)):
             if (block == 0).any():
                 continue
             pins = _pins(jobs, members, block, fleet)

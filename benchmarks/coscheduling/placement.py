@@ -81,13 +81,13 @@ def measure(cell: PlacementCell) -> Figures:
     # An hour apart: who was placed or moved lately is not looked at, which would take less time.
     for hour, job in enumerate(jobs[cell.concurrent :], 1):
         leaver = placed.pop(int(generator.integers(len(placed))))
-        standings = _standings([*placed, leaver], generator)
-        policy.observe(standings)
+        progress = _standings([*placed, leaver], generator)
+        policy.observe(progress)
         began_s = time.thread_time()
         policy.remove(leaver.job)
         policy.rebalance(3600.0 * hour)
         left_s = time.thread_time()
-        _arrive(policy, job, 3600.0 * hour, standings[:-1])
+        _arrive(policy, job, 3600.0 * hour, progress[:-1])
         departures_ms.append(1e3 * (left_s - began_s))
         arrivals_ms.append(1e3 * (time.thread_time() - left_s))
         placed.append(job)
@@ -101,16 +101,16 @@ def measure(cell: PlacementCell) -> Figures:
 def _standings(placed: Sequence[JobSpec], generator: np.random.Generator) -> list[JobProgress]:
     """Every job somewhere in its life, as far as its bound asks for."""
     done = generator.uniform(0, 0.9, len(placed))
-    standings = []
+    progress = []
     for job, share in zip(placed, done, strict=True):
         left = max(int(job.iterations * (1 - share)), 1)
-        standings.append(JobProgress(job.job, left, job.slo * left * job.profile.solo_s))
-    return standings
+        progress.append(JobProgress(job.job, left, job.slo * left * job.profile.solo_s))
+    return progress
 
 
 def _arrive(
-    policy: PlacementPolicy, job: JobSpec, now_s: float, standings: Sequence[JobProgress]
+    policy: PlacementPolicy, job: JobSpec, now_s: float, progress: Sequence[JobProgress]
 ) -> None:
-    policy.observe(standings)
+    policy.observe(progress)
     policy.place(job, now_s)
     policy.rebalance(now_s)

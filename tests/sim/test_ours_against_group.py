@@ -79,9 +79,9 @@ def test_a_rebalance_that_is_spread_over_events_makes_the_same_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scenario = replace(mixed_day(3), policy=PolicyConfig(name="interleaving"))
-    monkeypatch.setattr(interleaving, "_LOOK_WORK", 1 << 40)
+    monkeypatch.setattr(interleaving, "_SEARCH_WORK", 1 << 40)
     at_once = simulate(scenario)
-    monkeypatch.setattr(interleaving, "_LOOK_WORK", 1)  # one pair of groups in each event
+    monkeypatch.setattr(interleaving, "_SEARCH_WORK", 1)  # one pair of groups in each event
     spread = simulate(scenario)
     assert spread.cost == pytest.approx(at_once.cost)
     assert [job.moves for job in spread.jobs] == [job.moves for job in at_once.jobs]

@@ -7,7 +7,7 @@ from slackwater.model.ids import JobId
 from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Phase
 from slackwater.model.switching import SwitchCosts
-from slackwater.policy.placement.arrival import arriving
+from slackwater.policy.placement.arrival import make_arriving_job
 from slackwater.sim.cluster.job_execution import JobExecution
 from slackwater.sim.cluster.lengths import PhaseShares
 from slackwater.sim.cluster.scenario import ClusterScenario
@@ -31,7 +31,7 @@ def test_at_its_worst_a_phase_takes_what_placement_plans_wherever_it_runs(
     )
     spec = JobSpec(JobId("a"), 0.0, 1, 1.5, profile)
     body = JobExecution(spec, PhaseShares([1.0], [1.0], [1.0]), fleet, costs)
-    told = arriving(profile, fleet, 1, spec.slo * profile.solo_s)
+    told = make_arriving_job(profile, fleet, 1, spec.slo * profile.solo_s)
     train_s = fleet.train_s(profile, train_nodes)
     local_s = fleet.local_rollout_s(profile, train_nodes)
     for local, phase, planned_s, scanned_s in (

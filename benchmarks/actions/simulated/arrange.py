@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slackwater.policy.actions.topology import Topology
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 
 
-@compiled
+@jit_compile
 def least_seconds(
     after: NDArray[np.int64], start: int, seconds: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -45,7 +45,7 @@ def least_seconds(
     return best, taken
 
 
-@compiled
+@jit_compile
 def trace_back(
     best: NDArray[np.float64], taken: NDArray[np.int64], count: int, width: int
 ) -> NDArray[np.int64]:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.actions.simulated.arrange import least_seconds, trace_back
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 
 
-@compiled
+@jit_compile
 def _push(
     times: NDArray[np.float64], units: NDArray[np.int64], size: int, time: float, unit: int
 ) -> None:
@@ -29,7 +29,7 @@ def _push(
     times[child], units[child] = time, unit
 
 
-@compiled
+@jit_compile
 def _drop_first(times: NDArray[np.float64], units: NDArray[np.int64], size: int) -> None:
     """Take the earliest of `size` completions off the heap."""
     last_time, last_unit = times[size - 1], units[size - 1]
@@ -47,7 +47,7 @@ def _drop_first(times: NDArray[np.float64], units: NDArray[np.int64], size: int)
     times[parent], units[parent] = last_time, last_unit
 
 
-@compiled
+@jit_compile
 def waiting_sum(
     ends: NDArray[np.float64],
     end_units: NDArray[np.int64],
@@ -75,7 +75,7 @@ def waiting_sum(
     return total
 
 
-@compiled
+@jit_compile
 def hand_out(rows: NDArray[np.float64], count: int, spare: int, amounts: NDArray[np.int64]) -> int:
     """Give spare units one by one to whichever of the first `count` gains most by one more; returns
     what nobody wants.
@@ -100,7 +100,7 @@ def hand_out(rows: NDArray[np.float64], count: int, spare: int, amounts: NDArray
     return spare
 
 
-@compiled
+@jit_compile
 def _nth_amount(row: NDArray[np.float64], nth: int) -> int:
     """The nth smallest feasible amount, from 0 on; -1 if there are not so many."""
     for units in range(len(row)):
@@ -111,7 +111,7 @@ def _nth_amount(row: NDArray[np.float64], nth: int) -> int:
     return -1
 
 
-@compiled
+@jit_compile
 def _completion_sum(
     rows: NDArray[np.float64],
     least: NDArray[np.int64],
@@ -166,7 +166,7 @@ def _completion_sum(
     return started_s + fewest_s
 
 
-@compiled
+@jit_compile
 def evict(
     rows: NDArray[np.float64],
     least: NDArray[np.int64],

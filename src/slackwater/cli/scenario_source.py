@@ -10,7 +10,7 @@ from slackwater.cli.atomic_file import atomic_file, check_place, write_atomicall
 from slackwater.model.errors import ConfigError
 from slackwater.model.node import Pool, Role
 from slackwater.model.toml_text import toml_text
-from slackwater.policy.placement.catalogue import POLICIES, make_policy, option_names
+from slackwater.policy.placement.catalogue import POLICIES, list_options, make_policy
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.sim.cluster.report import RunReport
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
@@ -60,8 +60,8 @@ def under_policies(
 def _under_policy(scenario: ClusterScenario, name: str) -> ClusterScenario:
     """The scenario under another policy with the options it supports; refuses unknown ones."""
     fleet = fleet_of(scenario)
-    own = option_names(name, fleet)
-    all_options = {option for policy in POLICIES for option in option_names(policy, fleet)}
+    own = list_options(name, fleet)
+    all_options = {option for policy in POLICIES for option in list_options(policy, fleet)}
     for option, value in scenario.policy.options.items():
         if option not in all_options:
             fix = f"is no option of any policy; must be one of: {', '.join(sorted(all_options))}"

@@ -15,7 +15,7 @@ _functions: dict[Callable[..., Any], Callable[..., Any]] = {}  # by what stands 
 _loaded: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-def compiled(function: F) -> F:
+def jit_compile(function: F) -> F:
     """Machine code for a function over numbers and NumPy arrays, compiled once and kept on disk.
     numba is imported at the first call: that takes a quarter of a service's start.
 
@@ -51,7 +51,7 @@ def _load() -> None:
     _loaded.update(made)  # last: whoever finds its function here calls it at once
 
 
-@compiled
+@jit_compile
 def copy_row(into: NDArray[Any], values: NDArray[Any], count: int) -> None:
     """Copy the first `count` numbers. Hazard: a slice assignment takes numba seconds more to
     compile, in every caller, because of its message about shapes that differ.
@@ -60,7 +60,7 @@ def copy_row(into: NDArray[Any], values: NDArray[Any], count: int) -> None:
         into[i] = values[i]
 
 
-@compiled
+@jit_compile
 def stable_order(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Like `np.argsort(values, kind="stable")`, which takes numba seconds to compile, and each of
     its callers longer.

@@ -91,11 +91,11 @@ def test_small_jobs_divide_a_node_and_a_large_one_gets_all_its_nodes_or_none(nam
     assert large.profile.train_nodes == 4
     refused = policy.place(large, 0.0)
     assert isinstance(refused, Refusal) and not refused.final
-    assert policy.hourly_cost() == pytest.approx(where.rent_per_h(policy.rented()))
+    assert policy.hourly_cost() == pytest.approx(where.rent_per_h(policy.list_rented()))
     for one in small:
         policy.remove(one.job)
         policy.check_integrity()
-    assert not policy.rented()
+    assert not policy.list_rented()
     assert len(placed(policy, large).train_nodes) == 4
     assert isinstance(policy.place(job("late", 1, where), 0.0), Refusal)
 

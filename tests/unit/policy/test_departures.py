@@ -21,13 +21,13 @@ from slackwater.policy.columns import (
 )
 from slackwater.policy.placement import interleaving, merging
 from slackwater.policy.placement.consolidation import (
-    LEAST_GAIN,
-    LEAST_GAIN_H,
-    LEAST_GAIN_OF_PART,
-    LEAST_GAP_S,
+    MIN_GAIN,
+    MIN_GAIN_H,
+    MIN_MOVE_GAP_S,
+    MIN_PARTIAL_GAIN,
     Merger,
 )
-from slackwater.policy.placement.cycle_fitting import busiest_s, drain_cost
+from slackwater.policy.placement.cycle_fitting import drain_cost, min_cycle_s
 from slackwater.policy.placement.groups import GroupBook
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
@@ -106,7 +106,7 @@ def work_of(*jobs: tuple[float, float, float]) -> Floats:
 def cost_of(work: Floats, pins: list[int]) -> float:
     count = work.shape[1]
     pinned = np.array(pins, np.int64)
-    cycle_s = busiest_s(work, pinned, count)
+    cycle_s = min_cycle_s(work, pinned, count)
     return float(drain_cost(work, pinned, count, cycle_s, np.zeros(count), (1, 10.0, 40.0)))
 
 
@@ -148,10 +148,10 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
                 group = policy.book.groups[member.row]
                 worth = policy.book.worth_per_h(0, len(group.train))
                 after = policy._consolidation.group_cost(member.row)
-                assert saved >= LEAST_GAIN_H * worth + LEAST_GAIN * after - 1.0
+                assert saved >= MIN_GAIN_H * worth + MIN_GAIN * after - 1.0
     assert any(len(times) > 1 for times in moved.values()), "nobody was ever moved"
     for times in moved.values():
-        assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S
+        assert min(np.diff(times), default=MIN_MOVE_GAP_S) >= MIN_MOVE_GAP_S
 
 
 def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,12 +162,12 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
         groups = {book.members[name].row for name in merger.jobs}
         before = sum(policy._consolidation.group_cost(row) for row in groups)
         count = len(book.groups)
-        moved = execute(book, merger, now_s)
+        moved = execute_merger(book, merger, now_s)
         saved.append((len(book.groups) < count, merger.gain / before))
         return moved
 
-    execute = merging.execute
-    monkeypatch.setattr(interleaving, "execute", record)
+    execute_merger = merging.execute_merger
+    monkeypatch.setattr(interleaving, "execute_merger", record)
     for seed in (6, 18, 28):
         policy = Interleaving(fleet())
         specs = drawn_jobs(seed, 30)
@@ -183,7 +183,7 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
             policy.rebalance(now_s)
     assert {freed for freed, _ in saved} == {True, False}
     for freed, share in saved:
-        assert share >= (LEAST_GAIN if freed else LEAST_GAIN_OF_PART)
+        assert share >= (MIN_GAIN if freed else MIN_PARTIAL_GAIN)
 
 
 @pytest.mark.parametrize(("iterations", "moves"), [(100, True), (300, False)])
@@ -197,7 +197,7 @@ def test_a_job_left_alone_gives_up_its_rollout_node_only_if_it_ends_soon(
         policy.rebalance(0.0)
     assert policy.book.members[JobId("stays")].pins
     policy.remove(JobId("leaves"))
-    assert bool(policy.rebalance(LEAST_GAP_S + 1)) is moves
+    assert bool(policy.rebalance(MIN_MOVE_GAP_S + 1)) is moves
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -206,7 +206,7 @@ def test_a_job_that_may_not_move_stays_while_others_come_to_it(seed: int) -> Non
     fixed: dict[JobId, tuple[NodeId, ...]] = {}
     moved = 0
     for number, spec in enumerate(drawn_jobs(seed, 40)):
-        now_s = number * LEAST_GAP_S
+        now_s = number * MIN_MOVE_GAP_S
         policy.place(spec, now_s)
         while policy.next_rebalance_s(spec.profile, now_s) == now_s:  # a look goes on
             moved += len({move.job for move in policy.rebalance(now_s)} - fixed.keys() - {spec.job})
@@ -236,6 +236,6 @@ def test_jobs_that_rested_when_they_were_looked_at_are_looked_at_again() -> None
             JobProgress(other.job, 300, 1.9 * 300 * 400),
         ]
     )
-    policy.place(job("third", 300, 100, slo=1.0), LEAST_GAP_S + 10)
-    assert {move.job for move in policy.rebalance(LEAST_GAP_S + 10)} & {tight.job, other.job}
+    policy.place(job("third", 300, 100, slo=1.0), MIN_MOVE_GAP_S + 10)
+    assert {move.job for move in policy.rebalance(MIN_MOVE_GAP_S + 10)} & {tight.job, other.job}
     assert policy.book.members[tight.job].row == policy.book.members[other.job].row

@@ -20,12 +20,12 @@ from slackwater.policy.columns import (
     TRAIN_S,
     WORK_ROWS,
 )
-from slackwater.policy.placement.arrival import arriving
+from slackwater.policy.placement.arrival import make_arriving_job
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
     drain_cost,
     fit_cycle,
-    longest_life_s,
+    remaining_life_s,
 )
 from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group
 from slackwater.policy.placement.fleet import FleetView
@@ -72,7 +72,7 @@ def shared_group(draw: random.Random) -> GroupBook | None:
 
 
 def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
-    table, room = book.table, book.room(16, TO_BEAT, WORK)
+    table, room = book.table, book.scan_limits(16, TO_BEAT, WORK)
     profile, count = spec.profile, int(table.members[0])
     prices = (1, room.rollout_price, room.train_price)
     work = np.zeros((WORK_ROWS, count + 1))
@@ -89,7 +89,7 @@ def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
     present = sorted(book.groups[0].rollout)
     missing = [slot for slot in range(MAX_ROLLOUT_NODES) if slot not in present]
     life_h = spec.iterations * profile.solo_s / 3600
-    ends_h = longest_life_s(table.work[0], count, table.cycle_s[0]) / 3600
+    ends_h = remaining_life_s(table.work[0], count, table.cycle_s[0]) / 3600
     stay_cost = max(life_h - ends_h, 0.0) * room.train_price
     ways: list[tuple[int, tuple[int, ...]]] = [(-1, ())]  # nodes that are added, and all
     for new in range(profile.rollout_nodes + 1):
@@ -125,8 +125,8 @@ def test_a_gang_gets_the_cheapest_of_all_pinnings() -> None:
         row, _, _, cost = scan_cycles(
             *(table.rows, table.members, table.train_nodes, table.node_mask, table.train_gb),
             *(table.node_gb, table.work, table.pins, table.cycle_s),
-            arriving(spec.profile, FLEET, spec.iterations, budget_s(spec)),
-            book.room(16, TO_BEAT, WORK),
+            make_arriving_job(spec.profile, FLEET, spec.iterations, budget_s(spec)),
+            book.scan_limits(16, TO_BEAT, WORK),
         )
         assert cost == pytest.approx(cheapest_by_trying_all(book, spec))
         found_places += row >= 0

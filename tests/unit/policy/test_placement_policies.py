@@ -27,12 +27,12 @@ def come_and_go(policy: PlacementPolicy, seed: int, jobs: int = 40) -> list[obje
             policy.remove(leaver)
             policy.check_integrity()
             answers.extend(policy.rebalance(0.0))
-        standings = []
+        progress = []
         for name, (left, budget_s) in placed.items():
             done = int(left * draw.uniform(0, 0.3))
             placed[name] = (max(left - done, 1), budget_s * (1 - done / left))
-            standings.append(JobProgress(name, *placed[name]))
-        policy.observe(standings)
+            progress.append(JobProgress(name, *placed[name]))
+        policy.observe(progress)
         answer = policy.place(spec, 0.0)
         answers.append(answer)
         if isinstance(answer, Placement):
@@ -51,7 +51,7 @@ def come_and_go(policy: PlacementPolicy, seed: int, jobs: int = 40) -> list[obje
 def test_budgets_and_limits_hold_while_jobs_come_and_go(name: str, seed: int) -> None:
     policy = make_policy(name, fleet(30, 20))
     come_and_go(policy, seed)
-    assert list(policy.rented()) == []
+    assert list(policy.list_rented()) == []
     assert policy.hourly_cost() == 0
 
 
@@ -66,14 +66,14 @@ def test_removing_the_last_arrival_undoes_its_placement(name: str) -> None:
     policy = make_policy(name, fleet())
     for spec in drawn_jobs(3, 8):
         policy.place(spec, 0.0)
-    before = list(policy.rented())
+    before = list(policy.list_rented())
     if isinstance(policy.place(job("late", 120, 120), 0.0), Placement):
         policy.remove(JobId("late"))
         policy.rebalance(0.0)
     # Ours may use the occasion to move others together: then it rents fewer nodes, never more.
-    assert len(policy.rented()) <= len(before)
+    assert len(policy.list_rented()) <= len(before)
     if name not in ("interleaving", "ours"):
-        assert list(policy.rented()) == before
+        assert list(policy.list_rented()) == before
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_job_that_can_never_fit_is_told_why(name: str) -> None:
     heavy = policy.place(job("heavy", 100, 100, train_state_gb=5000), 0.0)
     assert isinstance(heavy, Refusal) and heavy.final
     assert "5000 GB" in heavy.reason
-    assert list(policy.rented()) == []
+    assert list(policy.list_rented()) == []
 
 
 @pytest.mark.parametrize("name", ["ours", "group", "horizon", "solo", "colocated"])

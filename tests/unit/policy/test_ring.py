@@ -4,8 +4,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slackwater.policy.placement.horizon_ring import FreeNodes, busy_with, is_free, smallest_shift
-from slackwater.policy.placement.ring import first_fit_on_s, occupy
+from slackwater.policy.placement.horizon_ring import (
+    FreeNodes,
+    add_busy_windows,
+    is_free,
+    smallest_shift,
+)
+from slackwater.policy.placement.ring import first_fit_on_node_s, occupy
 
 PERIOD = 60
 
@@ -41,7 +46,9 @@ def test_the_first_fit_is_the_first_second_that_works(
         np.inf,
     )
     assert (
-        first_fit_on_s(at[0], length[0], int(count[0]), float(PERIOD), float(start), float(need))
+        first_fit_on_node_s(
+            at[0], length[0], int(count[0]), float(PERIOD), float(start), float(need)
+        )
         == expected
     )
 
@@ -96,12 +103,12 @@ def test_the_tree_knows_the_fewest_free_nodes_of_any_window(
         tree.add(start, length, by)
         for i in range(length):
             plain[(start + i) % 100] += by
-        assert tree.least(start, length) == min(plain[(start + i) % 100] for i in range(length))
-        assert tree.least(0, 100) == min(plain)
+        assert tree.min_free(start, length) == min(plain[(start + i) % 100] for i in range(length))
+        assert tree.min_free(0, 100) == min(plain)
 
 
 def test_a_window_over_the_end_of_the_horizon_is_split() -> None:
-    busy = busy_with(np.zeros((0, 2)), 95.0, 10.0, 1, 100)
+    busy = add_busy_windows(np.zeros((0, 2)), 95.0, 10.0, 1, 100)
     assert busy.tolist() == [[0.0, 5.0], [95.0, 100.0]]
     assert is_free(busy, 5.0, 90.0, 100.0)
     assert not is_free(busy, 90.0, 20.0, 100.0)

@@ -10,7 +10,7 @@ from placement_cases import drawn_jobs, fleet, job
 from slackwater.model.ids import JobId
 from slackwater.model.placement import Phase, Strategy
 from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S
-from slackwater.policy.placement.consolidation import LEAST_GAP_S
+from slackwater.policy.placement.consolidation import MIN_MOVE_GAP_S
 from slackwater.policy.placement.group_packing import GroupPlacement
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
@@ -100,7 +100,7 @@ def test_time_that_a_job_did_not_need_is_credit_for_sharing() -> None:
             JobProgress(other.job, 300, 1.9 * 300 * 400),
         ]
     )
-    assert policy.rebalance(LEAST_GAP_S + 10.0)
+    assert policy.rebalance(MIN_MOVE_GAP_S + 10.0)
     assert len(policy.book.groups) == 1
     policy.check_integrity()
 
@@ -133,8 +133,8 @@ def test_an_isolated_job_is_not_moved_back_in_the_same_instant() -> None:
     jobs = [job(name, 100, 100, 1.8) for name in ("a", "b")]
     for spec in jobs:
         policy.place(spec, 0.0)
-    standings = [JobProgress(spec.job, 250, 1e6, 100.0, 100.0) for spec in jobs]
-    policy.observe(standings)
+    progress = [JobProgress(spec.job, 250, 1e6, 100.0, 100.0) for spec in jobs]
+    policy.observe(progress)
     policy.isolate(JobId("a"), now_s)
-    policy.observe(standings)
+    policy.observe(progress)
     assert [move.job for move in policy.rebalance(now_s)] == ["b"]

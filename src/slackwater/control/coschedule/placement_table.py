@@ -107,7 +107,7 @@ class PlacementTable:
         )
 
     def _apply_rent_changes(self) -> list[Command]:
-        returned, rented = self._policy.rent_changes()
+        returned, rented = self._policy.take_rent_changes()
         self.rented.difference_update(returned)
         self.rented.update(rented)
         commands: list[Command] = []
@@ -134,7 +134,7 @@ class PlacementTable:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        assert self.rented == set(self._policy.rented()), "rent is out of step"
+        assert self.rented == set(self._policy.list_rented()), "rent is out of step"
         assert sum(map(len, self._by_size.values())) == len(self.placed), "sizes are out of step"
         for job, state in self.placed.items():
             assert state.placement is not None

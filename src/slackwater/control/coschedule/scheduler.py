@@ -143,7 +143,7 @@ class CoScheduler:
         return tuple(
             place
             for pool in (self._fleet.rollout, self._fleet.train)
-            for place in self._fleet.places(
+            for place in self._fleet.list_places(
                 pool.role, pool.least_devices if pool.least_devices > 1 else 0
             )
         )

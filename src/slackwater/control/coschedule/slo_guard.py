@@ -37,7 +37,7 @@ class SloGuard:
             return False
         budget_s = self.budget_s(state, now_s)
         alone_s = state.iterations_left * state.profile.solo_s
-        move_s = self._fleet.move.of(state.profile)
+        move_s = self._fleet.move.restart_s(state.profile)
         if alone_s + move_s > budget_s:
             return False  # Moving would break it for certain; its group may still hold.
         worst_s = self._groups.worst_iteration_s(state)

@@ -65,8 +65,8 @@ class UnprofiledJobs:
         self._jobs[job] = _UnprofiledJob(
             {Phase.ROLLOUT: demand.rollout_nodes, Phase.TRAIN: demand.train_nodes},
             {
-                Phase.ROLLOUT: fleet.places(Role.ROLLOUT, rollout_part),
-                Phase.TRAIN: fleet.places(Role.TRAIN, train_part),
+                Phase.ROLLOUT: fleet.list_places(Role.ROLLOUT, rollout_part),
+                Phase.TRAIN: fleet.list_places(Role.TRAIN, train_part),
             },
         )
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.scheduling import SchedulingView
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,7 +42,7 @@ def list_completions(view: SchedulingView, others: Sequence[DurationCurve]) -> t
     return ends[order], np.concatenate((view.left_units, units))[order]
 
 
-@compiled
+@jit_compile
 def share_by_price(
     rows: Floats,
     after: Ints,

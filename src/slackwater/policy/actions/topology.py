@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 
 LEVELS = 4  # chunks of 1, 2, 4 and 8
 WHOLE = 1 << (LEVELS - 1)
@@ -38,7 +38,7 @@ def units(free: int, most: int) -> Topology:
     return Topology(_unit_moves(states, most), free, plain=True)
 
 
-@compiled
+@jit_compile
 def _chunk_moves(limits: NDArray[np.int64]) -> NDArray[np.int64]:
     """All moves between counts of free chunks by level; a state is their mixed-radix number."""
     levels = len(limits)

@@ -13,7 +13,7 @@ import numpy as np
 from slackwater.model.ids import JobId, NodeId
 from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.columns import Floats, Ints
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 from slackwater.policy.ordering.priority import LoadedJob
 
 _ROUNDS = 3
@@ -143,7 +143,7 @@ def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) ->
     return tuple(skip)
 
 
-@compiled
+@jit_compile
 def _run_all_cuts(
     jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
 ) -> tuple[int, float]:
@@ -156,7 +156,7 @@ def _run_all_cuts(
     return best_cut, best_beyond
 
 
-@compiled
+@jit_compile
 def _free_from_s(nodes: Ints, free: Floats, ready_s: float) -> float:
     """When all of a slot's nodes are free."""
     start = ready_s
@@ -166,7 +166,7 @@ def _free_from_s(nodes: Ints, free: Floats, ready_s: float) -> float:
     return start
 
 
-@compiled
+@jit_compile
 def _sum_up(
     standing: Floats,
     ready: Floats,
@@ -184,7 +184,7 @@ def _sum_up(
     return beyond, together
 
 
-@compiled
+@jit_compile
 def _set_out(
     standing: Floats, begun: Floats, iteration_at: Floats, late: Floats, late_if_leaving: Floats
 ) -> None:
@@ -197,7 +197,7 @@ def _set_out(
             late_if_leaving[j] = standing[READY_S, j] + standing[AFTER_S, j] - standing[BUDGET_S, j]
 
 
-@compiled
+@jit_compile
 def _run_from(
     cut: int, jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
 ) -> tuple[float, float]:

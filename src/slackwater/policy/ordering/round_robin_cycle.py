@@ -12,13 +12,13 @@ import numpy as np
 from slackwater.model.ids import NodeId
 from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 from slackwater.policy.ordering.priority import LoadedJob
 
 TOLERANCE_S = 1e-6
 
 
-@compiled
+@jit_compile
 def load_s(work: Floats, pins: Ints, members: int) -> float:
     """Work on the busiest node: the train nodes, or one rollout node."""
     every = 0
@@ -40,7 +40,7 @@ def load_s(work: Floats, pins: Ints, members: int) -> float:
     return busiest
 
 
-@compiled
+@jit_compile
 def longest_solo_s(work: Floats, members: int) -> float:
     """The longest member's iteration alone."""
     longest = 0.0
@@ -49,7 +49,7 @@ def longest_solo_s(work: Floats, members: int) -> float:
     return longest
 
 
-@compiled
+@jit_compile
 def _relax(
     work: Floats,
     pins: Ints,
@@ -87,7 +87,7 @@ def _relax(
     return moved
 
 
-@compiled
+@jit_compile
 def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> float:
     """Work over meta-iterations spanned on the cycle that the causes lead into."""
     for first in range(2 * members):
@@ -116,7 +116,7 @@ def _critical_ratio_s(work: Floats, members: int, cause: Ints, wraps: Ints) -> f
     return -1.0
 
 
-@compiled
+@jit_compile
 def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
     """Length of one meta-iteration in the steady state. Members must roll out on rollout nodes."""
     period = max(load_s(work, pins, members), longest_solo_s(work, members))
@@ -137,7 +137,7 @@ def round_robin_period_s(work: Floats, pins: Ints, members: int) -> float:
         period = ratio
 
 
-@compiled
+@jit_compile
 def round_robin_starts_s(work: Floats, pins: Ints, members: int, period_s: float) -> Floats:
     """Starts of all rollouts, then of all train phases, in a schedule with a feasible period."""
     start_s = np.zeros(2 * members)

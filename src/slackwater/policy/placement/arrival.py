@@ -1,4 +1,4 @@
-"""What compiled scans are told of one arriving job and of the room there is for it, by name."""
+"""Input of the compiled scans: one arriving job, and the limits of the search for its place."""
 
 import math
 from typing import NamedTuple
@@ -8,11 +8,14 @@ from slackwater.policy.placement.fleet import FleetView
 
 
 class ArrivingJob(NamedTuple):
-    """Lengths are worst cases. `train_work_s` and `local_work_s` (of rollouts on train nodes) are
-    those on one train node, without the `switch_s` that each phase takes on any number of them.
+    """One arriving job, with worst-case phase lengths.
 
-    `bound_s` bounds one iteration; in `budget_s` the job must make the iterations that are `left`,
-    which take `life_h` alone. `cap_s` bounds each iteration in a cycle of several, if its SLO does.
+    `train_work_s` and `local_work_s` (a rollout on train nodes) are the work on one train node. The
+    time to load the job's state, `switch_s`, is extra: it is the same on any number of nodes.
+
+    The job must make its `left` iterations within `budget_s`; running alone they take
+    `solo_life_h`. `bound_s` is the average time for one iteration. `cap_s` limits each single
+    iteration, if the SLO is per iteration; otherwise it is infinite.
     """
 
     rollout_s: float
@@ -26,14 +29,14 @@ class ArrivingJob(NamedTuple):
     rollout_gb: float
     train_gb: float
     rollout_nodes: int
-    life_h: float
+    solo_life_h: float
     cap_s: float
 
 
-def arriving(
+def make_arriving_job(
     profile: JobProfile, fleet: FleetView, left: int, budget_s: float, cap_s: float = math.inf
 ) -> ArrivingJob:
-    """A job that has `budget_s` for the iterations that are left."""
+    """Describe a job that must make its `left` iterations within `budget_s`."""
     switch_s = fleet.switch_s(profile)
     return ArrivingJob(
         rollout_s=float(profile.rollout_s),
@@ -47,22 +50,22 @@ def arriving(
         rollout_gb=float(profile.rollout_state_gb),
         train_gb=float(profile.train_state_gb),
         rollout_nodes=profile.rollout_nodes,
-        life_h=left * profile.solo_s / 3600,
+        solo_life_h=left * profile.solo_s / 3600,
         cap_s=cap_s,
     )
 
 
-class PlacementBudget(NamedTuple):
-    """How large a group may be, what is free, what a node holds and costs, the cost that a place
-    must beat, and how much work may go into finding one (see `fit_cycle`).
+class ScanLimits(NamedTuple):
+    """Limits of a scan: group size, free nodes, memory and price of a node, the cost that a place
+    must beat, and the search effort (`max_work`, in the units that `fit_cycle` counts).
     """
 
-    most_members: int
+    max_members: int
     free_rollout_nodes: int
     rollout_node_gb: float
     train_node_gb: float
-    most_rollout_nodes: int
+    max_rollout_nodes: int
     rollout_price: float
     train_price: float
-    to_beat: float
-    most_work: int
+    cost_to_beat: float
+    max_work: int

@@ -11,7 +11,7 @@ from slackwater.model.placement import Placement, Refusal, node_of, overlap, pla
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
 from slackwater.policy.placement.interface import JobProgress
-from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes, changes_of
+from slackwater.policy.placement.rented_nodes import NodeStock, RentedNodes, take_changes_of
 
 Parts = tuple[int, int]  # devices of a rollout node and of a train node
 
@@ -27,9 +27,9 @@ class PlacementBySize:
         self._whole: Parts = (fleet.rollout.node_type.devices, fleet.train.node_type.devices)
         self._policies: dict[Parts, GroupedPlacement] = {}
         self._parts: dict[JobId, Parts] = {}
-        self.name = self._of(self._whole).name
+        self.name = self._policy_of(self._whole).name
 
-    def _of(self, parts: Parts) -> GroupedPlacement:
+    def _policy_of(self, parts: Parts) -> GroupedPlacement:
         policy = self._policies.get(parts)
         if policy is None:
             view = self._fleet if parts == self._whole else self._fleet.with_parts(*parts)
@@ -39,13 +39,13 @@ class PlacementBySize:
                 policy.book.name = f"group-{parts[0]}x{parts[1]}"
         return policy
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """How placed jobs stand now, and which jobs want room: each policy hears of its own."""
         if len(self._policies) == 1:
-            self._of(self._whole).observe(standings, waiting)
+            self._policy_of(self._whole).observe(progress, waiting)
             return
         placed: dict[Parts, list[JobProgress]] = {}
-        for standing in standings:
+        for standing in progress:
             placed.setdefault(self._parts[standing.job], []).append(standing)
         wanting: dict[Parts, list[JobSpec]] = {}
         for spec in waiting:
@@ -57,7 +57,7 @@ class PlacementBySize:
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """Each policy orders its own; of its first and another's, the one that came first."""
         if len(self._policies) == 1:
-            return self._of(self._whole).admission_order(waiting)
+            return self._policy_of(self._whole).admission_order(waiting)
         places = {spec.job: number for number, spec in enumerate(waiting)}
         queues: dict[Parts, list[JobSpec]] = {}
         for spec in waiting:
@@ -65,7 +65,7 @@ class PlacementBySize:
         order: list[tuple[int, int, JobId]] = []
         for number, (parts, queue) in enumerate(queues.items()):
             latest = 0
-            for job in self._of(parts).admission_order(queue):
+            for job in self._policy_of(parts).admission_order(queue):
                 latest = max(latest, places[job])
                 order.append((latest, number, job))
         return [job for _, _, job in sorted(order, key=lambda one: one[:2])]
@@ -73,41 +73,43 @@ class PlacementBySize:
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes, or parts of nodes, for an arriving job; nothing changes on a refusal."""
         parts = self._fleet.parts(job.profile)
-        answer = self._of(parts).place(job, now_s)
+        answer = self._policy_of(parts).place(job, now_s)
         if isinstance(answer, Placement):
             self._parts[job.job] = parts
         return answer
 
     def remove(self, job: JobId) -> None:
         """A job left."""
-        self._of(self._parts.pop(job)).remove(job)
+        self._policy_of(self._parts.pop(job)).remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
         """A job's lengths have drifted; answers the moves this asks for."""
-        return self._of(self._parts[job]).revise(job, profile, now_s)
+        return self._policy_of(self._parts[job]).revise(job, profile, now_s)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Give a placed job nodes of its own; empty if there are none."""
-        return self._of(self._parts[job]).isolate(job, now_s)
+        return self._policy_of(self._parts[job]).isolate(job, now_s)
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Moves that pay, of jobs of one size or of all."""
         sizes = self._policies if profile is None else (self._fleet.parts(profile),)
-        return [move for parts in sizes for move in self._of(parts).rebalance(now_s, profile)]
+        return [
+            move for parts in sizes for move in self._policy_of(parts).rebalance(now_s, profile)
+        ]
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance of jobs of this size has anything to look at."""
-        return self._of(self._fleet.parts(profile)).next_rebalance_s(profile, now_s)
+        return self._policy_of(self._fleet.parts(profile)).next_rebalance_s(profile, now_s)
 
-    def rented(self) -> Sequence[NodeId]:
+    def list_rented(self) -> Sequence[NodeId]:
         """Nodes and parts of nodes that are paid for now, sorted."""
-        return [node for policy in self._policies.values() for node in policy.rented()]
+        return [node for policy in self._policies.values() for node in policy.list_rented()]
 
-    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+    def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
         """Nodes and parts of nodes that are paid for no more and newly, since this was asked
         last.
         """
-        return changes_of(self._stocks.values())
+        return take_changes_of(self._stocks.values())
 
     def hourly_cost(self) -> float:
         """What they cost, by their devices."""
@@ -120,7 +122,7 @@ class PlacementBySize:
         held: dict[NodeId, list[NodeId]] = {}
         for policy in self._policies.values():
             policy.check_integrity()
-            for place in policy.rented():
+            for place in policy.list_rented():
                 held.setdefault(node_of(place), []).append(place)
         for places in held.values():
             for number, place in enumerate(places):

@@ -26,14 +26,14 @@ class Options:
         self._given = dict(given)
         self._known: list[str] = []
 
-    def number(self, name: str, default: float) -> float:
+    def take_number(self, name: str, default: float) -> float:
         """Take one out."""
         self._known.append(name)
         return self._given.pop(name, default)
 
-    def whole(self, name: str, default: int) -> int:
+    def take_integer(self, name: str, default: int) -> int:
         """Take one out that must be a whole number."""
-        value = self.number(name, default)
+        value = self.take_number(name, default)
         if value != int(value):
             raise ConfigError.of(f"policy options: {name}", value, "must be a whole number")
         return int(value)
@@ -43,7 +43,7 @@ class Options:
         """Those that the policy asked for."""
         return tuple(self._known)
 
-    def finish(self) -> None:
+    def refuse_unknown(self) -> None:
         """Refuse what is left."""
         for name, value in self._given.items():
             known = ", ".join(self._known) or "none"
@@ -52,87 +52,90 @@ class Options:
             )
 
 
-def _solo(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_solo(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del options, seed
     return SoloDisaggregated(fleet)
 
 
-def _colocated(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_colocated(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    return CoLocated(fleet, keep_slos=bool(options.whole("keep_slos", 0)))
+    return CoLocated(fleet, keep_slos=bool(options.take_integer("keep_slos", 0)))
 
 
-def _group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_group(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    size = options.whole("max_group_size", MAX_MEMBERS)
-    return GroupPlacement(fleet, size, colocate=bool(options.whole("colocate", 0)))
+    size = options.take_integer("max_group_size", MAX_MEMBERS)
+    return GroupPlacement(fleet, size, colocate=bool(options.take_integer("colocate", 0)))
 
 
-def _interleaving(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_interleaving(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    return Interleaving(fleet, options.whole("max_group_size", MAX_MEMBERS))
+    return Interleaving(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
 
 
-def _regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    size = options.whole("max_group_size", MAX_MEMBERS)
-    every_s = options.number("every_s", 3600.0)
-    orders, keep_slos = options.whole("orders", 24), bool(options.whole("keep_slos", 0))
+def _make_regrouping(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+    size = options.take_integer("max_group_size", MAX_MEMBERS)
+    every_s = options.take_number("every_s", 3600.0)
+    orders, keep_slos = (
+        options.take_integer("orders", 24),
+        bool(options.take_integer("keep_slos", 0)),
+    )
     return Regrouping(fleet, size, every_s, orders, seed, keep_slos=keep_slos)
 
 
-def _gavel(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_gavel(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    return JobFractions(fleet, options.whole("max_group_size", MAX_MEMBERS))
+    return JobFractions(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
 
 
-def _random(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
-    return RandomPlacement(fleet, options.whole("max_group_size", MAX_MEMBERS), seed)
+def _make_random(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+    return RandomPlacement(fleet, options.take_integer("max_group_size", MAX_MEMBERS), seed)
 
 
-def _most_idle(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
+def _make_most_idle(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
     del seed
-    return MostIdlePlacement(fleet, options.whole("max_group_size", MAX_MEMBERS))
+    return MostIdlePlacement(fleet, options.take_integer("max_group_size", MAX_MEMBERS))
 
 
-def _horizon(
+def _horizon_maker(
     mode: Literal["pack", "spread"],
 ) -> Callable[[FleetView, Options, int], GroupedPlacement]:
     def make(fleet: FleetView, options: Options, seed: int) -> GroupedPlacement:
         del seed
         return HorizonPlacement(
             fleet,
-            options.whole("max_group_size", MAX_MEMBERS),
+            options.take_integer("max_group_size", MAX_MEMBERS),
             mode,
-            options.number("waiting_bound", 0.5),
-            bool(options.whole("cold_start", 0)),
-            bool(options.whole("profiled", 0)),
+            options.take_number("waiting_bound", 0.5),
+            bool(options.take_integer("cold_start", 0)),
+            bool(options.take_integer("profiled", 0)),
         )
 
     return make
 
 
 POLICIES: dict[str, Callable[[FleetView, Options, int], GroupedPlacement]] = {
-    "interleaving": _interleaving,
-    "ours": _interleaving,  # its name before 0.2; goes in 0.3
-    "group": _group,
-    "horizon": _horizon("pack"),
-    "pack": _horizon("pack"),
-    "spread": _horizon("spread"),
-    "spread_backfill": _horizon("spread"),
-    "solo": _solo,
-    "isolated": _solo,
-    "colocated": _colocated,
-    "gavel": _gavel,
-    "random": _random,
-    "most_idle": _most_idle,
-    "regrouping": _regrouping,
+    "interleaving": _make_interleaving,
+    "ours": _make_interleaving,  # its name before 0.2; goes in 0.3
+    "group": _make_group,
+    "horizon": _horizon_maker("pack"),
+    "pack": _horizon_maker("pack"),
+    "spread": _horizon_maker("spread"),
+    "spread_backfill": _horizon_maker("spread"),
+    "solo": _make_solo,
+    "isolated": _make_solo,
+    "colocated": _make_colocated,
+    "gavel": _make_gavel,
+    "random": _make_random,
+    "most_idle": _make_most_idle,
+    "regrouping": _make_regrouping,
 }
 
 
-def option_names(name: str, fleet: FleetView) -> tuple[str, ...]:
+def list_options(name: str, fleet: FleetView) -> tuple[str, ...]:
     """The options that a policy has."""
     asked = Options(name, {})
-    _maker(name)(fleet, asked, 0)
+    _find_maker(name)(fleet, asked, 0)
     return asked.names
 
 
@@ -143,14 +146,14 @@ def make_policy(
 
     def make(view: FleetView) -> GroupedPlacement:
         given = Options(name, options or {})
-        policy = _maker(name)(view, given, seed)
-        given.finish()
+        policy = _find_maker(name)(view, given, seed)
+        given.refuse_unknown()
         return policy
 
     return PlacementBySize(fleet, make)
 
 
-def _maker(name: str) -> Callable[[FleetView, Options, int], GroupedPlacement]:
+def _find_maker(name: str) -> Callable[[FleetView, Options, int], GroupedPlacement]:
     if name not in POLICIES:
         raise ConfigError.of("policy.name", name, f"is none of: {', '.join(POLICIES)}")
     return POLICIES[name]

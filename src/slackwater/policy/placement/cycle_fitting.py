@@ -21,14 +21,14 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled, stable_order
+from slackwater.policy.compiled import jit_compile, stable_order
 from slackwater.policy.ordering.round_robin_cycle import (
     TOLERANCE_S,
     round_robin_period_s,
     round_robin_starts_s,
 )
-from slackwater.policy.placement.iteration_caps import are_capped, keeps_caps
-from slackwater.policy.placement.ring import insert
+from slackwater.policy.placement.iteration_caps import has_caps, keeps_caps
+from slackwater.policy.placement.ring import insert_chain
 
 MAX_ROUNDS = 8
 _PERIODS_TRIED = 6
@@ -36,8 +36,8 @@ _CAPPED_PERIODS_TRIED = 16  # caps refuse many that have room
 _SLACKS = (1.0, 1.05, 1.12, 1.25, 1.4, 1.6)
 
 
-@compiled
-def rounds_needed(period_s: float, budget_s: float, left: float, longest_s: float) -> int:
+@jit_compile
+def min_rounds(period_s: float, budget_s: float, left: float, longest_s: float) -> int:
     """Iterations per cycle that bring `left` within `budget_s`, with one cycle and one phase lost
     at the start; 0 if none do.
     """
@@ -47,19 +47,19 @@ def rounds_needed(period_s: float, budget_s: float, left: float, longest_s: floa
     return max(int(np.ceil(left / cycles - 1e-9)), 1)
 
 
-@compiled
+@jit_compile
 def choose_rounds(work: Floats, members: int, period_s: float, longest_s: float) -> bool:
     """Set every member's rounds at a period; False if one cannot keep its budget."""
     for j in range(members):
-        rounds = rounds_needed(period_s, work[BUDGET_S, j], work[LEFT, j], longest_s)
+        rounds = min_rounds(period_s, work[BUDGET_S, j], work[LEFT, j], longest_s)
         if rounds == 0:
             return False
         work[ROUNDS, j] = rounds
     return True
 
 
-@compiled
-def busiest_s(work: Floats, pins: Ints, members: int) -> float:
+@jit_compile
+def min_cycle_s(work: Floats, pins: Ints, members: int) -> float:
     """Work per cycle on the busiest node or in the longest chain: no cycle is shorter, and most
     come near it.
     """
@@ -86,8 +86,10 @@ def busiest_s(work: Floats, pins: Ints, members: int) -> float:
     return busiest
 
 
-@compiled
-def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
+@jit_compile
+def _try_round_robin(
+    work: Floats, pins: Ints, members: int, period_s: float, starts: Floats
+) -> bool:
     """The round-robin order, if every member makes one iteration and it is within the period and
     the caps.
     """
@@ -104,7 +106,7 @@ def _in_turn(work: Floats, pins: Ints, members: int, period_s: float, starts: Fl
     return True
 
 
-@compiled
+@jit_compile
 def interleave(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
 ) -> bool:
@@ -112,7 +114,7 @@ def interleave(
 
     Times are unrolled: a chain begins in the cycle, and may run beyond its end.
     """
-    if _in_turn(work, pins, members, period_s, starts):
+    if _try_round_robin(work, pins, members, period_s, starts):
         return True
     nodes = 1
     phases = 0
@@ -132,7 +134,7 @@ def interleave(
         for j in stable_order(weight):
             rounds = int(work[ROUNDS, j])
             spent[0] += rounds * (1 + count[0])
-            if not insert(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
+            if not insert_chain(work, j, pins[j], rounds, at, length, count, period_s, starts[j]):
                 break
             placed += 1
         if placed == members and keeps_caps(work, pins, members, period_s, starts):
@@ -140,14 +142,14 @@ def interleave(
     return False
 
 
-@compiled
-def _tightest(
+@jit_compile
+def _shortest_period_s(
     work: Floats, pins: Ints, members: int, period_s: float, starts: Floats, spent: Ints
 ) -> float:
     """The shortest period, of some up to this one, for which the members' rounds fit, so that they
     also run no slower than they must; 0 if they fit in none.
     """
-    least = busiest_s(work, pins, members)
+    least = min_cycle_s(work, pins, members)
     for slack in _SLACKS:
         if least * slack >= period_s:
             break
@@ -156,7 +158,7 @@ def _tightest(
     return period_s if interleave(work, pins, members, period_s, starts, spent) else 0.0
 
 
-@compiled
+@jit_compile
 def _add_round(work: Floats, pins: Ints, members: int, period_s: float) -> bool:
     """Let the capped member that waits most make one more iteration per period, so that it waits
     less in each; False if the period has no room for it.
@@ -167,11 +169,11 @@ def _add_round(work: Floats, pins: Ints, members: int, period_s: float) -> bool:
         if work[CAP_S, j] < np.inf and alone * work[ROUNDS, j] < least:
             idlest, least = j, alone * work[ROUNDS, j]
     work[ROUNDS, idlest] += 1
-    return work[ROUNDS, idlest] <= MAX_ROUNDS and busiest_s(work, pins, members) <= period_s
+    return work[ROUNDS, idlest] <= MAX_ROUNDS and min_cycle_s(work, pins, members) <= period_s
 
 
-@compiled
-def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
+@jit_compile
+def _is_infeasible(work: Floats, pins: Ints, members: int) -> bool:
     """Whether some node would need more than all its time even if every member just kept its
     budget.
     """
@@ -198,8 +200,8 @@ def _hopeless(work: Floats, pins: Ints, members: int) -> bool:
     return False
 
 
-@compiled
-def users_of(node: int, pins: Ints, members: int) -> int:
+@jit_compile
+def find_users(node: int, pins: Ints, members: int) -> int:
     """The members that have a node, a bit each."""
     users = 0
     for j in range(members):
@@ -207,8 +209,8 @@ def users_of(node: int, pins: Ints, members: int) -> int:
     return users
 
 
-@compiled
-def _pins_on_unlike_nodes(pins: Ints, members: int) -> Ints:
+@jit_compile
+def _drop_equivalent_nodes(pins: Ints, members: int) -> Ints:
     """Pins on one node of each set of nodes that the same members have: the others of a gang are
     busy whenever it is, and fitting them too only takes time.
     """
@@ -220,7 +222,7 @@ def _pins_on_unlike_nodes(pins: Ints, members: int) -> Ints:
     count = 0
     node = 0
     while every >> node:
-        users = users_of(node, pins, members)
+        users = find_users(node, pins, members)
         known = users == 0
         for i in range(count):
             known = known or seen[i] == users
@@ -233,7 +235,7 @@ def _pins_on_unlike_nodes(pins: Ints, members: int) -> Ints:
     return unlike
 
 
-@compiled
+@jit_compile
 def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Ints) -> float:
     """Find a period, set every member's rounds and its starts; the period, or 0 if none was found.
 
@@ -241,9 +243,9 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
     look, those with the most room first. The work that this took is added to `spent`.
     """
     spent[0] += members * members
-    if _hopeless(work, pins, members):
+    if _is_infeasible(work, pins, members):
         return 0.0
-    pins = _pins_on_unlike_nodes(pins, members)
+    pins = _drop_equivalent_nodes(pins, members)
     longest = 0.0
     for j in range(members):
         longest = max(longest, work[ROLL_S, j], work[TRAIN_S, j])
@@ -254,27 +256,27 @@ def fit_cycle(work: Floats, pins: Ints, members: int, starts: Floats, spent: Int
         for k in range(1, MAX_ROUNDS + 1):
             period = (work[BUDGET_S, j] - longest) * k / (work[LEFT, j] + k)
             if period > 0.0 and choose_rounds(work, members, period, longest):
-                share = busiest_s(work, pins, members) / period
+                share = min_cycle_s(work, pins, members) / period
                 if share <= 1.0 + 1e-9:
                     periods[count], shares[count] = period, share
                     count += 1
     order = stable_order(shares[:count])
-    capped = are_capped(work, members)
+    capped = has_caps(work, members)
     for i in order[: _CAPPED_PERIODS_TRIED if capped else _PERIODS_TRIED]:
         choose_rounds(work, members, periods[i], longest)
         # In a long period iterations are apart, which caps may not bear.
         if not (capped or interleave(work, pins, members, periods[i], starts, spent)):
             continue
-        found = _tightest(work, pins, members, periods[i], starts, spent)
+        found = _shortest_period_s(work, pins, members, periods[i], starts, spent)
         while found == 0.0 and _add_round(work, pins, members, periods[i]):
-            found = _tightest(work, pins, members, periods[i], starts, spent)
+            found = _shortest_period_s(work, pins, members, periods[i], starts, spent)
         if found > 0.0:
             return found
     return 0.0
 
 
-@compiled
-def longest_life_s(work: Floats, members: int, cycle_s: float) -> float:
+@jit_compile
+def remaining_life_s(work: Floats, members: int, cycle_s: float) -> float:
     """How long the group's last member will run."""
     longest = 0.0
     for j in range(members):
@@ -282,7 +284,7 @@ def longest_life_s(work: Floats, members: int, cycle_s: float) -> float:
     return longest
 
 
-@compiled
+@jit_compile
 def drain_cost(
     work: Floats,
     pins: Ints,
@@ -304,7 +306,7 @@ def drain_cost(
     for j in stable_order(cycles):
         if cycles[j] > done:
             if done > 0.0:
-                cycle_s = min(cycle_s, busiest_s(rest, pins, members))
+                cycle_s = min(cycle_s, min_cycle_s(rest, pins, members))
             now_s += (cycles[j] - done) * cycle_s
             done = cycles[j]
         life_s[j] += now_s

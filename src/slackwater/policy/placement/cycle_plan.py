@@ -56,7 +56,7 @@ def adopt_cycle(book: GroupBook, row: int, jobs: Sequence[JobId], cycle: FittedC
     group.plan = GroupPlan(cycle.period_s, tuple(slots))
 
 
-def kept_period_s(book: GroupBook, row: int) -> float:
+def plan_period_s(book: GroupBook, row: int) -> float:
     """How long a cycle of the group's plan takes at worst, now that some of its jobs may
     have left.
     """

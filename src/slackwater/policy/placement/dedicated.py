@@ -7,7 +7,7 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, choose_isolated
 
 
 class SoloDisaggregated(GroupedPlacement):
@@ -17,7 +17,7 @@ class SoloDisaggregated(GroupedPlacement):
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        return isolated_choice(self.book, job.profile, "every job has nodes of its own")
+        return choose_isolated(self.book, job.profile, "every job has nodes of its own")
 
 
 class CoLocated(GroupedPlacement):
@@ -31,15 +31,15 @@ class CoLocated(GroupedPlacement):
         super().__init__(fleet)
         self._keep_slos = keep_slos
 
-    def _why_never(self, profile: JobProfile) -> str | None:
-        return self.fleet.why_never_local(profile)
+    def _explain_infeasible(self, profile: JobProfile) -> str | None:
+        return self.fleet.explain_infeasible_local(profile)
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         profile, nodes = job.profile, job.profile.train_nodes
         local_s = self.fleet.local_rollout_s(profile, nodes) + profile.train_s
         if self._keep_slos and local_s > job.slo * profile.solo_s:
-            return isolated_choice(self.book, profile, "its bound leaves no time to co-locate")
+            return choose_isolated(self.book, profile, "its bound leaves no time to co-locate")
         if self.book.ledger.free(Role.TRAIN) < nodes:
             return None
         return GroupChoice(

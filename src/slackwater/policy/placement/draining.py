@@ -26,15 +26,15 @@ _WORK_OVER_WAITING = 10.0
 
 @dataclass(frozen=True, slots=True)
 class DrainBound:
-    """At most `bound_s` may any job still take; `awaited` is the waiting job that decides when all
-    are done, if one does.
+    """No job may take longer than `bound_s` from now. `critical_job` is the waiting job that would
+    finish last of all, if one clearly does.
     """
 
     bound_s: float
-    awaited: JobId | None
+    critical_job: JobId | None
 
 
-def drain_bound(
+def estimate_drain(
     placed: Sequence[tuple[int, JobProfile]], waiting: Sequence[JobSpec], train_nodes: int
 ) -> DrainBound:
     """For placed jobs (iterations left, profile) and those that wait: what the longest takes alone,
@@ -45,13 +45,13 @@ def drain_bound(
     longest_s = max((left * profile.solo_s for left, profile in jobs), default=0.0)
     slowest_s = max((profile.solo_s for _, profile in jobs), default=0.0)
     end_s = max(longest_s, busy_s / train_nodes)
-    awaited = next((spec.job for spec in waiting if alone_s(spec) == longest_s), None)
+    critical_job = next((spec.job for spec in waiting if solo_duration_s(spec) == longest_s), None)
     if longest_s < _CLEARLY_LONGER * busy_s / train_nodes:
-        awaited = None
-    return DrainBound(end_s * (1 + _PACE_SHARE) + _ITERATIONS_LOST * slowest_s, awaited)
+        critical_job = None
+    return DrainBound(end_s * (1 + _PACE_SHARE) + _ITERATIONS_LOST * slowest_s, critical_job)
 
 
-def alone_s(spec: JobSpec) -> float:
+def solo_duration_s(spec: JobSpec) -> float:
     """How long a job takes on nodes of its own, at worst."""
     return spec.iterations * spec.profile.solo_s
 
@@ -62,8 +62,8 @@ def admission_order(waiting: Sequence[JobSpec], bound_s: float) -> list[JobId]:
     """
 
     def rank(spec: JobSpec) -> tuple[bool, float]:
-        if _CLEARLY_LONGER * alone_s(spec) >= bound_s:
-            return False, spec.arrival_s - alone_s(spec)
-        return True, spec.arrival_s + _WORK_OVER_WAITING * alone_s(spec)
+        if _CLEARLY_LONGER * solo_duration_s(spec) >= bound_s:
+            return False, spec.arrival_s - solo_duration_s(spec)
+        return True, spec.arrival_s + _WORK_OVER_WAITING * solo_duration_s(spec)
 
     return [spec.job for spec in sorted(waiting, key=rank)]

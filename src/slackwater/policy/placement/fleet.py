@@ -26,7 +26,7 @@ class MoveCost:
     def __post_init__(self) -> None:
         check_not_negative("move: ", self, "base_s", "s_per_billion")
 
-    def of(self, profile: JobProfile) -> float:
+    def restart_s(self, profile: JobProfile) -> float:
         """For one job."""
         return self.base_s + self.s_per_billion * profile.model_billions
 
@@ -52,9 +52,11 @@ class FleetView:
     @property
     def nodes(self) -> tuple[NodeId, ...]:
         """All that can be rented, by name."""
-        return tuple(node for role in (Role.ROLLOUT, Role.TRAIN) for node in self.places(role, 0))
+        return tuple(
+            node for role in (Role.ROLLOUT, Role.TRAIN) for node in self.list_places(role, 0)
+        )
 
-    def places(self, role: Role, devices: int) -> list[NodeId]:
+    def list_places(self, role: Role, devices: int) -> list[NodeId]:
         """All nodes of a role, or all parts of them with so many devices."""
         pool = self.rollout if role is Role.ROLLOUT else self.train
         nodes = [NodeId(f"{role.value}-{number}") for number in range(pool.max_nodes)]
@@ -121,15 +123,15 @@ class FleetView:
 
     def train_s(self, profile: JobProfile, train_nodes: int) -> float:
         """Train time with the data-parallel degree matched to the nodes."""
-        return self._scaled_s(profile, profile.train_s, profile.train_nodes / train_nodes)
+        return self._scale_s(profile, profile.train_s, profile.train_nodes / train_nodes)
 
     def local_rollout_s(self, profile: JobProfile, train_nodes: int) -> float:
         """Rollout time on train nodes."""
         if not self.engines_on_train_nodes:
             return _NEVER_S
-        return self._scaled_s(profile, profile.rollout_s, self.local_scale(profile, train_nodes))
+        return self._scale_s(profile, profile.rollout_s, self.local_scale(profile, train_nodes))
 
-    def _scaled_s(self, profile: JobProfile, declared_s: float, scale: float) -> float:
+    def _scale_s(self, profile: JobProfile, declared_s: float, scale: float) -> float:
         """A phase that does `scale` times its work where it runs."""
         switch_s = self.switch_s(profile)
         return switch_s + (declared_s - switch_s) * scale
@@ -146,7 +148,7 @@ class FleetView:
         )
         return bandwidth * profile.rollout_nodes / train_nodes
 
-    def why_never(self, profile: JobProfile) -> str | None:
+    def explain_infeasible(self, profile: JobProfile) -> str | None:
         """Why a job fits nowhere even on an empty fleet with its own nodes, or None if it does."""
         needs = (
             ("rollout", self.rollout, profile.rollout_nodes, profile.rollout_state_gb),
@@ -169,7 +171,7 @@ class FleetView:
                 )
         return None
 
-    def why_never_local(self, profile: JobProfile) -> str | None:
+    def explain_infeasible_local(self, profile: JobProfile) -> str | None:
         """Why a job can never run all its phases on train nodes, or None if it can."""
         if not self.engines_on_train_nodes:
             return (

@@ -16,11 +16,11 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
-from slackwater.policy.placement.arrival import arriving
+from slackwater.policy.placement.arrival import make_arriving_job
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_scan import scan_groups
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, choose_isolated
 
 
 class GroupPlacement(GroupedPlacement):
@@ -36,9 +36,9 @@ class GroupPlacement(GroupedPlacement):
         super().__init__(fleet, max_group_size)
         self._colocate = colocate
 
-    def _alone(self, job: JobSpec) -> GroupChoice | None:
+    def _choose_own_nodes(self, job: JobSpec) -> GroupChoice | None:
         profile, fleet = job.profile, self.fleet
-        apart = isolated_choice(self.book, profile, "no group has a bubble that it fits")
+        apart = choose_isolated(self.book, profile, "no group has a bubble that it fits")
         local_s = fleet.local_rollout_s(profile, profile.train_nodes) + profile.train_s
         local_cost = fleet.price_per_h(0, profile.train_nodes) * local_s
         apart_cost = fleet.price_per_h(profile.rollout_nodes, profile.train_nodes) * profile.solo_s
@@ -46,7 +46,7 @@ class GroupPlacement(GroupedPlacement):
             not self._colocate
             or local_s > job.slo * profile.solo_s
             or local_cost >= apart_cost
-            or fleet.why_never_local(profile) is not None
+            or fleet.explain_infeasible_local(profile) is not None
             or self.book.ledger.free(Role.TRAIN) < profile.train_nodes
         ):
             return apart
@@ -65,10 +65,12 @@ class GroupPlacement(GroupedPlacement):
             table.node_gb,
             table.work,
             table.pins,
-            arriving(profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations),
-            self.book.room(self.max_group_size, np.inf),
+            make_arriving_job(
+                profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations
+            ),
+            self.book.scan_limits(self.max_group_size, np.inf),
         )
-        alone = self._alone(job)
+        alone = self._choose_own_nodes(job)
         if row < 0:
             return alone
         price = fleet.price_per_h(new_nodes, 0)

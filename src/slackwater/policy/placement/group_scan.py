@@ -13,26 +13,26 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled, copy_row
+from slackwater.policy.compiled import copy_row, jit_compile
 from slackwater.policy.ordering.round_robin_cycle import (
     TOLERANCE_S,
     load_s,
     longest_solo_s,
     round_robin_period_s,
 )
-from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
+from slackwater.policy.placement.arrival import ArrivingJob, ScanLimits
 
 
-@compiled
-def next_choice(mask: int) -> int:
+@jit_compile
+def next_combination(mask: int) -> int:
     """The next larger mask with as many bits."""
     low = mask & -mask
     high = mask + low
     return high | (((mask ^ high) >> 2) // low)
 
 
-@compiled
-def spread_bits(choice: int, nodes: int) -> int:
+@jit_compile
+def deposit_bits(choice: int, nodes: int) -> int:
     """The i-th bit of `choice` moved to the i-th set bit of `nodes`."""
     result = 0
     taken = 0
@@ -46,7 +46,7 @@ def spread_bits(choice: int, nodes: int) -> int:
     return result
 
 
-@compiled
+@jit_compile
 def free_slots(nodes: int, count: int) -> int:
     """The lowest `count` bits that `nodes` does not have."""
     result = 0
@@ -59,8 +59,8 @@ def free_slots(nodes: int, count: int) -> int:
     return result
 
 
-@compiled
-def first_bits(mask: int, count: int) -> int:
+@jit_compile
+def lowest_bits(mask: int, count: int) -> int:
     """The lowest `count` bits of a mask."""
     result = 0
     while count > 0:
@@ -71,7 +71,7 @@ def first_bits(mask: int, count: int) -> int:
     return result
 
 
-@compiled
+@jit_compile
 def memory_allows(pins: int, node_gb: Floats, state_gb: float, memory_gb: float) -> bool:
     """Whether every pinned node can keep the job's rollout state."""
     node = 0
@@ -82,7 +82,7 @@ def memory_allows(pins: int, node_gb: Floats, state_gb: float, memory_gb: float)
     return True
 
 
-@compiled
+@jit_compile
 def count_bits(mask: int) -> int:
     """Set bits of a mask."""
     count = 0
@@ -92,7 +92,7 @@ def count_bits(mask: int) -> int:
     return count
 
 
-@compiled
+@jit_compile
 def _cheapest_pinning(
     work: Floats,
     pins: Ints,
@@ -101,7 +101,7 @@ def _cheapest_pinning(
     node_mask: int,
     node_gb: Floats,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
     new_max: int,
 ) -> tuple[int, int, float]:
     """Pinning of the last member with the fewest new nodes: (kept nodes or -1, new nodes,
@@ -110,14 +110,14 @@ def _cheapest_pinning(
     present = count_bits(node_mask)
     wanted = job.rollout_nodes
     for new in range(max(wanted - present, 0), min(wanted, new_max) + 1):
-        if present + new > room.most_rollout_nodes:
+        if present + new > limits.max_rollout_nodes:
             break
         existing = wanted - new
         best_kept, best_s = -1, np.inf
         choice = (1 << existing) - 1
         while not choice >> present:
-            kept = spread_bits(choice, node_mask)
-            if memory_allows(kept, node_gb, job.rollout_gb, room.rollout_node_gb):
+            kept = deposit_bits(choice, node_mask)
+            if memory_allows(kept, node_gb, job.rollout_gb, limits.rollout_node_gb):
                 pins[members - 1] = kept | free_slots(node_mask, new)
                 if load_s(work, pins, members) <= tightest_s + TOLERANCE_S:
                     period = round_robin_period_s(work, pins, members)
@@ -125,13 +125,13 @@ def _cheapest_pinning(
                         best_kept, best_s = kept, period
             if existing == 0:
                 break
-            choice = next_choice(choice)
+            choice = next_combination(choice)
         if best_kept >= 0:
             return best_kept, new, best_s
     return -1, 0, np.inf
 
 
-@compiled
+@jit_compile
 def scan_groups(
     rows: int,
     members: Ints,
@@ -142,17 +142,17 @@ def scan_groups(
     work: Floats,
     pins: Ints,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
 ) -> tuple[int, int, int, float]:
     """Row, kept pins, new rollout nodes and slack of the best place; row -1 if none is valid."""
-    best_row, best_pins, best_new, best_slack = -1, 0, room.free_rollout_nodes, -np.inf
+    best_row, best_pins, best_new, best_slack = -1, 0, limits.free_rollout_nodes, -np.inf
     trial, pinned = np.zeros((work.shape[1], MAX_MEMBERS + 1)), np.zeros(MAX_MEMBERS + 1, np.int64)
     for row in range(rows):
         count = members[row]
         if (
             count == 0
-            or count >= room.most_members
-            or train_gb[row] + job.train_gb > room.train_node_gb + 1e-9
+            or count >= limits.max_members
+            or train_gb[row] + job.train_gb > limits.train_node_gb + 1e-9
         ):
             continue
         longest = longest_solo_s(work[row], count)
@@ -168,7 +168,7 @@ def scan_groups(
         if longest_solo_s(trial, count + 1) > tightest + TOLERANCE_S:
             continue
         kept, new, period = _cheapest_pinning(
-            trial, pinned, count + 1, tightest, node_mask[row], node_gb[row], job, room, best_new
+            trial, pinned, count + 1, tightest, node_mask[row], node_gb[row], job, limits, best_new
         )
         slack = (tightest - period) / tightest
         if kept >= 0 and (best_row < 0 or new < best_new or slack > best_slack + 1e-12):

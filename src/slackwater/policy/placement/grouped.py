@@ -9,7 +9,7 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.placement.fleet import FleetView
-from slackwater.policy.placement.groups import GroupBook, GroupChoice, isolated_choice
+from slackwater.policy.placement.groups import GroupBook, GroupChoice, choose_isolated
 from slackwater.policy.placement.interface import JobProgress
 
 
@@ -31,24 +31,24 @@ class GroupedPlacement(ABC):
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         """Where an arriving job goes, or None if the pools have no room for it now."""
 
-    def _why_never(self, profile: JobProfile) -> str | None:
+    def _explain_infeasible(self, profile: JobProfile) -> str | None:
         """Why a job can never be placed, or None."""
-        return self.fleet.why_never(profile)
+        return self.fleet.explain_infeasible(profile)
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job; nothing changes on a refusal."""
         if job.job in self.book.members:
             raise ConfigError.of("job", job.job, "is placed already; use another name")
-        never = self._why_never(job.profile)
+        never = self._explain_infeasible(job.profile)
         if never is not None:
             return Refusal(job.job, never, final=True)
         choice = self._choose(job, now_s)
         if choice is None:
-            return Refusal(job.job, self._why_not_now(job), final=False)
+            return Refusal(job.job, self._explain_refusal(job), final=False)
         self.book.admit(job, choice, self._budget_s(job))
         return self.book.placement(job.job)
 
-    def _why_not_now(self, job: JobSpec) -> str:
+    def _explain_refusal(self, job: JobSpec) -> str:
         profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
         used = [f"{p.max_nodes - self.book.ledger.free(p.role)} of {p.max_nodes} {p.role}"
                 for p in (rollout, train)]  # fmt: skip
@@ -58,10 +58,10 @@ class GroupedPlacement(ABC):
             f"(in use: {', '.join(used)})"
         )
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how the placed jobs stand; most policies do not look at who waits."""
         del waiting
-        self.book.observe(standings)
+        self.book.observe(progress)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """First come, first tried."""
@@ -87,7 +87,7 @@ class GroupedPlacement(ABC):
         member = self.book.members[job]
         if len(self.book.groups[member.row].jobs) == 1 and member.pins:
             return ()
-        choice = isolated_choice(
+        choice = choose_isolated(
             self.book, member.spec.profile, "its bound leaves no time for others"
         )
         if choice is None:
@@ -105,13 +105,13 @@ class GroupedPlacement(ABC):
         del profile, now_s
         return None
 
-    def rented(self) -> Sequence[NodeId]:
+    def list_rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""
-        return self.book.ledger.rented()
+        return self.book.ledger.list_rented()
 
-    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+    def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
         """Nodes that are paid for no more and newly, since this was asked last."""
-        return self.book.ledger.changes()
+        return self.book.ledger.take_changes()
 
     def hourly_cost(self) -> float:
         """What they cost."""

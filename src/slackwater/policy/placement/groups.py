@@ -28,12 +28,12 @@ from slackwater.policy.columns import (
     WORK_ROWS,
     Floats,
 )
-from slackwater.policy.placement.arrival import PlacementBudget
-from slackwater.policy.placement.cycle_fitting import busiest_s
+from slackwater.policy.placement.arrival import ScanLimits
+from slackwater.policy.placement.cycle_fitting import min_cycle_s
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.group_table import GroupTable
 from slackwater.policy.placement.interface import JobProgress
-from slackwater.policy.placement.iteration_caps import planned_cap_s
+from slackwater.policy.placement.iteration_caps import iteration_cap_s
 from slackwater.policy.placement.rented_nodes import RentedNodes
 
 # A cycle counts as lost when a plan is taken up, and a phase before it: credit may pay for those.
@@ -77,7 +77,7 @@ class Member:
     reason: str
     moved_s: float = -math.inf  # when it was last placed or moved
     may_move: bool = True
-    fixed_s: float = 0.0  # of each iteration, however long its phases are: its switches and sync
+    overhead_s: float = 0.0  # of each iteration, however long its phases are: its switches and sync
     share: float | None = None  # of its worst case that its iterations lately took
     cap_s: float = math.inf  # for `cap_share`
     cap_share: float = -1.0
@@ -111,7 +111,7 @@ class GroupBook:
         self.name = "group"  # of groups, before their number
         # Every look for mergers asks for the same few again and again.
         self.lengths_on_train_nodes_s = lru_cache(4096)(self._lengths_on_train_nodes_s)
-        self._usual_share = 0.0  # of their worst case that iterations take, once some were seen
+        self._mean_share = 0.0  # of their worst case that iterations take, once some were seen
         self._opened = 0
 
     def _lengths_on_train_nodes_s(self, profile: JobProfile, nodes: int) -> tuple[float, float]:
@@ -123,19 +123,21 @@ class GroupBook:
         """Rollout time on its own kind of node, or on the train nodes."""
         return self.fleet.local_rollout_s(profile, train_nodes) if local else profile.rollout_s
 
-    def room(self, most_members: int, to_beat: float, most_work: int = 1 << 40) -> PlacementBudget:
+    def scan_limits(
+        self, max_members: int, cost_to_beat: float, max_work: int = 1 << 40
+    ) -> ScanLimits:
         """What compiled scans must know of the fleet."""
         rollout, train = self.fleet.rollout.node_type, self.fleet.train.node_type
-        return PlacementBudget(
-            most_members=most_members,
+        return ScanLimits(
+            max_members=max_members,
             free_rollout_nodes=self.ledger.free(Role.ROLLOUT),
             rollout_node_gb=float(rollout.host_memory_gb),
             train_node_gb=float(train.host_memory_gb),
-            most_rollout_nodes=MAX_ROLLOUT_NODES,
+            max_rollout_nodes=MAX_ROLLOUT_NODES,
             rollout_price=float(self.ledger.worth_per_h(Role.ROLLOUT)),
             train_price=float(self.ledger.worth_per_h(Role.TRAIN)),
-            to_beat=float(to_beat),
-            most_work=most_work,
+            cost_to_beat=float(cost_to_beat),
+            max_work=max_work,
         )
 
     def admit(self, spec: JobSpec, choice: GroupChoice, budget_s: float) -> Member:
@@ -148,7 +150,7 @@ class GroupBook:
         """The longest iteration that a plan may give a job. As long as none was seen it is taken to
         be like the others.
         """
-        return planned_cap_s(spec, self._usual_share if share is None else share)
+        return iteration_cap_s(spec, self._mean_share if share is None else share)
 
     def move(self, job: JobId, choice: GroupChoice) -> Member:
         """Put a job elsewhere. Its progress and budget stay."""
@@ -192,12 +194,12 @@ class GroupBook:
         if not pins:
             self.table.train_gb[row] += profile.rollout_state_gb
         member.row, member.pins, member.index = row, pins, len(group.jobs)
-        member.fixed_s = self._fixed_s(profile)
+        member.overhead_s = self._overhead_s(profile)
         self.members[member.spec.job] = member
         group.jobs.append(member.spec.job)
         self.table.append(row, self._work(member), pins)
 
-    def _fixed_s(self, profile: JobProfile) -> float:
+    def _overhead_s(self, profile: JobProfile) -> float:
         return profile.sync_s + 2 * self.fleet.switch_s(profile)
 
     def _work(self, member: Member) -> Floats:
@@ -232,7 +234,7 @@ class GroupBook:
             self.ledger.give_back(group.rollout.pop(slot))
             self.table.node_gb[row, slot] = 0.0
         self.table.node_mask[row] = used
-        shortest_s = busiest_s(self.table.work[row], self.table.pins[row], len(group.jobs))
+        shortest_s = min_cycle_s(self.table.work[row], self.table.pins[row], len(group.jobs))
         self.table.cycle_s[row] = min(self.table.cycle_s[row], shortest_s)
         if not group.jobs and not keep_group:
             for node in group.train:
@@ -247,17 +249,17 @@ class GroupBook:
             slots = tuple(slot for slot in group.plan.slots if slot.job != job)
             group.plan = GroupPlan(group.plan.period_s, slots)
 
-    def observe(self, standings: Sequence[JobProgress]) -> None:
+    def observe(self, progress: Sequence[JobProgress]) -> None:
         """Note how jobs stand; those that are not placed are passed over."""
         members = self.members
-        placed = [(members[told.job], told) for told in standings if told.job in members]
-        usual = self._usual_share = self._noted_share(placed)
+        placed = [(members[told.job], told) for told in progress if told.job in members]
+        usual = self._mean_share = self._update_shares(placed)
         rows, indices = [], []
         budgets_s, lefts, caps_s = [], [], []
         for member, told in placed:
             share = usual if member.share is None else member.share
             if share != member.cap_share:
-                member.cap_s, member.cap_share = planned_cap_s(member.spec, share), share
+                member.cap_s, member.cap_share = iteration_cap_s(member.spec, share), share
             left, budget_s = told.iterations_left, told.budget_s
             most_s = (left + _LOST_CYCLES) * member.cap_s
             if most_s < budget_s:
@@ -272,15 +274,15 @@ class GroupBook:
         for column, values in ((BUDGET_S, budgets_s), (LEFT, lefts), (CAP_S, caps_s)):
             self.table.work[at[0], column, at[1]] = values
 
-    def _noted_share(self, placed: Sequence[tuple[Member, JobProgress]]) -> float:
+    def _update_shares(self, placed: Sequence[tuple[Member, JobProgress]]) -> float:
         """What their iterations took lately of their worst case, each one's and on average."""
         shares = []
         for member, told in placed:
             if told.rollout_s is not None and told.train_s is not None:
-                lately_s = told.rollout_s + told.train_s + member.fixed_s
+                lately_s = told.rollout_s + told.train_s + member.overhead_s
                 member.share = min(lately_s / member.spec.profile.solo_s, 1.0)
                 shares.append(member.share)
-        return fmean(shares) if shares else self._usual_share
+        return fmean(shares) if shares else self._mean_share
 
     def cap_budgets(self, budget_s: float) -> None:
         """No job may take longer than this, whatever its SLO leaves."""
@@ -299,7 +301,7 @@ class GroupBook:
         for slot in bits(member.pins):
             self.table.node_gb[row, slot] += rollout_gb
         member.spec, member.cap_share = replace(member.spec, profile=profile), -1.0
-        member.fixed_s = self._fixed_s(profile)
+        member.overhead_s = self._overhead_s(profile)
         rounds = self.table.work[row, ROUNDS, member.index]
         self.table.work[row, :, member.index] = self._work(member)
         self.table.work[row, ROUNDS, member.index] = rounds
@@ -346,7 +348,7 @@ class GroupBook:
             held += [*group.train, *group.rollout.values()]
             self._check_memory(row, group)
         assert len(held) == len(set(held)), "a node is in two groups"
-        assert set(held) == set(self.ledger.rented()), "rented nodes and held nodes differ"
+        assert set(held) == set(self.ledger.list_rented()), "rented nodes and held nodes differ"
         grouped = [job for group in self.groups.values() for job in group.jobs]
         assert sorted(grouped) == sorted(self.members), "a job is in no group or in two"
         for role in (Role.ROLLOUT, Role.TRAIN):
@@ -371,7 +373,7 @@ class GroupBook:
             assert abs(used_gb - self.table.node_gb[row, slot]) < 1e-3
 
 
-def isolated_choice(book: GroupBook, profile: JobProfile, reason: str) -> GroupChoice | None:
+def choose_isolated(book: GroupBook, profile: JobProfile, reason: str) -> GroupChoice | None:
     """A new group with the nodes that the job declares, or None while they are not free."""
     if (
         book.ledger.free(Role.TRAIN) < profile.train_nodes

@@ -26,8 +26,13 @@ from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS, MAX_ROLLOUT_NODES, Floats
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
-from slackwater.policy.placement.horizon_ring import HORIZON_S, FreeNodes, busy_with, smallest_shift
+from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolated
+from slackwater.policy.placement.horizon_ring import (
+    HORIZON_S,
+    FreeNodes,
+    add_busy_windows,
+    smallest_shift,
+)
 from slackwater.policy.placement.interface import JobProgress
 
 _GROUPS_TRIED = 24
@@ -51,7 +56,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class _HorizonFit:
     row: int
     pins: int
     new_nodes: int
@@ -91,12 +96,12 @@ class HorizonPlacement(GroupedPlacement):
         self._windows: dict[int, dict[int | None, Floats]] = {}
         self._traces: dict[JobId, Trace] = {}
         self._unprofiled: dict[JobId, int] = {}
-        self._chosen: Trace | None = None
+        self._chosen_trace: Trace | None = None
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how jobs stand, and what their phases took."""
-        super().observe(standings, waiting)
-        for standing in standings:
+        super().observe(progress, waiting)
+        for standing in progress:
             if standing.rollout_s is not None and standing.train_s is not None:
                 self._measured[standing.job] = (standing.rollout_s, standing.train_s)
 
@@ -104,24 +109,24 @@ class HorizonPlacement(GroupedPlacement):
         """Find nodes for an arriving job, and subtract its footprint from the horizon."""
         placed = super().place(job, now_s)
         if isinstance(placed, Placement):
-            self._commit(job.job)
+            self._reserve(job.job)
             if self._cold_start:
                 self._unprofiled[job.job] = job.iterations
         return placed
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        self._chosen = None
-        alone = isolated_choice(self.book, job.profile, "no node group has windows for its trace")
+        self._chosen_trace = None
+        alone = choose_isolated(self.book, job.profile, "no node group has windows for its trace")
         if self._cold_start or (self._mode == "spread" and alone is not None):
             return alone
-        fit = self._fit(job)
+        fit = self._find_fit(job)
         if fit is None:
             return alone
-        self._chosen = fit.trace
+        self._chosen_trace = fit.trace
         return self._as_choice(fit)
 
-    def _as_choice(self, fit: _Fit) -> GroupChoice:
+    def _as_choice(self, fit: _HorizonFit) -> GroupChoice:
         group = self.book.groups[fit.row].group
         reason = (
             f"its trace fits {group} shifted by {fit.trace.shift_s:.0f} s, one in "
@@ -137,7 +142,7 @@ class HorizonPlacement(GroupedPlacement):
         slowest_s = min(job.slo * profile.solo_s, cycle_s / (1 - self._waiting_bound))
         return int(np.ceil(HORIZON_S / slowest_s - 1e-9)), int(HORIZON_S / cycle_s + 1e-9)
 
-    def _fit(self, job: JobSpec, but: int = -1) -> _Fit | None:
+    def _find_fit(self, job: JobSpec, but: int = -1) -> _HorizonFit | None:
         """The first node group, in order of preference, into whose windows the job fits."""
         rows = [row for row in self._candidates(job) if row != but]
         for new_nodes in (0, job.profile.rollout_nodes):
@@ -172,7 +177,7 @@ class HorizonPlacement(GroupedPlacement):
         order = np.argsort(duty if self._mode == "spread" else -duty, kind="stable")
         return [int(row) for row in order if fits[row]]
 
-    def _fit_group(self, job: JobSpec, row: int, new_nodes: int) -> _Fit | None:
+    def _fit_group(self, job: JobSpec, row: int, new_nodes: int) -> _HorizonFit | None:
         group, profile = self.book.groups[row], job.profile
         fewest, most = self._times(job, len(group.train))
         resident = {self._traces[member].times for member in group.jobs if member in self._traces}
@@ -187,13 +192,13 @@ class HorizonPlacement(GroupedPlacement):
                 )
                 trace = Trace(float(shift), count, profile.rollout_s, train_s)
                 if shift >= 0 and self._gang_is_free(trace, len(group.train)):
-                    return _Fit(row, pins, new_nodes, trace)
+                    return _HorizonFit(row, pins, new_nodes, trace)
         return None
 
     def _gang_is_free(self, trace: Trace, nodes: int) -> bool:
         """The pool as a whole has so many nodes free in the first window (PlexRL 5.2.1)."""
         start = int(trace.shift_s + trace.roll_s)
-        return self._free.least(start, max(int(trace.train_s), 1)) >= nodes
+        return self._free.min_free(start, max(int(trace.train_s), 1)) >= nodes
 
     def _pinnings(self, job: JobSpec, row: int, new_nodes: int) -> list[int]:
         """Rollout nodes of the group to try: the least busy that have memory; none if new ones are
@@ -221,10 +226,10 @@ class HorizonPlacement(GroupedPlacement):
         """
         kept = self._windows.setdefault(row, {})
         if pins not in kept:
-            kept[pins] = self._gather(row, pins)
+            kept[pins] = self._collect_windows(row, pins)
         return kept[pins]
 
-    def _gather(self, row: int, pins: int | None) -> Floats:
+    def _collect_windows(self, row: int, pins: int | None) -> Floats:
         busy = _NO_WINDOWS
         for job in self.book.groups[row].jobs:
             trace = self._traces.get(job)
@@ -236,23 +241,23 @@ class HorizonPlacement(GroupedPlacement):
                 start, length = trace.shift_s, trace.roll_s
             else:
                 continue
-            busy = busy_with(busy, start, length, trace.times, HORIZON_S)
+            busy = add_busy_windows(busy, start, length, trace.times, HORIZON_S)
         if pins is not None and len(bits(pins)) > 1:
             busy[:, 1] = np.maximum.accumulate(busy[:, 1])
         return busy
 
-    def _commit(self, job: JobId) -> None:
+    def _reserve(self, job: JobId) -> None:
         member = self.book.members[job]
-        trace = self._chosen
+        trace = self._chosen_trace
         if trace is None:
             nodes = len(self.book.groups[member.row].train)
             times = max(self._times(member.spec, nodes)[1], 1)
             profile = member.spec.profile
             trace = Trace(0.0, times, profile.rollout_s, profile.train_s_on(nodes))
         self._traces[job] = trace
-        self._take(job, trace, -1)
+        self._change_footprint(job, trace, -1)
 
-    def _take(self, job: JobId, trace: Trace, sign: int) -> None:
+    def _change_footprint(self, job: JobId, trace: Trace, sign: int) -> None:
         """Subtract a footprint from the whole horizon at once (sign -1), or return it."""
         row = self.book.members[job].row
         nodes = len(self.book.groups[row].train)
@@ -265,7 +270,7 @@ class HorizonPlacement(GroupedPlacement):
             self._free.add(start, max(int(trace.train_s), 1), sign * nodes)
 
     def _release(self, job: JobId) -> None:
-        self._take(job, self._traces.pop(job), 1)
+        self._change_footprint(job, self._traces.pop(job), 1)
 
     def remove(self, job: JobId) -> None:
         """Forget a job; its footprint returns to the horizon."""
@@ -278,17 +283,17 @@ class HorizonPlacement(GroupedPlacement):
         """Give a placed job nodes of its own."""
         self._release(job)
         moves = super().isolate(job, now_s)
-        self._chosen = None
-        self._commit(job)
+        self._chosen_trace = None
+        self._reserve(job)
         return moves
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
         """A drifted trace no longer fits where it is: it is fitted anew."""
         self._release(job)
         super().revise(job, profile, now_s)
-        self._chosen = None
+        self._chosen_trace = None
         moved = self._repack(job)
-        self._commit(job)
+        self._reserve(job)
         return [self.book.placement(job)] if moved else ()
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
@@ -306,23 +311,23 @@ class HorizonPlacement(GroupedPlacement):
                 rollout_s, train_s = self._measured[job]
                 declared = self.book.members[job].spec.profile
                 self.book.revise(job, replace(declared, rollout_s=rollout_s, train_s=train_s))
-            self._chosen = None
+            self._chosen_trace = None
             if self._repack(job):
                 moves.append(job)
-            self._commit(job)
+            self._reserve(job)
         return [self.book.placement(job) for job in moves]
 
     def _repack(self, job: JobId) -> bool:
         member = self.book.members[job]
         alone = len(self.book.groups[member.row].jobs) == 1
         assert job not in self._traces, f"{job} still holds windows"
-        fit = self._fit(member.spec, but=member.row)
+        fit = self._find_fit(member.spec, but=member.row)
         self._windows.pop(member.row, None)
         if fit is not None:
-            self._chosen = fit.trace
+            self._chosen_trace = fit.trace
             self.book.move(job, self._as_choice(fit))
             return True
-        choice = None if alone else isolated_choice(self.book, member.spec.profile, "drifted")
+        choice = None if alone else choose_isolated(self.book, member.spec.profile, "drifted")
         if choice is None:
             return False
         self.book.move(job, choice)

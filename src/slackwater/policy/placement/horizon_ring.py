@@ -5,13 +5,13 @@ node (PlexRL 4.3.1, 5.2.1).
 import numpy as np
 
 from slackwater.policy.columns import Floats, Ints
-from slackwater.policy.compiled import compiled
+from slackwater.policy.compiled import jit_compile
 
 HORIZON_S = 28_800
 
 
-@compiled
-def _add(
+@jit_compile
+def _range_add(
     low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int, by: int
 ) -> None:
     """Add `by` to the seconds [a, b) below `node`, which stands for [left, right)."""
@@ -21,22 +21,22 @@ def _add(
         return
     middle = (left + right) // 2
     if a < middle:
-        _add(low, pending, 2 * node, left, middle, a, b, by)
+        _range_add(low, pending, 2 * node, left, middle, a, b, by)
     if b > middle:
-        _add(low, pending, 2 * node + 1, middle, right, a, b, by)
+        _range_add(low, pending, 2 * node + 1, middle, right, a, b, by)
     low[node] = min(low[2 * node], low[2 * node + 1]) + pending[node]
 
 
-@compiled
-def _least(low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int) -> int:
+@jit_compile
+def _range_min(low: Ints, pending: Ints, node: int, left: int, right: int, a: int, b: int) -> int:
     if a <= left and right <= b:
         return int(low[node])
     middle = (left + right) // 2
     least = 1 << 40
     if a < middle:
-        least = min(least, _least(low, pending, 2 * node, left, middle, a, b))
+        least = min(least, _range_min(low, pending, 2 * node, left, middle, a, b))
     if b > middle:
-        least = min(least, _least(low, pending, 2 * node + 1, middle, right, a, b))
+        least = min(least, _range_min(low, pending, 2 * node + 1, middle, right, a, b))
     return int(least + pending[node])
 
 
@@ -55,12 +55,12 @@ class FreeNodes:
     def add(self, start: int, length: int, nodes: int) -> None:
         """Change the number of free nodes in a window of the ring."""
         for a, b in self._windows(start, length):
-            _add(self._low, self._pending, 1, 0, self._size, a, b, nodes)
+            _range_add(self._low, self._pending, 1, 0, self._size, a, b, nodes)
 
-    def least(self, start: int, length: int) -> int:
+    def min_free(self, start: int, length: int) -> int:
         """The fewest free nodes at any time in a window of the ring."""
         return min(
-            _least(self._low, self._pending, 1, 0, self._size, a, b)
+            _range_min(self._low, self._pending, 1, 0, self._size, a, b)
             for a, b in self._windows(start, length)
         )
 
@@ -72,13 +72,13 @@ class FreeNodes:
         return [(start, self.seconds), (0, end - self.seconds)]
 
 
-@compiled
-def _meets_none(busy: Floats, start: float, end: float) -> bool:
+@jit_compile
+def _is_window_free(busy: Floats, start: float, end: float) -> bool:
     after = np.searchsorted(busy[:, 0], end - 1e-6)
     return bool(after == 0 or busy[after - 1, 1] <= start + 1e-6)
 
 
-@compiled
+@jit_compile
 def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
     """Whether a window of the ring meets none of the busy ones; `busy` holds sorted (start, end)
     that do not overlap or wrap.
@@ -88,11 +88,11 @@ def is_free(busy: Floats, start: float, length: float, seconds: float) -> bool:
     start %= seconds
     end = start + length
     if end <= seconds:
-        return _meets_none(busy, start, end)
-    return _meets_none(busy, start, seconds) and _meets_none(busy, 0.0, end - seconds)
+        return _is_window_free(busy, start, end)
+    return _is_window_free(busy, start, seconds) and _is_window_free(busy, 0.0, end - seconds)
 
 
-@compiled
+@jit_compile
 def smallest_shift(
     roll_busy: Floats, train_busy: Floats, roll_s: float, train_s: float, times: int, seconds: float
 ) -> float:
@@ -127,7 +127,9 @@ def smallest_shift(
     return -1.0
 
 
-def busy_with(busy: Floats, start: float, length: float, times: int, seconds: float) -> Floats:
+def add_busy_windows(
+    busy: Floats, start: float, length: float, times: int, seconds: float
+) -> Floats:
     """Busy windows after a segment that recurs `times` in the horizon is taken, sorted; windows
     over the end are split.
     """

@@ -2,7 +2,7 @@
 
 A policy is a deterministic state machine without I/O: it names the nodes it rents (`rollout-0`,
 `train-3`, the lowest free number first) and gives them back when no job uses them. Whoever drives
-it compares `rented()` before and after.
+it compares `list_rented()` before and after.
 """
 
 from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ class PlacementPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """How placed jobs stand now (those that are not named stand as told last), and which jobs
         want room, with the iterations that they have still to make.
         """
@@ -91,11 +91,11 @@ class PlacementPolicy(Protocol):
         """
         ...
 
-    def rented(self) -> Sequence[NodeId]:
+    def list_rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""
         ...
 
-    def rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+    def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
         """Nodes that are paid for no more and newly, since this was asked last."""
         ...
 

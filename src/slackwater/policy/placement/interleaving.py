@@ -22,31 +22,36 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Placement, Refusal, Strategy
 from slackwater.policy.columns import MAX_MEMBERS
-from slackwater.policy.placement.arrival import arriving
-from slackwater.policy.placement.consolidation import Consolidation, Merger, newcomer
+from slackwater.policy.placement.arrival import make_arriving_job
+from slackwater.policy.placement.consolidation import Consolidation, Merger, make_arriving_candidate
 from slackwater.policy.placement.cycle_plan import (
     adopt_cycle,
     fit_group,
-    kept_period_s,
     plan_keeps_caps,
+    plan_period_s,
 )
-from slackwater.policy.placement.draining import DrainBound, admission_order, alone_s, drain_bound
+from slackwater.policy.placement.draining import (
+    DrainBound,
+    admission_order,
+    estimate_drain,
+    solo_duration_s,
+)
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, choose_isolated
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving_scan import scan_cycles, train_shares
-from slackwater.policy.placement.merging import execute, sharing_strategy
+from slackwater.policy.placement.merging import execute_merger, sharing_strategy
 
-_MERGERS_AT_ONCE = 4
-_MAY_FOLLOW = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
+_MERGERS_PER_SEARCH = 4
+_FOLLOWERS_TRIED = 6  # groups that could join an arriving job on new nodes: some 0.2 ms each
 # What an arrival may spend on finding its place, and a look for mergers: a few milliseconds each.
 _ARRIVAL_WORK = 8_000
-_LOOK_WORK = 4_000
+_SEARCH_WORK = 4_000
 
 
 @dataclass(slots=True)
-class _Look:
+class _MergerSearch:
     """Mergers that are still to be judged, the best so far, and how many may follow at once."""
 
     pairs: deque[tuple[tuple[JobId, ...], int]]
@@ -68,20 +73,20 @@ class Interleaving(GroupedPlacement):
         self.thin_groups = thin_groups
         self._consolidation = Consolidation(self.book, max_group_size)
         self._changed: set[int] = set()
-        self._loose: set[int] = set()  # groups that a member has left since
-        self._look: _Look | None = None
+        self._departed_from: set[int] = set()  # groups that a member has left since
+        self._search: _MergerSearch | None = None
         self._waiting: frozenset[JobId] = frozenset()
         self._drain = DrainBound(np.inf, None)
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how jobs stand. On an owned fleet no budget reaches beyond the time at which all
         could be done.
         """
-        super().observe(standings, waiting)
+        super().observe(progress, waiting)
         self._waiting = frozenset(spec.job for spec in waiting)
         if self.fleet.owned:
             placed = [(member.left, member.spec.profile) for member in self.book.members.values()]
-            self._drain = drain_bound(placed, waiting, self.fleet.train.max_nodes)
+            self._drain = estimate_drain(placed, waiting, self.fleet.train.max_nodes)
             self.book.cap_budgets(self._drain.bound_s)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
@@ -93,19 +98,19 @@ class Interleaving(GroupedPlacement):
         return admission_order(waiting, self._drain.bound_s)
 
     def _budget_s(self, job: JobSpec) -> float:
-        return min(super()._budget_s(job), max(self._drain.bound_s, alone_s(job)))
+        return min(super()._budget_s(job), max(self._drain.bound_s, solo_duration_s(job)))
 
-    def _why_not_now(self, job: JobSpec) -> str:
+    def _explain_refusal(self, job: JobSpec) -> str:
         if self._must_yield(job):
-            return f"the room is kept for {self._drain.awaited}, which would end last of all"
-        return super()._why_not_now(job)
+            return f"the room is kept for {self._drain.critical_job}, which would end last of all"
+        return super()._explain_refusal(job)
 
     def _must_yield(self, job: JobSpec) -> bool:
-        return self._drain.awaited not in (None, job.job)
+        return self._drain.critical_job not in (None, job.job)
 
-    def _why_never(self, profile: JobProfile) -> str | None:
-        apart = self.fleet.why_never(profile)
-        return apart if apart and self.fleet.why_never_local(profile) else None
+    def _explain_infeasible(self, profile: JobProfile) -> str | None:
+        apart = self.fleet.explain_infeasible(profile)
+        return apart if apart and self.fleet.explain_infeasible_local(profile) else None
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job; its placement brings the group's new cycle."""
@@ -114,10 +119,10 @@ class Interleaving(GroupedPlacement):
             return placed
         member = self.book.members[job.job]
         member.moved_s = now_s
-        self._plan(member.row)
+        self._fit_plan(member.row)
         return self.book.placement(job.job)
 
-    def _plan(self, row: int) -> None:
+    def _fit_plan(self, row: int) -> None:
         cycle = fit_group(self.book, row)
         assert cycle is not None, f"{self.book.groups[row].group} was admitted without a cycle"
         adopt_cycle(self.book, row, self.book.groups[row].jobs, cycle)
@@ -128,39 +133,39 @@ class Interleaving(GroupedPlacement):
         if self._must_yield(job):
             return None
         if self.fleet.owned and self._waiting <= {job.job}:
-            unshared = isolated_choice(self.book, profile, "its nodes are free and no one waits")
+            unshared = choose_isolated(self.book, profile, "its nodes are free and no one waits")
             if unshared is not None:
                 return unshared
         budget_s = self._budget_s(job)
-        alone, alone_cost = self._alone(profile, left, budget_s)
+        alone, alone_cost = self._cheapest_own_nodes(profile, left, budget_s)
         shared, shared_cost = self._cheapest_shared(job, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
-        if self._may_open(profile):
-            candidate = newcomer(job, budget_s, self.book.cap_s(job))
-            for row in self._thin_rows(most_members=1)[:_MAY_FOLLOW]:
-                layout = self._consolidation.with_newcomer(candidate, row, now_s, best_cost)
+        if self._has_free_nodes(profile):
+            candidate = make_arriving_candidate(job, budget_s, self.book.cap_s(job))
+            for row in self._thin_rows(max_members=1)[:_FOLLOWERS_TRIED]:
+                layout = self._consolidation.lay_out_with_arrival(candidate, row, now_s, best_cost)
                 if layout is not None:
                     best_cost = layout.cost
-                    best = self._opened_for(profile, layout.pins[0], row)
+                    best = self._choose_new_group(profile, layout.pins[0], row)
         return best
 
-    def _may_open(self, profile: JobProfile) -> bool:
+    def _has_free_nodes(self, profile: JobProfile) -> bool:
         ledger = self.book.ledger
         return (
             ledger.free(Role.TRAIN) >= profile.train_nodes
             and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
         )
 
-    def _opened_for(self, profile: JobProfile, pins: int, row: int) -> GroupChoice:
+    def _choose_new_group(self, profile: JobProfile, pins: int, row: int) -> GroupChoice:
         rollout_nodes = profile.rollout_nodes if pins else 0
         strategy = Strategy.ISOLATE if pins else Strategy.COLOCATE
         reason = f"new nodes, on which {self.book.groups[row].group} can join it"
         return GroupChoice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
 
     def _cheapest_shared(
-        self, job: JobSpec, budget_s: float, to_beat: float
+        self, job: JobSpec, budget_s: float, cost_to_beat: float
     ) -> tuple[GroupChoice | None, float]:
-        """The group that it joins at the least added cost, if that is below `to_beat`."""
+        """The group that it joins at the least added cost, if that is below `cost_to_beat`."""
         table, fleet = self.book.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
             table.rows,
@@ -172,8 +177,8 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            arriving(job.profile, fleet, job.iterations, budget_s, self.book.cap_s(job)),
-            self.book.room(self.max_group_size, to_beat, _ARRIVAL_WORK),
+            make_arriving_job(job.profile, fleet, job.iterations, budget_s, self.book.cap_s(job)),
+            self.book.scan_limits(self.max_group_size, cost_to_beat, _ARRIVAL_WORK),
         )
         if row < 0:
             return None, np.inf
@@ -182,7 +187,7 @@ class Interleaving(GroupedPlacement):
         reason = f"shares the nodes of {group}: adds ${cost:,.2f} until that has ended"
         return GroupChoice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
 
-    def _alone(
+    def _cheapest_own_nodes(
         self, profile: JobProfile, left: int, budget_s: float
     ) -> tuple[GroupChoice | None, float]:
         """Nodes of its own, at the least cost over its life that its budget allows; infinite if
@@ -195,8 +200,13 @@ class Interleaving(GroupedPlacement):
             remote_s = profile.rollout_s + train_s + profile.sync_s
             local_s = fleet.local_rollout_s(profile, nodes) + train_s
             shapes = (
-                (profile.rollout_nodes, remote_s, fleet.why_never(profile), Strategy.ISOLATE),
-                (0, local_s, fleet.why_never_local(profile), Strategy.COLOCATE),
+                (
+                    profile.rollout_nodes,
+                    remote_s,
+                    fleet.explain_infeasible(profile),
+                    Strategy.ISOLATE,
+                ),
+                (0, local_s, fleet.explain_infeasible_local(profile), Strategy.COLOCATE),
             )
             for rollout_nodes, iteration_s, never, strategy in shapes:
                 cost = self.book.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
@@ -214,10 +224,10 @@ class Interleaving(GroupedPlacement):
         """Forget a job; the next rebalance sees which others should move together."""
         row = self.book.members[job].row
         self._changed.add(row)
-        self._loose.add(row)
+        self._departed_from.add(row)
         self.book.remove(job)
 
-    def _tighten(self, row: int) -> Sequence[Placement]:
+    def _replan_without_departed(self, row: int) -> Sequence[Placement]:
         """After a member left: what remains of the plan is kept, unless it breaks iterations, or a
         new one saves more than the change may cost.
 
@@ -227,12 +237,14 @@ class Interleaving(GroupedPlacement):
         group = book.groups.get(row)
         if group is None or group.plan is None or len(group.jobs) == 1:
             return ()
-        book.table.cycle_s[row] = kept_period_s(book, row)
+        book.table.cycle_s[row] = plan_period_s(book, row)
         cycle = fit_group(book, row)
         if cycle is None:
             return ()
         change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
-        gain = self._consolidation.group_cost(row) - self._consolidation.cost_under(row, cycle)
+        gain = self._consolidation.group_cost(row) - self._consolidation.group_cost_in_cycle(
+            row, cycle
+        )
         least = change_h * book.worth_per_h(len(group.rollout), len(group.train))
         if gain <= least and plan_keeps_caps(book, row):
             return ()
@@ -245,7 +257,7 @@ class Interleaving(GroupedPlacement):
         moves = super().isolate(job, now_s)
         if moves:
             self._changed.add(left)
-            self._plan(self.book.members[job].row)
+            self._fit_plan(self.book.members[job].row)
             # Carried out at once, not with the other answers of this instant: it rests from now on.
             self.book.members[job].moved_s = math.nextafter(now_s, math.inf)
         return [self.book.placement(move.job) for move in moves]
@@ -256,34 +268,38 @@ class Interleaving(GroupedPlacement):
         A long search continues in the next call (`next_rebalance_s`), unless groups have changed.
         """
         del profile
-        moves = {told.job: told for row in self._loose for told in self._tighten(row)}
-        self._loose.clear()
+        moves = {
+            told.job: told
+            for row in self._departed_from
+            for told in self._replan_without_departed(row)
+        }
+        self._departed_from.clear()
         if not self._may_move:
-            self._changed |= self._look.changed if self._look is not None else set()
-            self._look = None
+            self._changed |= self._search.changed if self._search is not None else set()
+            self._search = None
             return list(moves.values())
-        is_later = self._look is not None and not self._changed
+        is_later = self._search is not None and not self._changed
         if not is_later:
-            self._begin_look(_MERGERS_AT_ONCE)
-        self._consolidation.work_left = _LOOK_WORK
-        while (look := self._look) is not None and self._consolidation.work_left > 0:
+            self._begin_search(_MERGERS_PER_SEARCH)
+        self._consolidation.work_left = _SEARCH_WORK
+        while (look := self._search) is not None and self._consolidation.work_left > 0:
             if look.pairs:
                 incoming, target = look.pairs.popleft()
-                to_beat = 0.0 if look.best is None else look.best.gain
-                merger = self._consolidation.merge(incoming, target, now_s, to_beat)
+                cost_to_beat = 0.0 if look.best is None else look.best.gain
+                merger = self._consolidation.find_merger(incoming, target, now_s, cost_to_beat)
                 if merger is not None:
                     look.best, look.best_pair = merger, (incoming, target)
                 continue
-            self._look = None
+            self._search = None
             self._changed.clear()
             best = look.best
             if look.best_pair is not None and is_later:
                 self._consolidation.costs.clear()  # jobs of other sizes may have taken nodes since
-                best = self._consolidation.merge(*look.best_pair, now_s)
+                best = self._consolidation.find_merger(*look.best_pair, now_s)
             if best is not None:
-                moves |= self._merge(best, now_s)
+                moves |= self._execute_merger(best, now_s)
                 if look.mergers > 1:
-                    self._begin_look(look.mergers - 1)
+                    self._begin_search(look.mergers - 1)
                     is_later = False
                 self._changed.clear()
         return [self.book.placement(job) for job in moves]
@@ -291,7 +307,7 @@ class Interleaving(GroupedPlacement):
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance has anything to look at: now, or once a job has rested."""
         del profile
-        if self._loose or (self._may_move and (self._changed or self._look)):
+        if self._departed_from or (self._may_move and (self._changed or self._search)):
             return now_s
         rested_s = self._consolidation.resting.values() if self._may_move else ()
         return max(now_s, min(rested_s)) if rested_s else None
@@ -301,41 +317,43 @@ class Interleaving(GroupedPlacement):
         """On an owned fleet nothing is saved by a move for which nobody waits."""
         return not self.fleet.owned or bool(self._waiting)
 
-    def _merge(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
+    def _execute_merger(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
         left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-        moves = {job: self.book.placement(job) for job in execute(self.book, merger, now_s)}
+        moves = {job: self.book.placement(job) for job in execute_merger(self.book, merger, now_s)}
         self._changed = left | {merger.row}
         for row in left:
-            moves.update((told.job, told) for told in self._tighten(row))
+            moves.update((told.job, told) for told in self._replan_without_departed(row))
         return moves
 
-    def _begin_look(self, mergers: int) -> None:
+    def _begin_search(self, mergers: int) -> None:
         """Every way to bring a thin group, or one of its jobs, into another of which one has
         changed, and every thin group by itself.
         """
         changed = self._changed | self._consolidation.resting.keys()
-        if self._look is not None:
-            changed |= self._look.changed
+        if self._search is not None:
+            changed |= self._search.changed
         self._changed = set(changed)
         self._consolidation.resting.clear()
         self._consolidation.costs.clear()
         pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
-        thin = self._thin_rows(most_members=3)
-        incoming = [(row, jobs) for row in thin for jobs in _comings(self.book.groups[row].jobs)]
+        thin = self._thin_rows(max_members=3)
+        incoming = [
+            (row, jobs) for row in thin for jobs in _movable_subsets(self.book.groups[row].jobs)
+        ]
         of_changed = [(row, jobs) for row, jobs in incoming if row in changed]
         for target in thin:
             pairs.append(((), target))
             others = incoming if target in changed else of_changed
             pairs.extend([(jobs, target) for source, jobs in others if source != target])
-        self._look = _Look(pairs, set(changed), mergers)
+        self._search = _MergerSearch(pairs, set(changed), mergers)
         self._changed = set()
 
-    def _thin_rows(self, most_members: int) -> list[int]:
+    def _thin_rows(self, max_members: int) -> list[int]:
         """Groups of few members, those that changed first, then those whose train nodes have the
         most time left.
         """
         table = self.book.table
-        shares = train_shares(table.rows, table.members, table.work, table.pins, most_members)
+        shares = train_shares(table.rows, table.members, table.work, table.pins, max_members)
         changed = np.fromiter(self._changed, np.int64, len(self._changed))
         shares[changed[changed < table.rows]] -= 1e6
         thinnest = np.argsort(shares, kind="stable")[: self.thin_groups]
@@ -343,7 +361,7 @@ class Interleaving(GroupedPlacement):
         return rows
 
 
-def _comings(jobs: Sequence[JobId]) -> list[tuple[JobId, ...]]:
+def _movable_subsets(jobs: Sequence[JobId]) -> list[tuple[JobId, ...]]:
     """Who of a group may come into another one: all, or one of several."""
     alone = [(job,) for job in jobs] if len(jobs) > 1 else []
     return [tuple(jobs), *alone]

@@ -16,24 +16,24 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled, copy_row, stable_order
-from slackwater.policy.placement.arrival import ArrivingJob, PlacementBudget
+from slackwater.policy.compiled import copy_row, jit_compile, stable_order
+from slackwater.policy.placement.arrival import ArrivingJob, ScanLimits
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
     drain_cost,
+    find_users,
     fit_cycle,
-    longest_life_s,
-    users_of,
+    remaining_life_s,
 )
-from slackwater.policy.placement.group_scan import count_bits, first_bits, free_slots
+from slackwater.policy.placement.group_scan import count_bits, free_slots, lowest_bits
 
 # Groups that one arrival looks into, those first whose nodes it would keep the shortest.
-_MOST_TRIED = 256
+_MAX_GROUPS_TRIED = 256
 # Ways to take nodes of one group that it fits exactly, those first that use the idlest nodes.
-_MOST_PINNINGS = 64
+_MAX_PINNINGS_TRIED = 64
 
 
-@compiled
+@jit_compile
 def train_share(work: Floats, pins: Ints, members: int) -> float:
     """Part of the train nodes' time that the members need at least, each just within its budget."""
     share = 0.0
@@ -43,7 +43,7 @@ def train_share(work: Floats, pins: Ints, members: int) -> float:
     return share
 
 
-@compiled
+@jit_compile
 def train_shares(rows: int, members: Ints, work: Floats, pins: Ints, most: int) -> Floats:
     """`train_share` of every group with at most so many members; infinite for the others."""
     shares = np.full(rows, np.inf)
@@ -53,15 +53,15 @@ def train_shares(rows: int, members: Ints, work: Floats, pins: Ints, most: int) 
     return shares
 
 
-@compiled
-def _like_nodes(
+@jit_compile
+def _find_equivalent_nodes(
     work: Floats,
     pins: Ints,
     members: int,
     node_mask: int,
     node_gb: Floats,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
 ) -> Ints:
     """The group's nodes that have time and memory for the job, in sets that the same members have;
     those with the most time first.
@@ -73,8 +73,8 @@ def _like_nodes(
     while node_mask >> node:
         if (node_mask >> node) & 1 and node_gb[
             node
-        ] + job.rollout_gb <= room.rollout_node_gb + 1e-9:
-            own = users_of(node, pins, members)
+        ] + job.rollout_gb <= limits.rollout_node_gb + 1e-9:
+            own = find_users(node, pins, members)
             at = 0
             while at < count and users[at] != own:
                 at += 1
@@ -97,8 +97,8 @@ def _like_nodes(
     return found
 
 
-@compiled
-def _first_taken(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
+@jit_compile
+def _take_first(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
     """Take so many nodes of the sets from `begin` on, the first ones first; False if they have too
     few.
     """
@@ -108,24 +108,24 @@ def _first_taken(sizes: Ints, taken: Ints, begin: int, wanted: int) -> bool:
     return bool(wanted == 0)
 
 
-@compiled
-def _next_taken(sizes: Ints, taken: Ints) -> bool:
+@jit_compile
+def _take_next(sizes: Ints, taken: Ints) -> bool:
     """The next way to take as many nodes; False after the last."""
     behind = 0
     for i in range(len(sizes) - 1, -1, -1):
         if taken[i] > 0:
-            room = 0
+            later = 0
             for k in range(i + 1, len(sizes)):
-                room += sizes[k]
-            if behind + 1 <= room:
+                later += sizes[k]
+            if behind + 1 <= later:
                 taken[i] -= 1
-                return _first_taken(sizes, taken, i + 1, behind + 1)
+                return _take_first(sizes, taken, i + 1, behind + 1)
         behind += taken[i]
     return False
 
 
-@compiled
-def _pinned_cost(
+@jit_compile
+def _cheapest_pinning(
     trial: Floats,
     pins: Ints,
     members: int,
@@ -134,7 +134,7 @@ def _pinned_cost(
     train_nodes: int,
     wanted: int,
     new: int,
-    room: PlacementBudget,
+    limits: ScanLimits,
     starts: Floats,
     spent: Ints,
 ) -> tuple[int, float]:
@@ -144,35 +144,35 @@ def _pinned_cost(
     Nodes of a set are alike: only how many of each are taken counts.
     """
     best_kept, best_cost = -1, np.inf
-    no_delay, prices = np.zeros(members), (train_nodes, room.rollout_price, room.train_price)
+    no_delay, prices = np.zeros(members), (train_nodes, limits.rollout_price, limits.train_price)
     sizes, taken = np.empty(len(like), np.int64), np.zeros(len(like), np.int64)
     for i in range(len(like)):
         sizes[i] = count_bits(like[i])
-    more = _first_taken(sizes, taken, 0, wanted - new)
-    for _ in range(_MOST_PINNINGS):
-        if not more or spent[0] >= room.most_work:
+    more = _take_first(sizes, taken, 0, wanted - new)
+    for _ in range(_MAX_PINNINGS_TRIED):
+        if not more or spent[0] >= limits.max_work:
             break
         kept = 0
         for i in range(len(like)):
-            kept |= first_bits(like[i], taken[i])
+            kept |= lowest_bits(like[i], taken[i])
         pins[members - 1] = kept | free_slots(node_mask, new)
         cycle = fit_cycle(trial, pins, members, starts, spent)
         if cycle > 0.0:
             cost = drain_cost(trial, pins, members, cycle, no_delay, prices)
             if cost < best_cost or (cost == best_cost and kept < best_kept):
                 best_kept, best_cost = kept, cost
-        more = _next_taken(sizes, taken)
+        more = _take_next(sizes, taken)
     return best_kept, best_cost
 
 
-@compiled
+@jit_compile
 def _local_cost(
     trial: Floats,
     pins: Ints,
     members: int,
     train_nodes: int,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
     starts: Floats,
     spent: Ints,
 ) -> float:
@@ -184,14 +184,14 @@ def _local_cost(
     cost = np.inf
     cycle = fit_cycle(trial, pins, members, starts, spent)
     if cycle > 0.0:
-        prices = (train_nodes, room.rollout_price, room.train_price)
+        prices = (train_nodes, limits.rollout_price, limits.train_price)
         cost = drain_cost(trial, pins, members, cycle, np.zeros(members), prices)
     trial[ROLL_S, last], trial[SYNC_S, last] = job.rollout_s, job.sync_s
     return cost
 
 
-@compiled
-def _best_in_group(
+@jit_compile
+def _cheapest_way_in(
     trial: Floats,
     pins: Ints,
     members: int,
@@ -199,42 +199,43 @@ def _best_in_group(
     node_gb: Floats,
     train_gb: float,
     train_nodes: int,
-    stay_cost: float,
-    before_cost: float,
-    to_beat: float,
+    extension_cost: float,
+    current_cost: float,
+    cost_to_beat: float,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
     starts: Floats,
     spent: Ints,
 ) -> tuple[int, int, float]:
     """Kept pins or -1, new nodes, and added cost of the best way into one group."""
-    best_kept, best_new, best_cost = -1, 0, to_beat
+    best_kept, best_new, best_cost = -1, 0, cost_to_beat
     wanted = job.rollout_nodes
     present = count_bits(node_mask)
     if (
-        stay_cost < best_cost
-        and train_gb + job.rollout_gb + job.train_gb <= room.train_node_gb + 1e-9
+        extension_cost < best_cost
+        and train_gb + job.rollout_gb + job.train_gb <= limits.train_node_gb + 1e-9
     ):
         cost = (
-            _local_cost(trial, pins, members, train_nodes, job, room, starts, spent) - before_cost
+            _local_cost(trial, pins, members, train_nodes, job, limits, starts, spent)
+            - current_cost
         )
         if cost < best_cost:
             best_kept, best_new, best_cost = 0, 0, cost
-    like = _like_nodes(trial, pins, members - 1, node_mask, node_gb, job, room)
-    for new in range(max(wanted - present, 0), min(wanted, room.free_rollout_nodes) + 1):
-        least = stay_cost + new * room.rollout_price * job.life_h
-        if least >= best_cost or present + new > room.most_rollout_nodes:
+    like = _find_equivalent_nodes(trial, pins, members - 1, node_mask, node_gb, job, limits)
+    for new in range(max(wanted - present, 0), min(wanted, limits.free_rollout_nodes) + 1):
+        least = extension_cost + new * limits.rollout_price * job.solo_life_h
+        if least >= best_cost or present + new > limits.max_rollout_nodes:
             break
-        kept, cost = _pinned_cost(
-            trial, pins, members, node_mask, like, train_nodes, wanted, new, room, starts, spent
+        kept, cost = _cheapest_pinning(
+            trial, pins, members, node_mask, like, train_nodes, wanted, new, limits, starts, spent
         )
-        if kept >= 0 and cost - before_cost < best_cost - 1e-9:
-            best_kept, best_new, best_cost = kept, new, cost - before_cost
+        if kept >= 0 and cost - current_cost < best_cost - 1e-9:
+            best_kept, best_new, best_cost = kept, new, cost - current_cost
     return best_kept, best_new, best_cost
 
 
-@compiled
-def _stay_costs(
+@jit_compile
+def _extension_costs(
     rows: int,
     members: Ints,
     train_nodes: Ints,
@@ -243,7 +244,7 @@ def _stay_costs(
     pins: Ints,
     cycle_s: Floats,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
 ) -> Floats:
     """What a group's train nodes cost at least from its own end to the job's; infinite where the
     job cannot go.
@@ -253,19 +254,19 @@ def _stay_costs(
         count, nodes = members[row], train_nodes[row]
         if (
             count == 0
-            or count >= room.most_members
-            or train_gb[row] + job.train_gb > room.train_node_gb + 1e-9
+            or count >= limits.max_members
+            or train_gb[row] + job.train_gb > limits.train_node_gb + 1e-9
         ):
             continue
         more = (job.train_work_s / nodes + job.switch_s) * job.left / job.budget_s
         if train_share(work[row], pins[row], count) + more > 1.0 + 1e-9:
             continue
-        beyond_h = job.life_h - longest_life_s(work[row], count, cycle_s[row]) / 3600.0
-        costs[row] = max(beyond_h, 0.0) * nodes * room.train_price
+        beyond_h = job.solo_life_h - remaining_life_s(work[row], count, cycle_s[row]) / 3600.0
+        costs[row] = max(beyond_h, 0.0) * nodes * limits.train_price
     return costs
 
 
-@compiled
+@jit_compile
 def scan_cycles(
     rows: int,
     members: Ints,
@@ -277,19 +278,19 @@ def scan_cycles(
     pins: Ints,
     cycle_s: Floats,
     job: ArrivingJob,
-    room: PlacementBudget,
+    limits: ScanLimits,
 ) -> tuple[int, int, int, float]:
     """Row, kept pins, new rollout nodes and added cost of the cheapest place; row -1 if none costs
-    less than `room.to_beat`.
+    less than `limits.cost_to_beat`.
     """
-    best_row, best_pins, best_new, best_cost = -1, 0, 0, room.to_beat
+    best_row, best_pins, best_new, best_cost = -1, 0, 0, limits.cost_to_beat
     trial = np.zeros((work.shape[1], MAX_MEMBERS + 1))
     pinned = np.zeros(MAX_MEMBERS + 1, np.int64)
     starts = np.zeros((MAX_MEMBERS + 1, 2, MAX_ROUNDS))
     no_delay, spent = np.zeros(MAX_MEMBERS + 1), np.zeros(1, np.int64)
-    stay = _stay_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, room)
-    for row in stable_order(stay)[:_MOST_TRIED]:
-        if stay[row] >= best_cost or spent[0] >= room.most_work:
+    stay = _extension_costs(rows, members, train_nodes, train_gb, work, pins, cycle_s, job, limits)
+    for row in stable_order(stay)[:_MAX_GROUPS_TRIED]:
+        if stay[row] >= best_cost or spent[0] >= limits.max_work:
             break
         count, nodes = members[row], train_nodes[row]
         for column in range(len(trial)):
@@ -299,11 +300,11 @@ def scan_cycles(
         trial[TRAIN_S, count] = job.train_work_s / nodes + job.switch_s
         trial[SYNC_S, count], trial[BUDGET_S, count] = job.sync_s, job.budget_s
         trial[LEFT, count], trial[CAP_S, count] = job.left, job.cap_s
-        prices = (nodes, room.rollout_price, room.train_price)
+        prices = (nodes, limits.rollout_price, limits.train_price)
         before = drain_cost(trial, pinned, count, cycle_s[row], no_delay, prices)
-        kept, new, cost = _best_in_group(
+        kept, new, cost = _cheapest_way_in(
             trial, pinned, count + 1, node_mask[row], node_gb[row], train_gb[row], nodes,
-            stay[row], before, best_cost, job, room, starts, spent,
+            stay[row], before, best_cost, job, limits, starts, spent,
         )  # fmt: skip
         if kept >= 0:
             best_row, best_pins, best_new, best_cost = row, kept, new, cost

@@ -12,19 +12,19 @@ import numpy as np
 
 from slackwater.model.job import JobSpec
 from slackwater.policy.columns import CAP_S, ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats, Ints
-from slackwater.policy.compiled import compiled, stable_order
+from slackwater.policy.compiled import jit_compile, stable_order
 
 # Of the declared lengths: jobs whose iterations are much shorter seldom exceed their bound.
 NEAR_WORST = 0.7
 # The part, as an exponent, of what shorter iterations leave that a plan may use. The rest is for
 # iterations that are longer than lately: at the whole, half of them would exceed their bound.
-SPENT = 1 / 3
+PLANNED_SHARE = 1 / 3
 # Of a promised bound: a group may settle in another rhythm of its order than the one looked at.
 _MARGIN = 0.005
 _TOLERANCE = 1e-9
 
 
-def planned_cap_s(spec: JobSpec, share: float) -> float:
+def iteration_cap_s(spec: JobSpec, share: float) -> float:
     """The longest iteration, at worst-case lengths, that a plan may give a job whose iterations
     lately took this share of them: its bound, or where that is of the whole job, so much more that
     an iteration somewhat longer than the last ones is within it. Infinite where those are far from
@@ -33,11 +33,11 @@ def planned_cap_s(spec: JobSpec, share: float) -> float:
     bound_s = spec.slo * spec.profile.solo_s
     if spec.slo_scope == "iteration":
         return max(bound_s * (1 - _MARGIN), spec.profile.solo_s)
-    return bound_s / math.pow(share, SPENT) if share >= NEAR_WORST else math.inf
+    return bound_s / math.pow(share, PLANNED_SHARE) if share >= NEAR_WORST else math.inf
 
 
-@compiled
-def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> Ints:
+@jit_compile
+def _order_phases(work: Floats, members: int, period_s: float, starts: Floats) -> Ints:
     """The cycle's phases by their start, each as twice its member, and one more if it trains."""
     most, count = starts.shape[2], 0
     at = np.full(2 * members * most, np.inf)
@@ -53,8 +53,8 @@ def _in_order(work: Floats, members: int, period_s: float, starts: Floats) -> In
     return phases
 
 
-@compiled
-def are_capped(work: Floats, members: int) -> bool:
+@jit_compile
+def has_caps(work: Floats, members: int) -> bool:
     """Whether an iteration of a member has a cap."""
     capped = False
     for j in range(members):
@@ -62,14 +62,14 @@ def are_capped(work: Floats, members: int) -> bool:
     return capped
 
 
-@compiled
+@jit_compile
 def keeps_caps(work: Floats, pins: Ints, members: int, period_s: float, starts: Floats) -> bool:
     """Whether no iteration of a member takes longer than its cap, at worst-case lengths, once the
     order has been repeated as often as it takes to settle.
     """
-    if not are_capped(work, members):
+    if not has_caps(work, members):
         return True
-    phases = _in_order(work, members, period_s, starts)
+    phases = _order_phases(work, members, period_s, starts)
     free, ready, ended = np.zeros(64), np.zeros(members), np.zeros(members)
     for cycle in range(2 * members + 2):
         for number in phases:

@@ -6,7 +6,7 @@ from slackwater.model.node import Role
 from slackwater.model.placement import Strategy
 from slackwater.policy.columns import ROLL_S, TRAIN_S
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolated
 
 
 class JobFractions(GroupedPlacement):
@@ -27,22 +27,22 @@ class JobFractions(GroupedPlacement):
         local_s = fleet.local_rollout_s(profile, nodes) + profile.train_s
         local = (
             local_s <= job.slo * profile.solo_s
-            and fleet.why_never_local(profile) is None
+            and fleet.explain_infeasible_local(profile) is None
             and fleet.price_per_h(0, nodes) * local_s
             < fleet.price_per_h(profile.rollout_nodes, nodes) * profile.solo_s
         )
         iteration_s = local_s if local else profile.solo_s
         fraction = iteration_s / (job.slo * profile.solo_s)
-        shared = self._shared(job, fraction, local)
+        shared = self._choose_shared(job, fraction, local)
         if shared is not None:
             return shared
         if not local:
-            return isolated_choice(self.book, profile, "the cheapest nodes for it, whole")
+            return choose_isolated(self.book, profile, "the cheapest nodes for it, whole")
         if self.book.ledger.free(Role.TRAIN) < nodes:
             return None
         return GroupChoice(None, 0, 0, nodes, Strategy.COLOCATE, "the cheapest nodes for it, whole")
 
-    def _shared(self, job: JobSpec, fraction: float, local: bool) -> GroupChoice | None:
+    def _choose_shared(self, job: JobSpec, fraction: float, local: bool) -> GroupChoice | None:
         profile, table = job.profile, self.book.table
         for row, group in sorted(self.book.groups.items()):
             same_shape = (

@@ -20,14 +20,14 @@ from slackwater.policy.columns import (
     Floats,
     Ints,
 )
-from slackwater.policy.compiled import compiled, copy_row
-from slackwater.policy.placement.arrival import PlacementBudget
+from slackwater.policy.compiled import copy_row, jit_compile
+from slackwater.policy.placement.arrival import ScanLimits
 from slackwater.policy.placement.cycle_fitting import (
     MAX_ROUNDS,
     drain_cost,
     fit_cycle,
 )
-from slackwater.policy.placement.group_scan import count_bits, first_bits, free_slots
+from slackwater.policy.placement.group_scan import count_bits, free_slots, lowest_bits
 
 # Rows of `jobs`, one column per job. HERE says that the job has the group's train nodes already,
 # with the pins given.
@@ -47,8 +47,8 @@ from slackwater.policy.placement.group_scan import count_bits, first_bits, free_
 ) = range(12)
 
 
-@compiled
-def next_sharing(block: Ints, jobs: int) -> bool:
+@jit_compile
+def next_partition(block: Ints, jobs: int) -> bool:
     """The next way to divide jobs into blocks, block 0 being the train nodes; False after
     the last.
     """
@@ -63,7 +63,7 @@ def next_sharing(block: Ints, jobs: int) -> bool:
     return False
 
 
-@compiled
+@jit_compile
 def pin_blocks(
     jobs: Floats, current: Ints, block: Ints, count: int, node_mask: int, pins: Ints
 ) -> int:
@@ -93,14 +93,14 @@ def pin_blocks(
         claimed |= nodes
         for j in range(count):
             if block[j] == b:
-                pins[j] = first_bits(nodes, int(jobs[WANTED, j]))
+                pins[j] = lowest_bits(nodes, int(jobs[WANTED, j]))
     for j in range(count):
         if block[j] == 0:
             pins[j] = 0
     return added
 
 
-@compiled
+@jit_compile
 def _memory_allows(
     jobs: Floats, block: Ints, count: int, rollout_gb: float, train_gb: float
 ) -> bool:
@@ -116,8 +116,8 @@ def _memory_allows(
     return True
 
 
-@compiled
-def _fill(
+@jit_compile
+def _fill_work(
     jobs: Floats, current: Ints, pins: Ints, count: int, work: Floats, delay_s: Floats
 ) -> None:
     for j in range(count):
@@ -132,9 +132,9 @@ def _fill(
         work[CAP_S, j] = jobs[OWN_CAP_S, j]
 
 
-@compiled
+@jit_compile
 def _least_cost(
-    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, room: PlacementBudget
+    work: Floats, pins: Ints, count: int, delay_s: Floats, train_nodes: int, limits: ScanLimits
 ) -> float:
     """Cost if no job ever waited for another: no cycle makes the layout cheaper."""
     longest = 0.0
@@ -143,7 +143,7 @@ def _least_cost(
         every |= pins[j]
         alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
         longest = max(longest, alone * work[LEFT, j] + delay_s[j])
-    cost = longest * train_nodes * room.train_price
+    cost = longest * train_nodes * limits.train_price
     node = 0
     while every >> node:
         life = 0.0
@@ -151,24 +151,24 @@ def _least_cost(
             if (pins[j] >> node) & 1:
                 alone = work[ROLL_S, j] + work[TRAIN_S, j] + work[SYNC_S, j]
                 life = max(life, alone * work[LEFT, j] + delay_s[j])
-        cost += life * room.rollout_price
+        cost += life * limits.rollout_price
         node += 1
     return float(cost / 3600.0)
 
 
-@compiled
+@jit_compile
 def _restart_cost(
-    pins: Ints, delay_s: Floats, train_nodes: int, room: PlacementBudget, risk_h: float
+    pins: Ints, delay_s: Floats, train_nodes: int, limits: ScanLimits, risk_h: float
 ) -> float:
     cost = 0.0
     for j in range(len(pins)):
         if delay_s[j] > 0.0:
-            price = train_nodes * room.train_price + count_bits(pins[j]) * room.rollout_price
+            price = train_nodes * limits.train_price + count_bits(pins[j]) * limits.rollout_price
             cost += (delay_s[j] / 3600.0 + risk_h) * price
     return cost
 
 
-@compiled
+@jit_compile
 def fit_layout(
     jobs: Floats,
     current: Ints,
@@ -182,7 +182,7 @@ def fit_layout(
     starts.
     """
     count = jobs.shape[1]
-    _fill(jobs, current, pins, count, work, delay_s)
+    _fill_work(jobs, current, pins, count, work, delay_s)
     if count > 1:
         return fit_cycle(work, pins, count, starts, spent)
     work[ROUNDS, 0] = 1.0
@@ -191,42 +191,42 @@ def fit_layout(
     return float(alone) if alone * work[LEFT, 0] <= work[BUDGET_S, 0] * (1 + 1e-9) else 0.0
 
 
-@compiled
+@jit_compile
 def best_layout(
     jobs: Floats,
     current: Ints,
     node_mask: int,
     train_nodes: int,
-    room: PlacementBudget,
+    limits: ScanLimits,
     risk_h: float,
     best_pins: Ints,
     spent: Ints,
 ) -> float:
-    """Cost until the jobs are done under the cheapest layout, its pins in `best_pins`; infinite if
-    none costs less than `room.to_beat`. Each restart costs its nodes for the time that it takes,
-    and for `risk_h` more. The work that this took is added to `spent`.
+    """Find the cheapest layout and write its pins to `best_pins`. Return the cost until all jobs
+    are done, or infinity if no layout costs less than `limits.cost_to_beat`. Each restart costs the
+    rent of its nodes while it lasts, and for `risk_h` more. The search effort is added to `spent`.
     """
     count = jobs.shape[1]
     block, pins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     work, delay_s = np.zeros((WORK_ROWS, count)), np.zeros(count)
     starts = np.zeros((count, 2, MAX_ROUNDS))
-    prices = (train_nodes, room.rollout_price, room.train_price)
-    best = room.to_beat
+    prices = (train_nodes, limits.rollout_price, limits.train_price)
+    best = limits.cost_to_beat
     found = False
     more = True
     while more:
-        if _memory_allows(jobs, block, count, room.rollout_node_gb, room.train_node_gb):
+        if _memory_allows(jobs, block, count, limits.rollout_node_gb, limits.train_node_gb):
             added = pin_blocks(jobs, current, block, count, node_mask, pins)
-            _fill(jobs, current, pins, count, work, delay_s)
-            least = _least_cost(work, pins, count, delay_s, train_nodes, room)
+            _fill_work(jobs, current, pins, count, work, delay_s)
+            least = _least_cost(work, pins, count, delay_s, train_nodes, limits)
             cycle = 0.0
-            if added <= room.free_rollout_nodes and least < best:
+            if added <= limits.free_rollout_nodes and least < best:
                 cycle = fit_layout(jobs, current, pins, work, delay_s, starts, spent)
             if cycle > 0.0:
                 cost = drain_cost(work, pins, count, cycle, delay_s, prices)
-                cost += _restart_cost(pins, delay_s, train_nodes, room, risk_h)
+                cost += _restart_cost(pins, delay_s, train_nodes, limits, risk_h)
                 if cost < best - 1e-9:
                     best, found = cost, True
                     copy_row(best_pins, pins, len(pins))
-        more = next_sharing(block, count)
+        more = next_partition(block, count)
     return float(best) if found else np.inf

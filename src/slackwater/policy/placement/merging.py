@@ -9,7 +9,7 @@ from slackwater.policy.placement.cycle_plan import adopt_cycle
 from slackwater.policy.placement.groups import GroupBook, GroupChoice, bits
 
 
-def execute(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
+def execute_merger(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
     """Move whoever the layout moves, and take up its cycle; the jobs that change nodes.
 
     A layout names nodes that are not there yet by free bits; `real` says which bit each of them

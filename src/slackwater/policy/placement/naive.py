@@ -10,11 +10,11 @@ from slackwater.policy.columns import MAX_MEMBERS, ROLL_S, TRAIN_S
 from slackwater.policy.ordering.round_robin_cycle import load_s, longest_solo_s
 from slackwater.policy.placement.fleet import FleetView
 from slackwater.policy.placement.grouped import GroupedPlacement
-from slackwater.policy.placement.groups import GroupChoice, bits, isolated_choice
+from slackwater.policy.placement.groups import GroupChoice, bits, choose_isolated
 
 
 class _NaivePlacement(GroupedPlacement):
-    def _accommodating(self, job: JobSpec) -> list[int]:
+    def _rows_with_memory(self, job: JobSpec) -> list[int]:
         """Groups with memory for one more, on their train nodes and on enough of their rollout
         nodes.
         """
@@ -48,8 +48,8 @@ class RandomPlacement(_NaivePlacement):
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        rows = self._accommodating(job)
-        alone = isolated_choice(self.book, job.profile, "drawn: a new group")
+        rows = self._rows_with_memory(job)
+        alone = choose_isolated(self.book, job.profile, "drawn: a new group")
         drawn = int(self._draws.integers(len(rows) + (alone is not None or not rows)))
         if drawn == len(rows):
             return alone
@@ -67,9 +67,9 @@ class MostIdlePlacement(_NaivePlacement):
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        rows = self._accommodating(job)
+        rows = self._rows_with_memory(job)
         if not rows:
-            return isolated_choice(self.book, job.profile, "no group has memory for it")
+            return choose_isolated(self.book, job.profile, "no group has memory for it")
         row = max(rows, key=lambda row: (self._idle_share(row), -row))
         nodes = self._roomy_nodes(row, job)
         nodes.sort(key=lambda node: (self._rollout_load_s(row, node), node))

@@ -25,7 +25,7 @@ from slackwater.policy.placement.groups import GroupChoice, bits
 from slackwater.policy.placement.interface import JobProgress
 
 # What a cheaper grouping is expected to last.
-_LASTS_H = 4.0
+_EXPECTED_LIFE_H = 4.0
 _ROLES = (Role.ROLLOUT, Role.TRAIN)
 
 
@@ -52,10 +52,10 @@ class Regrouping(GroupPlacement):
         self._keep_slos = keep_slos
         self._budgets_s: dict[JobId, float] = {}
 
-    def observe(self, standings: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
+    def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note what the jobs' SLOs leave."""
-        super().observe(standings, waiting)
-        self._budgets_s = {told.job: told.budget_s for told in standings}
+        super().observe(progress, waiting)
+        self._budgets_s = {told.job: told.budget_s for told in progress}
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """The best grouping found, if the hour has come and it pays."""
@@ -64,16 +64,16 @@ class Regrouping(GroupPlacement):
             return ()
         self._next_s = now_s + self._every_s
         specs = [member.spec for member in self.book.members.values()]
-        found = [self._grouped(order) for order in self._candidate_orders(specs)]
+        found = [self._regroup(order) for order in self._candidate_orders(specs)]
         cheaper = sorted(
             (one for one in found if one and one.hourly_cost() < self.hourly_cost() - 1e-9),
             key=lambda one: round(one.hourly_cost(), 6),
         )
         for target in cheaper:
-            hosts = self._hosts(target)
-            moving = self._moving(hosts)
+            hosts = self._assign_hosts(target)
+            moving = self._list_moving(hosts)
             if not self._keep_slos or all(self._can_pay(job) for job in moving):
-                return self._take_up(target, hosts, moving)
+                return self._adopt(target, hosts, moving)
         return ()
 
     def _can_pay(self, job: JobId) -> bool:
@@ -97,7 +97,7 @@ class Regrouping(GroupPlacement):
             orders.append([specs[int(index)] for index in order])
         return orders
 
-    def _grouped(self, order: list[JobSpec]) -> GroupPlacement | None:
+    def _regroup(self, order: list[JobSpec]) -> GroupPlacement | None:
         scratch = GroupPlacement(self.fleet, self.max_group_size)
         for spec in order:
             if isinstance(scratch.place(spec, 0.0), Refusal):
@@ -106,15 +106,15 @@ class Regrouping(GroupPlacement):
         fits = all(found.count(role) <= mine.count(role) + mine.free(role) for role in _ROLES)
         return scratch if fits else None
 
-    def _moving(self, hosts: dict[int, "_Host"]) -> list[JobId]:
+    def _list_moving(self, hosts: dict[int, "_Host"]) -> list[JobId]:
         staying = {job for host in hosts.values() for job in host.stay}
         return [job for job in self.book.members if job not in staying]
 
-    def _take_up(
+    def _adopt(
         self, target: GroupPlacement, hosts: dict[int, "_Host"], moving: list[JobId]
     ) -> Sequence[Placement]:
         lost = sum(self._restart_cost(job) for job in moving)
-        if (self.hourly_cost() - target.hourly_cost()) * _LASTS_H <= lost:
+        if (self.hourly_cost() - target.hourly_cost()) * _EXPECTED_LIFE_H <= lost:
             return ()
         for job in moving:  # all before any enters: the fleet may have no spare nodes
             self.book.take_out(job)
@@ -131,14 +131,14 @@ class Regrouping(GroupPlacement):
 
     def _restart_s(self, profile: JobProfile) -> float:
         """What it takes, and the iteration that is done again."""
-        return self.fleet.move.of(profile) + profile.solo_s
+        return self.fleet.move.restart_s(profile) + profile.solo_s
 
-    def _hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
+    def _assign_hosts(self, target: GroupPlacement) -> dict[int, "_Host"]:
         """For every target group the one that it grows out of, those with most to keep first; no
         group serves two.
         """
         found = [
-            (row, self._host(target, row, host))
+            (row, self._try_host(target, row, host))
             for row, group in target.book.groups.items()
             for host in sorted({self.book.members[job].row for job in group.jobs})
         ]
@@ -151,7 +151,7 @@ class Regrouping(GroupPlacement):
                 taken.add(host.row)
         return {row: hosts.get(row, _Host(None, {}, set())) for row in target.book.groups}
 
-    def _host(self, target: GroupPlacement, row: int, host: int) -> "_Host":
+    def _try_host(self, target: GroupPlacement, row: int, host: int) -> "_Host":
         """Who could stay in group `host` if it became the target group."""
         made = _Host(host, {}, set())
         if self.book.table.train_nodes[host] != target.book.table.train_nodes[row]:

@@ -34,8 +34,8 @@ class NodeStock:
         self._divided: dict[int, int] = {}  # a bit for each free device
         self._parts: dict[int, int] = {}  # by size: free ones of divided nodes
         self.used = 0  # devices
-        self.gone: set[NodeId] = set()  # given back, and newly taken, since anyone asked
-        self.come: set[NodeId] = set()
+        self.released: set[NodeId] = set()  # given back, and newly taken, since anyone asked
+        self.acquired: set[NodeId] = set()
 
     @property
     def used_share(self) -> float:
@@ -47,40 +47,40 @@ class NodeStock:
         if part == self._whole:
             return self._free_nodes
         if part not in self._parts:
-            found = (self._starts(free, part) for free in self._divided.values())
+            found = (self._find_free_starts(free, part) for free in self._divided.values())
             self._parts[part] = sum(map(len, found))
         return self._parts[part] + self._free_nodes * (self._whole // part)
 
     def take(self, part: int) -> NodeId:
         """Rent one; the caller has asked `free` first."""
         place = self._take(part)
-        (self.gone.remove if place in self.gone else self.come.add)(place)
+        (self.released.remove if place in self.released else self.acquired.add)(place)
         return place
 
     def _take(self, part: int) -> NodeId:
         self.used += part
         if part == self._whole:
-            return self._name(self._take_node())
+            return self._name_node(self._take_node())
         fitting = [
             (free.bit_count(), number)
             for number, free in self._divided.items()
-            if self._starts(free, part)
+            if self._find_free_starts(free, part)
         ]
         number = min(fitting)[1] if fitting else self._take_node()
         free = self._divided.get(number, (1 << self._whole) - 1)
-        first = self._starts(free, part)[0]
-        self._change(number, free & ~(((1 << part) - 1) << first))
-        return place_on(self._name(number), first, part)
+        first = self._find_free_starts(free, part)[0]
+        self._set_free_devices(number, free & ~(((1 << part) - 1) << first))
+        return place_on(self._name_node(number), first, part)
 
     def give_back(self, place: NodeId) -> None:
         """It is free again."""
-        (self.come.remove if place in self.come else self.gone.add)(place)
+        (self.acquired.remove if place in self.acquired else self.released.add)(place)
         number = int(node_of(place).rsplit("-", 1)[1])
         devices = place_devices(place)
         self.used -= self._whole if devices is None else len(devices)
         if devices is not None:
             free = self._divided[number] | sum(1 << device for device in devices)
-            self._change(number, free)
+            self._set_free_devices(number, free)
             if free != (1 << self._whole) - 1:
                 return
         self._free_nodes += 1
@@ -94,19 +94,21 @@ class NodeStock:
         self._highest += 1
         return self._highest - 1
 
-    def _change(self, number: int, free: int) -> None:
+    def _set_free_devices(self, number: int, free: int) -> None:
         """Other devices of a divided node are free; one that is wholly free is divided no more."""
         before, whole = self._divided.pop(number, 0), (1 << self._whole) - 1
         now = 0 if free == whole else free
         if free != whole:
             self._divided[number] = free
         for part in self._parts:
-            self._parts[part] += len(self._starts(now, part)) - len(self._starts(before, part))
+            self._parts[part] += len(self._find_free_starts(now, part)) - len(
+                self._find_free_starts(before, part)
+            )
 
-    def _starts(self, free: int, part: int) -> tuple[int, ...]:
+    def _find_free_starts(self, free: int, part: int) -> tuple[int, ...]:
         return _free_starts(free, self._whole, part)
 
-    def _name(self, number: int) -> NodeId:
+    def _name_node(self, number: int) -> NodeId:
         return NodeId(f"{self._role}-{number}")
 
 
@@ -146,13 +148,13 @@ class RentedNodes:
         self._count[role] -= 1
         self._stocks[role].give_back(node)
 
-    def rented(self) -> list[NodeId]:
+    def list_rented(self) -> list[NodeId]:
         """Sorted by role and number."""
         return sorted(self._rented, key=lambda node: (self._rented[node], *_order(node)))
 
-    def changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
+    def take_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
         """Nodes of its stocks that are paid for no more and newly, since this was asked last."""
-        return changes_of(self._stocks.values())
+        return take_changes_of(self._stocks.values())
 
     def worth_per_h(self, role: Role) -> float:
         """What a node is worth to a policy: its price; of an owned pool less, the more of its nodes
@@ -167,14 +169,14 @@ class RentedNodes:
         return self._fleet.price_per_h(self._count[Role.ROLLOUT], self._count[Role.TRAIN])
 
 
-def changes_of(stocks: Iterable[NodeStock]) -> tuple[Collection[NodeId], Collection[NodeId]]:
+def take_changes_of(stocks: Iterable[NodeStock]) -> tuple[Collection[NodeId], Collection[NodeId]]:
     """Nodes that are paid for no more and newly, since this was asked last."""
-    gone, come = set[NodeId](), set[NodeId]()
+    released, acquired = set[NodeId](), set[NodeId]()
     for stock in stocks:
-        gone |= stock.gone
-        come |= stock.come
-        stock.gone, stock.come = set(), set()
-    return gone, come
+        released |= stock.released
+        acquired |= stock.acquired
+        stock.released, stock.acquired = set(), set()
+    return released, acquired
 
 
 @cache

@@ -9,12 +9,12 @@ nodes after the phase before it (interval fitting, PlexRL 4.3 and 5.2).
 import numpy as np
 
 from slackwater.policy.columns import ROLL_S, SYNC_S, TRAIN_S, Floats, Ints
-from slackwater.policy.compiled import compiled, copy_row
+from slackwater.policy.compiled import copy_row, jit_compile
 from slackwater.policy.ordering.round_robin_cycle import TOLERANCE_S
 
 
-@compiled
-def first_fit_on_s(
+@jit_compile
+def first_fit_on_node_s(
     at: Floats, length: Floats, count: int, period_s: float, from_s: float, need_s: float
 ) -> float:
     """Earliest start from `from_s` on at which one node is free for `need_s`; infinite if there is
@@ -46,7 +46,7 @@ def first_fit_on_s(
     return np.inf
 
 
-@compiled
+@jit_compile
 def first_fit_s(
     pins: int,
     at: Floats,
@@ -58,7 +58,7 @@ def first_fit_s(
 ) -> float:
     """Earliest start at which all pinned nodes are free together; no pins mean the train nodes."""
     if pins == 0:
-        return first_fit_on_s(at[0], length[0], count[0], period_s, from_s, need_s)
+        return first_fit_on_node_s(at[0], length[0], count[0], period_s, from_s, need_s)
     start = from_s
     moved = True
     while moved:
@@ -67,7 +67,9 @@ def first_fit_s(
         while pins >> node:
             if (pins >> node) & 1:
                 row = node + 1
-                later = first_fit_on_s(at[row], length[row], count[row], period_s, start, need_s)
+                later = first_fit_on_node_s(
+                    at[row], length[row], count[row], period_s, start, need_s
+                )
                 if later > start + TOLERANCE_S:
                     start = later
                     moved = True
@@ -77,7 +79,7 @@ def first_fit_s(
     return start
 
 
-@compiled
+@jit_compile
 def occupy(
     pins: int,
     at: Floats,
@@ -101,8 +103,8 @@ def occupy(
         node += 1
 
 
-@compiled
-def chain_s(
+@jit_compile
+def fit_chain_s(
     work: Floats,
     job: int,
     pins: int,
@@ -131,15 +133,15 @@ def chain_s(
     return float(ready - starts[0, 0])
 
 
-@compiled
+@jit_compile
 def _shift(starts: Floats, by_s: float) -> None:
     for phase in range(len(starts)):
         for i in range(starts.shape[1]):
             starts[phase, i] += by_s
 
 
-@compiled
-def insert(
+@jit_compile
+def insert_chain(
     work: Floats,
     job: int,
     pins: int,
@@ -169,7 +171,7 @@ def insert(
         elif shift:
             begin = at[own, shift - 1] + length[own, shift - 1]
         begin %= period_s
-        taken = chain_s(work, job, pins, rounds, at, length, count, period_s, begin, trial)
+        taken = fit_chain_s(work, job, pins, rounds, at, length, count, period_s, begin, trial)
         if taken < best - TOLERANCE_S:
             best = taken
             for phase in range(len(starts)):

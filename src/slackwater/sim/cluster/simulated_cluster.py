@@ -195,7 +195,7 @@ class SimulatedCluster:
         billions = execution.spec.profile.model_billions
         load_s = self._scenario.switching.cold_s(billions)
         if account.settle(command.group, self.now_s):
-            load_s = self._fleet.move.of(execution.spec.profile)
+            load_s = self._fleet.move.restart_s(execution.spec.profile)
         if account.placed_s is None:
             account.placed_s = self.now_s
             account.strategy = command.strategy

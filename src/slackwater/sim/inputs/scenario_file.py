@@ -217,7 +217,7 @@ class ScenarioFile:
 
 def check_fits(spec: JobSpec, fleet: FleetView, at: str) -> None:
     """Refuse a job that would not run even with the whole fleet to itself."""
-    why = fleet.why_never(spec.profile)
+    why = fleet.explain_infeasible(spec.profile)
     if why is not None:
         raise ConfigError(f"{at}: job {spec.job!r} fits nowhere: it {why}")
 

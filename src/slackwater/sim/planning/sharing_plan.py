@@ -224,7 +224,7 @@ def _exclusion_reason(profile: JobProfile, fleet: FleetView) -> str | None:
                 f"{_LONGEST_PHASE_S:g} s; check the unit"
             )
     profile = fleet.with_node_counts(profile)
-    why = fleet.with_parts(*fleet.parts(profile)).why_never(profile)
+    why = fleet.with_parts(*fleet.parts(profile)).explain_infeasible(profile)
     return None if why is None else f"fits nowhere: it {why}"
 
 

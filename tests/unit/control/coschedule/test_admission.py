@@ -17,7 +17,7 @@ from slackwater.control.timer import SetTimer, TimerFired
 from slackwater.model.ids import JobId
 from slackwater.model.job import JobSpec
 from slackwater.model.placement import Placement, Refusal
-from slackwater.policy.placement.consolidation import LEAST_GAP_S
+from slackwater.policy.placement.consolidation import MIN_MOVE_GAP_S
 
 NARROW, WIDE = 30, 20
 
@@ -83,7 +83,7 @@ def test_a_job_starts_once_where_the_look_for_moves_leaves_it_and_stays_a_while(
             timer = next(reversed(of(SetTimer, commands)), None)
     assert len(started) == 30 and any(len(times) > 1 for times in started.values())
     for times in started.values():
-        assert min(np.diff(times), default=LEAST_GAP_S) >= LEAST_GAP_S - 1e-6
+        assert min(np.diff(times), default=MIN_MOVE_GAP_S) >= MIN_MOVE_GAP_S - 1e-6
 
 
 @pytest.mark.parametrize("seed", range(4))
