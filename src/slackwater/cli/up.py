@@ -55,10 +55,10 @@ def up(ctx: typer.Context, options: UpOptions) -> int:
     from slackwater.cli.background_start import removing_failed_start, start_in_background
     from slackwater.cli.device_preview import preview_devices
     from slackwater.cli.preflight import check_device, check_models, check_room
+    from slackwater.model.folder import write_whole
     from slackwater.runtime.launch.fleet_file import read_fleet_file
     from slackwater.runtime.launch.instance_list import read_instance_list
     from slackwater.runtime.settings import ServiceSettings
-    from slackwater.runtime.store.state_directory import write_whole
 
     table = settings_table(options.config, command_line_settings(ctx), options.changes or [])
     if options.model:

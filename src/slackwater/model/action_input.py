@@ -17,10 +17,9 @@ NAME_MOST = 200
 
 def check_environment_name(field: str, name: str) -> None:
     """Refuse a name that cannot be that of a folder."""
-    if not name or name[0] == "." or "/" in name or len(name) > NAME_MOST:
-        raise ConfigError.of(field, _excerpt(name), f"must be a file name of at most {NAME_MOST}")
-    if not is_plain(name) or len(name.encode()) > NAME_MOST:
-        raise ConfigError.of(field, _excerpt(name), f"must be a file name of at most {NAME_MOST}")
+    is_name = name and name[0] != "." and "/" not in name and is_plain(name)
+    if not is_name or len(name.encode()) > NAME_MOST:
+        raise ConfigError.of(field, name, f"must be a file name of at most {NAME_MOST}")
 
 
 def check_file_names(names: Iterable[str]) -> None:
@@ -34,25 +33,25 @@ def check_file_names(names: Iterable[str]) -> None:
         files.add("/".join(parts))
         folders.update("/".join(parts[:depth]) for depth in range(1, len(parts)))
     if both := files & folders:
-        raise ConfigError.of("files", _excerpt(min(both)), "must be a file or a folder, not both")
+        raise ConfigError.of("files", min(both), "must be a file or a folder, not both")
 
 
 def _parts(name: str) -> list[str]:
     """The components of one file's path."""
     if not is_plain(name):
-        raise ConfigError.of("files", _excerpt(name), "must be text without NUL and surrogates")
+        raise ConfigError.of("files", name, "must be text without NUL and surrogates")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if not parts or name.startswith("/") or ".." in parts or name.endswith(("/", "/.")):
-        raise ConfigError.of("files", _excerpt(name), "must be a path inside the environment")
+        raise ConfigError.of("files", name, "must be a path inside the environment")
     if len(parts) > FILE_DEPTH_MOST:
         fix = f"must have at most {FILE_DEPTH_MOST} components"
-        raise ConfigError.of("files", _excerpt(name), fix)
+        raise ConfigError.of("files", name, fix)
     if max(len(part.encode()) for part in parts) > FILE_NAME_BYTES_MOST:
         fix = f"must have components of at most {FILE_NAME_BYTES_MOST} bytes"
-        raise ConfigError.of("files", _excerpt(name), fix)
+        raise ConfigError.of("files", name, fix)
     if len(name.encode()) > FILE_PATH_BYTES_MOST:
         fix = f"must be at most {FILE_PATH_BYTES_MOST} bytes long"
-        raise ConfigError.of("files", _excerpt(name), fix)
+        raise ConfigError.of("files", name, fix)
     return parts
 
 
@@ -60,15 +59,14 @@ def check_command(command: Iterable[str], variables: Mapping[str, str]) -> None:
     """Refuse arguments and variables with which no process can start."""
     for part in command:
         if not is_plain(part):
-            fix = "must be text without NUL and surrogates"
-            raise ConfigError.of("command", _excerpt(part), fix)
+            raise ConfigError.of("command", part, "must be text without NUL and surrogates")
     for name, value in variables.items():
         if not name or "=" in name or not is_plain(name):
             fix = "must be a name without '=', NUL and surrogates"
-            raise ConfigError.of("variables", _excerpt(name), fix)
+            raise ConfigError.of("variables", name, fix)
         if not is_plain(value):  # the value itself may be a secret
             fix = "must have text without NUL and surrogates"
-            raise ConfigError.of("variables", _excerpt(name), fix)
+            raise ConfigError.of("variables", name, fix)
 
 
 def is_plain(text: str) -> bool:
@@ -78,8 +76,3 @@ def is_plain(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return "\0" not in text
-
-
-def _excerpt(text: str) -> str:
-    """The beginning of a value, for an error message."""
-    return text if len(text) <= 100 else text[:100] + "..."

@@ -1,11 +1,12 @@
 """Converts tables (TOML, JSON, `--set`) to frozen dataclasses, and back.
 
 Each component defines its configuration as a dataclass. Unknown keys are refused with a suggestion,
-and every error is one line that names the field by
-its path (`fleet.rollout.max_nodes`, `jobs[3].slo`), the value and the fix. A union of dataclasses
-is discriminated by a `Literal` field that all of them have under the same name.
+and every error is one line that names the field by its path (`fleet.rollout.max_nodes`,
+`jobs[3].slo`), the value and the fix. A union of dataclasses is discriminated by a `Literal` field
+that all of them have under the same name.
 """
 
+import copy
 import dataclasses
 import difflib
 import sys
@@ -97,7 +98,7 @@ def _default_table(field: "dataclasses.Field[Any]") -> dict[str, Any]:
 
 def override(table: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """A copy of `table` with each `a.b=c` set; list members by number (`jobs.0.slo=1.5`)."""
-    result = cast(dict[str, Any], _copy(table))
+    result = copy.deepcopy(dict(table))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.strip().split(".")
@@ -266,12 +267,6 @@ def _convert_scalar(hint: Any, value: Any, at: str) -> Any:
     unit = next((words for key, words in _UNITS.items() if at.endswith(f"_{key}")), None)
     in_unit = f" of {unit}, without a unit" if unit and hint in (int, float) else ""
     raise ConfigError.of(at, value, f"must be {_describe_hint(hint)}{in_unit}")
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
 
 
 def _put(table: Any, keys: list[str], value: Any, assignment: str) -> None:

@@ -26,11 +26,11 @@ def describe_change(uri: object) -> str:
     return f"{uri}: its files changed while the service runs; restart the service to use them"
 
 
-def write_whole(path: Path, text: str, mode: int = 0o600) -> None:
-    """Write a small file so that readers see the old text or the new, never a part."""
+def write_whole(path: Path, text: str) -> None:
+    """Write a private file; readers see the old text or the new, never a part."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
             file.flush()

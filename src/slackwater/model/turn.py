@@ -7,7 +7,7 @@ from typing import NewType
 
 from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.ids import NOBODY, JobId, TenantId, TrajectoryId, TurnId
-from slackwater.model.sampling import Sampling as Sampling
+from slackwater.model.sampling import Sampling
 
 # One dispatch of one turn to one instance; unique for the life of a manager, and the request id
 # that the engine sees. A reply of an older attempt is late and is discarded.

@@ -40,7 +40,7 @@ class Exit:
 
 
 class DriverFiles:
-    """See the module."""
+    """The folder of one job (see the module)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -134,11 +134,11 @@ class DriverFiles:
             place += len(more)
         return place, said
 
-    def last_lines(self, count: int = 3, most: int = 400) -> str:
-        """The end of the log in one line."""
+    def last_lines(self) -> str:
+        """The last three lines of the log as one, of at most 400 characters."""
         _, said = self.read_log(-4096, 4096)
         lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
-        return " | ".join([line for line in lines if line][-count:])[-most:]
+        return " | ".join([line for line in lines if line][-3:])[-400:]
 
 
 class LogWriter:

@@ -8,11 +8,13 @@ and a length above the limit raise `FrameError` at the header, before any of the
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from slackwater.model.errors import SlackwaterError
+
+M = TypeVar("M")
 
 MAGIC = b"SW"
 VERSION = 1
@@ -34,6 +36,14 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 class FrameError(SlackwaterError, ValueError):
     """The peer violates the protocol; the connection must be closed."""
+
+
+def decode_body(decoder: "msgspec.msgpack.Decoder[M]", body: bytes, otherwise: str) -> M:
+    """Decode a frame's body; FrameError with the text `otherwise` if it cannot be read."""
+    try:
+        return decoder.decode(body)
+    except UNREADABLE as error:
+        raise FrameError(f"{otherwise}: {error}") from None
 
 
 class FrameKind(IntEnum):

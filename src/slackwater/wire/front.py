@@ -13,7 +13,7 @@ import msgspec
 
 from slackwater.model.sampling import Sampling, sample_seed
 from slackwater.model.session import SamplingSession
-from slackwater.wire.frames import FrameError, FrameKind, encode_frame
+from slackwater.wire.frames import FrameError, FrameKind, decode_body, encode_frame
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -52,10 +52,7 @@ class GenerateChoices(Record, frozen=True):
 
 
 class AbandonChoices(Record, frozen=True):
-    """The client of these choices, numbered from `number` on, has left: stop what is left of them.
-
-    `number` is the first one of their request.
-    """
+    """The client of these choices, numbered from `number` on, has left: stop those that run."""
 
     tenant: str
     number: int
@@ -241,15 +238,8 @@ def join_records(encoded: Sequence[bytes]) -> bytes:
 
 
 def decode_from_front(body: bytes) -> list[FromFront]:
-    """Decode a front end's records; FrameError if they are invalid."""
-    try:
-        return _from_front.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise FrameError(f"invalid records from a front end: {error}") from None
+    return decode_body(_from_front, body, "invalid records from a front end")
 
 
 def decode_to_front(body: bytes) -> list[ToFront]:
-    try:
-        return _to_front.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise FrameError(f"invalid records from the control plane: {error}") from None
+    return decode_body(_to_front, body, "invalid records from the control plane")

@@ -7,7 +7,7 @@ Token ids travel as raw u32 bytes; models, versions and saved states are named b
 (`model/uri.py`), never by path. Each message is a tagged struct; `decode` refuses anything else.
 """
 
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -16,12 +16,10 @@ from slackwater.model.payload import Payload
 from slackwater.model.sampling import Sampling
 from slackwater.model.session import LoraShape
 from slackwater.wire import agent, lending
-from slackwater.wire.frames import UNREADABLE, FrameError, FrameKind, encode_frame
+from slackwater.wire.frames import FrameKind, decode_body, encode_frame
 from slackwater.wire.frames import Message as Message
 from slackwater.wire.rewards import RewardFacts, ToRewards
 from slackwater.wire.sandbox import FromSandbox, SandboxFacts, ToSandbox
-
-M = TypeVar("M")
 
 PROTOCOL = 9
 
@@ -405,6 +403,7 @@ FromWorker: TypeAlias = (
 # peer, and is decoded only to tell it what it lacks.
 FromStranger: TypeAlias = ConnectRequest | ChallengeResponse | Hello
 
+_INVALID = "control message cannot be read"
 _encoder = msgspec.msgpack.Encoder()
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
@@ -416,23 +415,13 @@ def encode(message: Message) -> bytes:
     return encode_frame(FrameKind.CONTROL, _encoder.encode(message))
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[M]", body: bytes) -> M:
-    try:
-        return decoder.decode(body)
-    except UNREADABLE as error:
-        raise FrameError(f"control message cannot be read: {error}") from None
-
-
 def decode_to_worker(body: bytes) -> ToWorker:
-    """Decode a message of the control plane."""
-    return _decode(_to_worker, body)
+    return decode_body(_to_worker, body, _INVALID)
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
-    """Decode a worker's message."""
-    return _decode(_from_worker, body)
+    return decode_body(_from_worker, body, _INVALID)
 
 
 def decode_from_stranger(body: bytes) -> FromStranger:
-    """Decode a message of a peer that has not proved its key."""
-    return _decode(_from_stranger, body)
+    return decode_body(_from_stranger, body, _INVALID)

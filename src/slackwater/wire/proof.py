@@ -8,7 +8,6 @@ certificate.
 At the hub the client sends first, because its name selects the key (`wire/messages.py`).
 """
 
-import hashlib
 import hmac
 import secrets
 import socket
@@ -17,15 +16,15 @@ import time
 from collections.abc import Callable, Iterable
 
 from slackwater.model.errors import RefusedError, UnavailableError
+from slackwater.wire.certificate import peer_fingerprint
 
-NONCE_BYTES = _NONCE = 32
+NONCE_BYTES = 32
 _REFUSED = bytes(32)
 _LOOK_EVERY_S = 0.05
 STRANGER_S = 10.0  # how long a peer may take for its proof
 
 
 def new_nonce() -> bytes:
-    """Random bytes for one handshake."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -40,10 +39,7 @@ def plane_proof(key: bytes, worker: str, nonces: bytes) -> bytes:
 
 
 def prove_as_server(
-    connection: socket.socket,
-    secret: bytes | Callable[[], Iterable[bytes]],
-    purpose: bytes,
-    within_s: float = STRANGER_S,
+    connection: socket.socket, secret: bytes | Callable[[], Iterable[bytes]], purpose: bytes
 ) -> bytes:
     """The server's side; UnavailableError if the client does not prove the secret in time.
 
@@ -51,17 +47,17 @@ def prove_as_server(
     deadline, because the client may learn a new secret slightly before the server. The connection's
     timeout is changed: set it afterwards.
     """
-    deadline_s = time.monotonic() + within_s
-    connection.settimeout(within_s)
-    ours = secrets.token_bytes(_NONCE)
+    deadline_s = time.monotonic() + STRANGER_S
+    connection.settimeout(STRANGER_S)
+    ours = new_nonce()
     connection.sendall(ours)
-    answer = _receive(connection, _NONCE + 32, deadline_s)
-    both = ours + answer[:_NONCE]
+    answer = _receive(connection, NONCE_BYTES + 32, deadline_s)
+    both = ours + answer[:NONCE_BYTES]
 
     def find_key() -> bytes | None:
         known = secret() if callable(secret) else (secret,)
         for key in known:
-            if hmac.compare_digest(answer[_NONCE:], _proof(key, purpose + b" client", both)):
+            if hmac.compare_digest(answer[NONCE_BYTES:], _proof(key, purpose + b" client", both)):
                 return key
         return None
 
@@ -78,8 +74,8 @@ def prove_as_server(
 
 def prove_as_client(connection: socket.socket, secret: bytes, purpose: bytes) -> None:
     """The client's side; RefusedError if either does not know the other's secret."""
-    both = _receive(connection, _NONCE) + secrets.token_bytes(_NONCE)
-    connection.sendall(both[_NONCE:] + _proof(secret, purpose + b" client", both))
+    both = _receive(connection, NONCE_BYTES) + new_nonce()
+    connection.sendall(both[NONCE_BYTES:] + _proof(secret, purpose + b" client", both))
     answer = _receive(connection, 32)
     if answer == _REFUSED:
         raise RefusedError("the peer refused this secret")
@@ -93,7 +89,7 @@ def wrap_pinned(plain: socket.socket, pin: str) -> ssl.SSLSocket:
     context.check_hostname = False  # the certificate itself is compared below
     context.verify_mode = ssl.CERT_NONE
     encrypted = context.wrap_socket(plain)
-    found = hashlib.sha256(encrypted.getpeercert(binary_form=True) or b"").hexdigest()
+    found = peer_fingerprint(encrypted)
     if not hmac.compare_digest(found, pin):
         encrypted.close()
         raise UnavailableError(

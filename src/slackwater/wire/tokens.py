@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.wire.frames import UNREADABLE, FrameError, FrameKind, encode_frame
+from slackwater.wire.frames import FrameError, FrameKind, decode_body, encode_frame
 
 _SIZES = struct.Struct("<II")
 
@@ -32,7 +32,7 @@ class TurnFinished(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 _encode_finished = msgspec.msgpack.Encoder().encode
-_decode_finished = msgspec.msgpack.Decoder(list[TurnFinished]).decode
+_finished = msgspec.msgpack.Decoder(list[TurnFinished])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,11 @@ def decode_tokens(
     end = logprobs + 4 * count
     if len(body) < end:
         raise FrameError(f"token frame of {len(body)} bytes does not hold {count} in {rows} rows")
-    try:
-        finished = _decode_finished(body[end:]) if len(body) > end else ()
-    except UNREADABLE as error:
-        raise FrameError(f"token frame with endings that cannot be read: {error}") from None
+    wrong = "token frame with endings that cannot be read"
     return (
         array("I", body[_SIZES.size : counts]),
         array("I", body[tokens:logprobs]),
         array("f", body[logprobs:end]),
         array("I", body[counts:tokens]) if rows != count else (),
-        finished,
+        decode_body(_finished, body[end:], wrong) if len(body) > end else (),
     )

@@ -4,7 +4,8 @@ import math
 
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
-from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.runtime.executors.recent_trajectories import (
     EndedTurn,
     RecentTrajectories,

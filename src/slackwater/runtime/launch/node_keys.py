@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 
 from slackwater.model.errors import ConfigError
-from slackwater.runtime.store.state_directory import StateDirectory, write_whole
+from slackwater.model.folder import write_whole
+from slackwater.runtime.store.state_directory import StateDirectory
 
 
 class NodeKeys:

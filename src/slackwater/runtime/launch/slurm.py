@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.runtime.store.state_directory import write_whole
+from slackwater.model.folder import write_whole
 
 _OPTION = re.compile(r"--[a-z][a-z0-9-]*(=[^\s'\"]+)?")
 # Slurm looks at time limits once a minute, so the notice may come that much earlier, never later.

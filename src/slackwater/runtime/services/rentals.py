@@ -25,11 +25,11 @@ from slackwater.control.rental import (
 )
 from slackwater.control.rollout.commands import LimitInstances
 from slackwater.model.errors import ConfigError, SlackwaterError
+from slackwater.model.folder import write_whole
 from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.fleet_file import FleetFile
 from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.live_driver import FleetDriver, live_driver, loop_time
-from slackwater.runtime.store.state_directory import write_whole
 
 logger = logging.getLogger(__name__)
 

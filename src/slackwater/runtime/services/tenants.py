@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from slackwater.model.errors import ConfigError, UnavailableError
+from slackwater.model.folder import write_whole
 from slackwater.model.ids import TenantId, check_tenant
-from slackwater.runtime.store.state_directory import StateDirectory, write_whole
+from slackwater.runtime.store.state_directory import StateDirectory
 
 _JOB_KEY = "tml-job:"
 

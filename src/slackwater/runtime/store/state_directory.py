@@ -12,8 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.model.folder import fingerprint
-from slackwater.model.folder import write_whole as write_whole
+from slackwater.model.folder import fingerprint, write_whole
 from slackwater.model.ids import ModelId
 from slackwater.model.uri import Uri
 

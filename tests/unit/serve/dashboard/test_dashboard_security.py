@@ -12,7 +12,8 @@ import pytest
 from harness.service_plane import with_plane
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.model.ids import JobId, TenantId, TrajectoryId, TurnId
-from slackwater.model.turn import FinishReason, Sampling, TurnSpec
+from slackwater.model.sampling import Sampling
+from slackwater.model.turn import FinishReason, TurnSpec
 from slackwater.runtime.plane import ControlPlane
 from slackwater.serve.dashboard.browser_sessions import IDLE_S, LIFE_S, BrowserSessions, Viewer
 from slackwater.serve.dashboard.live import LiveSource
