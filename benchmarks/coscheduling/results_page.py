@@ -69,13 +69,13 @@ def results_page(benches: Mapping[str, Measured], muxes: list[MuxResult]) -> str
         "# Results: co-scheduling beside the papers' figures\n",
         _fill(
             "What does co-scheduling cost and save against the policies of WEAVE and PlexRL, beside "
-            f"the figures that these papers report? {_answer(benches)} `slackwater sim results` "
+            f"the figures that these papers report? {_count_bars(benches)} `slackwater sim results` "
             "writes this page from simulations."
         ),
         _fill(
             "- **Inputs** (phase lengths, prices, memory, arrivals, SLOs) are those that the papers "
             "publish. Where they publish none, ours are marked in `sim/cluster/generate.py` and in "
-            "`scenarios/*.toml`.\n"
+            "`scenarios/*.toml`. No scenario was tuned towards a result.\n"
             "- **Papers' figures** are from other machines and traces, so compare policies within "
             "one experiment.\n"
             "- **Several seeds**: a figure is their mean, with the least and the most in brackets. "
@@ -103,9 +103,9 @@ def _fill(text: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def _answer(benches: Mapping[str, Measured]) -> str:
+def _count_bars(benches: Mapping[str, Measured]) -> str:
     """How many bars are met, and which are not."""
-    judged = [row for row in _with_bars(benches) if row[-1]]
+    judged = [row for row in _judge_all(benches) if row[-1]]
     missed = [
         f"{section.label} ({what})" for section, what, *_, verdict in judged if verdict != "met"
     ]
@@ -125,12 +125,12 @@ def _summary(benches: Mapping[str, Measured]) -> str:
     ]
     lines += [
         f"| [{section.label}](#{_anchor(section.title)}) | {' | '.join(cells)} |"
-        for section, *cells in _with_bars(benches)
+        for section, *cells in _judge_all(benches)
     ]
     return "\n".join([*lines, ""])
 
 
-def _with_bars(
+def _judge_all(
     benches: Mapping[str, Measured],
 ) -> list[tuple[Section, str, str, str, str, str]]:
     """Section, question, papers, figure, bar and verdict of what has a bar, of benches that ran."""
@@ -142,10 +142,10 @@ def _with_bars(
         for row in section.rows:
             shown, bar, verdict = _judge(row, measured)
             if bar:
-                what = f"{row.what}, {_name(row.policy)}" if row.policy else row.what
+                what = f"{row.what}, {_quote(row.policy)}" if row.policy else row.what
                 found.append((section, what, row.paper or "-", shown, bar, verdict))
         if section.cells:
-            kept = [_meets(prefix, measured) for prefix in _shown_cells(section.cells, measured)]
+            kept = [_meets_bar(prefix, measured) for prefix in _find_cells(section.cells, measured)]
             if kept:
                 verdict = "met" if all(kept) else _MISSED
                 of = f"{len(kept)} cells"
@@ -171,8 +171,8 @@ def _section(section: Section, measured: Measured | None) -> str:
     if section.cells:
         lines += _cells(section.cells, measured)
     else:
-        lines += _of_policies([row for row in section.rows if row.policy], measured)
-        lines += _beside([row for row in section.rows if not row.policy], measured)
+        lines += _compare_policies([row for row in section.rows if row.policy], measured)
+        lines += _list_others([row for row in section.rows if not row.policy], measured)
     if section.note:
         lines.append(_fill(section.note))
     return "\n".join(lines)
@@ -183,22 +183,22 @@ def _machine(machine: Mapping[str, Any]) -> str:
     return ", ".join(named.get(key, "{}").format(value) for key, value in machine.items())
 
 
-def _name(policy: str) -> str:
+def _quote(policy: str) -> str:
     return f"`{'interleaving' if policy == INTERLEAVING else policy}`"
 
 
-def _of_policies(rows: list[Row], measured: Measured) -> list[str]:
+def _compare_policies(rows: list[Row], measured: Measured) -> list[str]:
     """Policies side by side; what the papers report comes last."""
     if not rows:
         return []
     policies = list(dict.fromkeys(row.policy for row in rows))
-    named = " | ".join(_name(policy) for policy in policies)
+    named = " | ".join(_quote(policy) for policy in policies)
     lines = [f"| | {named} | papers |", "|---" * (2 + len(policies)) + "|"]
     for what in dict.fromkeys(row.what for row in rows):
         of = {row.policy: row for row in rows if row.what == what}
         cells = [_judge(of[policy], measured)[0] if policy in of else "" for policy in policies]
         papers = [
-            row.paper if row.policy == INTERLEAVING else f"{_name(row.policy)} {row.paper}"
+            row.paper if row.policy == INTERLEAVING else f"{_quote(row.policy)} {row.paper}"
             for row in of.values()
             if row.paper
         ]
@@ -206,7 +206,7 @@ def _of_policies(rows: list[Row], measured: Measured) -> list[str]:
     return [*lines, ""]
 
 
-def _beside(rows: list[Row], measured: Measured) -> list[str]:
+def _list_others(rows: list[Row], measured: Measured) -> list[str]:
     """What no single policy has and no bar, so that it is not in the first table."""
     shown = [(row, *_judge(row, measured)) for row in rows]
     lines = [f"| {row.what} | {figure} |" for row, figure, bar, _ in shown if not bar]
@@ -247,17 +247,17 @@ def _cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
         "bound | mean slowdown | |",
         "|---|---|---|---|---|---|---|",
     ]
-    for prefix in _shown_cells(cells, measured):
+    for prefix in _find_cells(cells, measured):
         keys = [f"{prefix}.{key}" for key in _OF_A_CELL]
         shown = [_judge(Row(key, ""), measured)[0] for key in keys]
         pairs = [", ".join(shown[at : at + 2]) for at in (2, 4, 6)]
-        verdict = "met" if _meets(prefix, measured) else _MISSED
+        verdict = "met" if _meets_bar(prefix, measured) else _MISSED
         row = (cells[prefix], *shown[:2], *pairs, verdict)
         lines.append(f"| {' | '.join(row)} |")
     return [*lines, ""]
 
 
-def _shown_cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
+def _find_cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
     """The prefixes of cells whose figures are complete."""
     return [
         prefix
@@ -266,7 +266,7 @@ def _shown_cells(cells: Mapping[str, str], measured: Measured) -> list[str]:
     ]
 
 
-def _meets(prefix: str, measured: Measured) -> bool:
+def _meets_bar(prefix: str, measured: Measured) -> bool:
     """Whether a cell meets its bar with every seed."""
     over_group, over_regrouping, *kept = _OF_A_CELL[:4]
     rows = [Row(f"{prefix}.{key}", "", at_most=1.0) for key in (over_group, over_regrouping)]
@@ -282,7 +282,7 @@ def _mux_section(muxes: list[MuxResult]) -> str:
             "Work per dollar over solo-disaggregated (the same iterations, so the ratio of costs); "
             "in brackets mean slowdown and SLO kept. Command: `slackwater sim compare NAME`."
         ),
-        f"| scenario | papers | {' | '.join(_name(policy) for policy in policies)} |",
+        f"| scenario | papers | {' | '.join(_quote(policy) for policy in policies)} |",
         "|---" * (2 + len(policies)) + "|",
     ]
     for mux in muxes:

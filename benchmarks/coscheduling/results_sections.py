@@ -40,7 +40,7 @@ class Section:
     """For a bench of many cells: prefix of the keys -> words. Each cell shows the same figures."""
 
 
-def _each(
+def _compare(
     policies: str,
     metric: str,
     what: str,
@@ -64,13 +64,13 @@ def _each(
     )
 
 
-def _pace(policies: str, *, prefix: str = "", words: str = "") -> tuple[Row, ...]:
+def _compare_pace(policies: str, *, prefix: str = "", words: str = "") -> tuple[Row, ...]:
     """What a policy's cost does to its jobs."""
     return (
-        *_each(
+        *_compare(
             policies, "iterations_in_bound", f"{words}iterations within the bound", prefix=prefix
         ),
-        *_each(
+        *_compare(
             policies,
             "mean_slowdown",
             f"{words}mean slowdown against the lengths drawn",
@@ -91,34 +91,36 @@ CLUSTER = Section(
         Row("ours_over_regrouping_max", "the same, worst seed", at_most=0.97),
         Row("ours_over_profiled_horizon_mean", "cost over `horizon`, profiled", at_most=0.85),
         Row("ours_over_horizon_mean", "cost over `horizon`, worst cases", at_most=0.95),
-        *_each(
+        *_compare(
             "ours group horizon",
             "slo_attainment",
             "SLO kept",
             papers={"group": "1.0"},
             at_least={INTERLEAVING: 1.0, "group": 1.0},
         ),
-        *_each("ours group", "slo_attainment_realised", "SLO kept against the lengths drawn"),
-        *_pace("ours group regrouping horizon"),
-        *_each(
+        *_compare("ours group", "slo_attainment_realised", "SLO kept against the lengths drawn"),
+        *_compare_pace("ours group regrouping horizon"),
+        *_compare(
             "ours group horizon",
             "cost_vs_solo",
             "times below solo-disaggregated",
             papers={"group": "1.84"},
         ),
-        *_each(
+        *_compare(
             "ours group horizon",
             "cost_vs_colocated",
             "times below co-located",
             papers={"group": "1.38"},
         ),
-        *_each("ours group", "rollout_bubble_share", "rollout node time idle"),
-        *_each("ours group", "train_bubble_share", "train node time idle"),
-        *_each("group", "admitted_pack", "jobs packed into bubbles", papers={"group": "0.605"}),
-        *_each(
+        *_compare("ours group", "rollout_bubble_share", "rollout node time idle"),
+        *_compare("ours group", "train_bubble_share", "train node time idle"),
+        *_compare("group", "admitted_pack", "jobs packed into bubbles", papers={"group": "0.605"}),
+        *_compare(
             "group", "admitted_scale", "jobs that added rollout nodes", papers={"group": "0.15"}
         ),
-        *_each("group", "admitted_isolate", "jobs that opened a group", papers={"group": "0.245"}),
+        *_compare(
+            "group", "admitted_isolate", "jobs that opened a group", papers={"group": "0.245"}
+        ),
     ),
     note=(
         '- **Two kinds of SLO.** "SLO kept" bounds a job\'s life: its whole time against its '
@@ -145,7 +147,7 @@ PHILLY = Section(
     "SLO and largest group vary one at a time",
     (
         Row("mixed.ours_over_group", "mixed workload: cost over `group`", at_most=0.85),
-        *_each(
+        *_compare(
             "ours group",
             "slo_attainment",
             "mixed workload: SLO kept",
@@ -176,34 +178,34 @@ OPTIMUM = Section(
     "small instances of the Table 6 mix, SLO drawn from 1 to 2; the optimum under WEAVE's own "
     "rules is 1.0; SLO is measured by running each schedule",
     (
-        *_each(
+        *_compare(
             "ours group regrouping horizon random most_idle",
             "cost_ratio_mean",
             "cost over the optimum",
             papers={"group": "1.06", "random": "1.97", "most_idle": "1.66"},
             at_most={INTERLEAVING: 1.02, "group": 1.06},
         ),
-        *_each(
+        *_compare(
             "ours group horizon random most_idle",
             "slo_attainment",
             "SLO kept",
             papers={"group": "1.0", "random": "0.60", "most_idle": "0.62"},
             at_least={INTERLEAVING: 1.0, "group": 1.0},
         ),
-        *_each(
+        *_compare(
             "ours group random most_idle",
             "cost_per_kept_job_ratio",
             "cost per job that kept its SLO",
         ),
-        *_pace("ours group regrouping optimum"),
-        *_each(
+        *_compare_pace("ours group regrouping optimum"),
+        *_compare(
             "ours group",
             "cost_ratio_mean",
             f"{_LIFETIMES}cost over the optimum",
             prefix="lifetimes.",
             at_most={"group": 1.06},
         ),
-        *_each("ours group", "slo_attainment", f"{_LIFETIMES}SLO kept", prefix="lifetimes."),
+        *_compare("ours group", "slo_attainment", f"{_LIFETIMES}SLO kept", prefix="lifetimes."),
     ),
     note=(
         "Two sets of instances: jobs of one length, which is the placement problem itself, and "
@@ -255,8 +257,8 @@ DRAIN = Section(
             "long.ours_over_spread_backfill_max",
             f"{_LONG}`interleaving` over `spread_backfill`, worst",
         ),
-        *_each("ours spread_backfill isolated", "completion_mean_h", "mean completion (h)"),
-        *_each(
+        *_compare("ours spread_backfill isolated", "completion_mean_h", "mean completion (h)"),
+        *_compare(
             "ours spread_backfill isolated",
             "completion_mean_h",
             f"{_LONG}mean completion (h)",
@@ -287,7 +289,7 @@ def _drift_rows() -> tuple[Row, ...]:
     rows: list[Row] = []
     for setting, (slo, cost) in papers.items():
         prefix, words = f"{setting}.", f"{setting}: "
-        rows += _each(
+        rows += _compare(
             "ours group",
             "slo_attainment",
             f"{words}SLO kept",
@@ -295,7 +297,7 @@ def _drift_rows() -> tuple[Row, ...]:
             papers={"group": slo},
             at_least={INTERLEAVING: 0.956},
         )
-        rows += _each(
+        rows += _compare(
             "ours group",
             "cost_vs_regrouping",
             f"{words}cost over hourly regrouping",
@@ -303,7 +305,7 @@ def _drift_rows() -> tuple[Row, ...]:
             papers={"group": cost},
             at_most={INTERLEAVING: 1.11},
         )
-        rows += _pace("ours group regrouping", prefix=prefix, words=words)
+        rows += _compare_pace("ours group regrouping", prefix=prefix, words=words)
     return tuple(rows)
 
 
