@@ -91,15 +91,13 @@ def demo_table(result: dict[str, Any]) -> RenderableType:
     visit = result["instance"]
     if visit["came"]:
         lines.append(f"instance {visit['came']} joined and was killed; the jobs continued")
-    if result["permits"] is not None:
-        permits = result["permits"]
-        lines.append(
-            f"{permits['given']} permits, {permits['switches']} switches, "
-            f"p99 {permits['p99_ms']:.1f} ms a permit"
-        )
-    lines.append(_MEANINGS)
-    if result["timeline"]:
-        lines.append(f"timeline {result['timeline']} opens in ui.perfetto.dev")
+    permits = result["permits"]
+    lines += [
+        f"{permits['given']} permits, {permits['switches']} switches, "
+        f"p99 {permits['p99_ms']:.1f} ms a permit",
+        _MEANINGS,
+        f"timeline {result['timeline']} opens in ui.perfetto.dev",
+    ]
     return Group(*parts, *(Text(line) for line in lines))
 
 
@@ -123,7 +121,7 @@ def _jobs(rows: list[dict[str, Any]]) -> Table:
 
 
 def _times(rows: list[dict[str, Any]]) -> list[Table]:
-    """The split of the jobs' time; empty if the service has no co-scheduler."""
+    """The split of the jobs' time; empty if they made too few iterations."""
     split = [(row["job"], when, row["time"][when]) for row in rows for when in ("alone", "shared")]
     split = [row for row in split if row[2] is not None]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -217,7 +217,7 @@ class DemoRun:
             )
         visit = self._instance_visit(sum(file["iterations"] for file in files))
         jobs = self._follow(names, visit.send)
-        shared = self._coschedule_state()
+        shared = self._client.ask("GET", "/slackwater/coschedule")
         figures = sharing_figures(
             jobs,
             {name: each.typical for name, each in solo.items()},
@@ -225,9 +225,8 @@ class DemoRun:
         )
         per_job, pools = figures.pop("per_job"), figures["pools"]
         timeline, shares = self._timeline(jobs)
-        if shared is not None:
-            for pool in pools:
-                pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
+        for pool in pools:
+            pools[pool]["held_together"] = shared["pools"][pool]["utilisation"]
         return {
             "jobs": [
                 self._row(file, job)
@@ -237,7 +236,7 @@ class DemoRun:
             ],
             **figures,
             "tokens": {kind: made - before.get(kind, 0) for kind, made in self._tokens().items()},
-            "permits": None if shared is None else shared["permits"],
+            "permits": shared["permits"],
             "instance": self._instance,
             "timeline": timeline,
         }
@@ -329,22 +328,14 @@ class DemoRun:
         )
         return found
 
-    def _coschedule_state(self) -> dict[str, Any] | None:
-        """The co-scheduler's state; None if the service has none."""
-        answer = self._client.send("GET", "/slackwater/coschedule")
-        found: dict[str, Any] | None = None if answer.is_error else answer.json()
-        return found
-
     def _timeline(
         self, jobs: Sequence[WatchedJob]
-    ) -> tuple[str | None, dict[str, dict[str, dict[str, float] | None]]]:
-        """The trace file, and the split of each job's time alone and together."""
-        answer = self._client.send("GET", "/slackwater/coschedule/timeline")
-        if answer.is_error:
-            return None, {job.name: {"alone": None, "shared": None} for job in jobs}
+    ) -> tuple[str, dict[str, dict[str, dict[str, float] | None]]]:
+        """The trace file, and the split of each job's time alone and together, if it shows that."""
+        trace = self._client.text("/slackwater/coschedule/timeline").encode()
         path = self._folder / "timeline.json"
-        path.write_bytes(answer.content)
-        permits = without_warm_up(stretches(answer.content))
+        path.write_bytes(trace)
+        permits = without_warm_up(stretches(trace))
         names = {job.name: str(job.last["job"]) for job in jobs}
         together = account(permits, list(names.values()), 1)
         shares: dict[str, dict[str, dict[str, float] | None]] = {}

@@ -94,8 +94,9 @@ def test_the_table_shows_the_same_figures() -> None:
     ]
     parts = {"rollout": 0.5, "train": 0.25, "waits": 0.15, "hand_over": 0.1}
     rows[0]["time"] = {"alone": None, "shared": parts}
-    rows[1]["time"] = {"alone": None, "shared": None}  # a service without a co-scheduler
-    more = {"permits": None, "instance": {"came": None}, "timeline": None}
+    rows[1]["time"] = {"alone": None, "shared": None}  # too few iterations
+    permits = {"given": 42, "switches": 7, "p99_ms": 1.25}
+    more = {"permits": permits, "instance": {"came": None}, "timeline": "timeline.json"}
     text = io.StringIO()
     Console(file=text, width=100).print(demo_table({"jobs": rows, **found, **more}))
     split = [line.split() for line in text.getvalue().splitlines() if line.strip()]
@@ -105,5 +106,6 @@ def test_the_table_shows_the_same_figures() -> None:
     assert lines["down,"] == ["down,", "shared", "50%", "25%", "15%", "10%"]
     assert lines["rollout"][-1] == "60%"
     assert "(1.33x)" in text.getvalue()
+    assert "42 permits, 7 switches, p99 1.2 ms a permit" in text.getvalue()
     meanings = " ".join(text.getvalue().split())
     assert all(f"{word}: " in meanings for word in ("slowdown", "bound", "waits", "switch"))
