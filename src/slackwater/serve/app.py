@@ -27,19 +27,19 @@ from slackwater.serve.operator.instances import instance_routes, node_routes
 from slackwater.serve.operator.jobs import job_routes
 from slackwater.serve.operator.status import operator_routes
 from slackwater.serve.tinker.records import Downloads, download_routes, record_routes
-from slackwater.serve.tinker.rest import RestFace, checkpoint_change_routes, rest_routes
+from slackwater.serve.tinker.rest import checkpoint_change_routes, rest_routes
 from slackwater.serve.tinker.sampling import future_routes, sampling_routes
 from slackwater.serve.tinker.service import service_routes
 from slackwater.serve.tinker.sessions import session_life_routes, session_list_routes
 from slackwater.serve.tinker.tokenizers import tokenizer_routes
-from slackwater.serve.tinker.training import TrainingFace, training_routes
+from slackwater.serve.tinker.training import TrainingHandlers, training_routes
 
 
 def create_app(plane: ControlPlane) -> FastAPI:
     """Each route parses, calls the control plane and answers; error handlers map exceptions."""
     app = App()
     app.state.plane = plane
-    training = TrainingFace(plane)
+    training = TrainingHandlers(plane)
 
     async def reject_operation(request: Request, body: Any, reason: str) -> None:
         """Use up the operation's number that an invalid body names, if it names one."""
@@ -52,7 +52,6 @@ def create_app(plane: ControlPlane) -> FastAPI:
             await plane.training.reject(model, seq, kind, reason)
 
     add_error_handlers(app, reject_operation)
-    rest = RestFace(plane)
     downloads = Downloads(plane.settings.state / "downloads")
     app.state.dashboard = LiveSource(plane)
     routers = (
@@ -73,10 +72,10 @@ def create_app(plane: ControlPlane) -> FastAPI:
         instance_routes(plane),
         node_routes(plane),
         tokenizer_routes(plane),
-        rest_routes(rest),
-        checkpoint_change_routes(rest),
-        session_list_routes(rest),
-        record_routes(rest, downloads),
+        rest_routes(plane),
+        checkpoint_change_routes(plane),
+        session_list_routes(plane),
+        record_routes(plane, downloads),
         download_routes(downloads),
         health_routes(),
         refusal_routes(),

@@ -4,7 +4,6 @@ import asyncio
 import codecs
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from slackwater.runtime.executors.recent_trajectories import EndedTurn, join_tur
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.activity import ActivitySampler
-from slackwater.runtime.store.checkpoints import list_checkpoints, parse_path
+from slackwater.runtime.store.checkpoints import parse_path
 from slackwater.runtime.store.job_accounts import job_row
 from slackwater.serve.dashboard.browser_sessions import Viewer
 from slackwater.serve.dashboard.source import PlannedFleet, PlannedJob, read_curves, read_json
@@ -24,6 +23,7 @@ from slackwater.serve.openai.text import TextCodec, TextCodecs
 from slackwater.serve.operator.coschedule import visible_state
 from slackwater.serve.operator.metrics import gauges_of, serving_of, tenant_gauges
 from slackwater.serve.operator.status import problems_of, starting_workers
+from slackwater.serve.tinker.checkpoints import read_checkpoints
 
 _MAX_ENDED_JOBS = 100
 _MAX_ACTIONS = 20
@@ -234,8 +234,7 @@ class LiveSource:
             saved = await asyncio.to_thread(read_json, folder, "checkpoint")
             with contextlib.suppress(ConfigError):  # none yet
                 models.add(parse_path(str(saved.get("state_path")))[0])
-        now_s = time.time()
-        found = await plane.store.call(lambda c: list_checkpoints(c, owner, now_s))
+        found = await read_checkpoints(plane, owner)
         mine = [checkpoint for checkpoint in found if checkpoint.model in models]
         return [
             {

@@ -1,6 +1,5 @@
 """Model names: base models, trained weights by path, and by the friendly name `base:name`."""
 
-import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -8,11 +7,11 @@ from fastapi import APIRouter
 from slackwater.model.errors import ConfigError, NotFoundError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store import checkpoints
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.runtime.store.checkpoints import Checkpoint
+from slackwater.runtime.store.checkpoints import SAMPLER, Checkpoint
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
+from slackwater.serve.tinker.checkpoints import read_checkpoint, read_checkpoints
 
 
 class ModelNames:
@@ -24,9 +23,7 @@ class ModelNames:
     async def weights(self, tenant: TenantId, model: str) -> tuple[BaseModel, str]:
         """The base model and the weight version of a name."""
         if model.startswith("tinker://"):
-            checkpoint = await self._plane.store.call(
-                lambda c: checkpoints.find_checkpoint(c, tenant, model, time.time())
-            )
+            checkpoint = await read_checkpoint(self._plane, tenant, model)
         else:
             try:
                 base = self._plane.bases.get(model)
@@ -36,7 +33,7 @@ class ModelNames:
                 if model not in named:
                     raise
                 checkpoint = named[model]
-        if checkpoint.kind != checkpoints.SAMPLER:
+        if checkpoint.kind != SAMPLER:
             raise ConfigError.of("model", model, "must be sampler weights, or a base model's name")
         return self._plane.bases.get(checkpoint.base_model), checkpoint.held_as
 
@@ -60,10 +57,8 @@ class ModelNames:
         return cards
 
     async def _samplers(self, tenant: TenantId) -> list[Checkpoint]:
-        found = await self._plane.store.call(
-            lambda c: checkpoints.list_checkpoints(c, tenant, time.time())
-        )
-        return [item for item in found if item.kind == checkpoints.SAMPLER]
+        found = await read_checkpoints(self._plane, tenant)
+        return [item for item in found if item.kind == SAMPLER]
 
     async def _friendly(self, tenant: TenantId) -> dict[str, Checkpoint]:
         """`base:name` for the newest save of that name over that base."""

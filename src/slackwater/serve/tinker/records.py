@@ -25,7 +25,6 @@ from sqlalchemy.engine import Connection, Row
 from slackwater.model.errors import NotFoundError, RefusedError
 from slackwater.model.ids import TenantId
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.schema import (
     checkpoints,
     models,
@@ -36,7 +35,8 @@ from slackwater.runtime.store.schema import (
 )
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
-from slackwater.serve.tinker.rest import RestFace, moment
+from slackwater.serve.tinker.checkpoints import read_checkpoint, read_checkpoints
+from slackwater.serve.tinker.rest import moment
 from slackwater.serve.tinker.weight_files import (
     RECIPIENTS,
     encrypt_files,
@@ -194,8 +194,7 @@ def _timeline(connection: Connection, session: str) -> bytes:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
 
 
-def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
-    plane = face.plane
+def record_routes(plane: ControlPlane, downloads: Downloads) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: records"])
 
     @router.get("/audit")
@@ -216,7 +215,7 @@ def record_routes(face: RestFace, downloads: Downloads) -> APIRouter:
     @router.get("/billing/usage/checkpoints/current")
     async def storage(tenant: Caller, project_id: str | None = None) -> dict[str, Any]:
         """Bytes by project; files with several names count under each."""
-        found = await face.checkpoints(tenant)
+        found = await read_checkpoints(plane, tenant)
         projects = {s["session_id"]: s["project_id"] for s in await plane.sessions.describe(tenant)}
         totals: dict[str | None, tuple[int, int]] = {}
         for item in found:
@@ -279,9 +278,7 @@ async def _export_files(
     plane: ControlPlane, downloads: Downloads, tenant: TenantId, path: str
 ) -> tuple[Key, Files]:
     """The key and the files of a checkpoint's export, encrypted if it has recipients."""
-    checkpoint = await plane.store.call(
-        lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
-    )
+    checkpoint = await read_checkpoint(plane, tenant, path)
     base = plane.bases.get(checkpoint.base_model)
     recipients = (checkpoint.user_metadata or {}).get(RECIPIENTS)
 

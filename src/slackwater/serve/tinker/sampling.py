@@ -12,12 +12,13 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store import sampling_sessions
+from slackwater.runtime.store.checkpoints import SAMPLER
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
+from slackwater.serve.tinker.checkpoints import read_checkpoint
 
 
 async def _open_session(
@@ -51,10 +52,8 @@ async def _find_weights(
 ) -> tuple[str, str, str]:
     """Base model, weight version and lineage."""
     if (path := body.model_path) is not None:
-        checkpoint = await plane.store.call(
-            lambda c: shelf.find_checkpoint(c, tenant, path, time.time())
-        )
-        if checkpoint.kind != shelf.SAMPLER:
+        checkpoint = await read_checkpoint(plane, tenant, path)
+        if checkpoint.kind != SAMPLER:
             raise ConfigError.of("model_path", path, "must be saved with save_weights_for_sampler")
         return checkpoint.base_model, checkpoint.held_as, checkpoint.lineage
     if body.base_model is None:

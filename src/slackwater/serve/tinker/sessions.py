@@ -14,7 +14,8 @@ from slackwater.serve.http.auth import Caller, find_job
 from slackwater.serve.http.errors import GoneError
 from slackwater.serve.http.large_bodies import LargeBodyRoute
 from slackwater.serve.tinker import bodies
-from slackwater.serve.tinker.rest import Limit, Offset, RestFace, Scope, moment, page_of
+from slackwater.serve.tinker.checkpoints import read_checkpoints
+from slackwater.serve.tinker.rest import Limit, Offset, Scope, list_runs, moment, page_of
 
 JOB_KEY = "slackwater_job"  # of a session's user_metadata
 
@@ -63,8 +64,7 @@ def session_life_routes(plane: ControlPlane) -> APIRouter:
     return router
 
 
-def session_list_routes(face: RestFace) -> APIRouter:
-    plane = face.plane
+def session_list_routes(plane: ControlPlane) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: what there is"])
 
     @router.get("/sessions")
@@ -81,7 +81,7 @@ def session_list_routes(face: RestFace) -> APIRouter:
         found = plane.sessions.get(tenant, session_id).session
         descriptions = await plane.sessions.describe(tenant)
         own = next(item for item in descriptions if item["session_id"] == found)
-        runs = [r["training_run_id"] for r in await face.runs(tenant)]
+        runs = [r["training_run_id"] for r in await list_runs(plane, tenant)]
         samplers = [s for s in plane.sampling.sessions() if s.session == found]
         return {
             "training_run_ids": [run for run in runs if run.startswith(f"{found}:")],
@@ -100,7 +100,7 @@ def session_list_routes(face: RestFace) -> APIRouter:
     async def search(body: bodies.SearchBody, tenant: Caller) -> dict[str, Any]:
         if body.owner.type != "own":
             raise RefusedError("owner: only your own sessions can be searched here")
-        checkpoints = await face.checkpoints(tenant)
+        checkpoints = await read_checkpoints(plane, tenant)
         found = [s for s in await plane.sessions.describe(tenant) if body.matches(s)]
         page = found[: body.limit]
         last = page[-1] if len(found) > len(page) else None

@@ -18,13 +18,20 @@ from slackwater.model.session import LoraShape, TrainedModel
 from slackwater.runtime.executors.trainers import version_of
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.plane import ControlPlane
-from slackwater.runtime.store import checkpoints as shelf
+from slackwater.runtime.store.checkpoints import (
+    EXTERNAL,
+    SAMPLER,
+    STATE,
+    checkpoint_path,
+    parse_path,
+)
 from slackwater.runtime.store.op_payloads import LoadPayload, PublishPayload, SavePayload, encode
 from slackwater.serve.http.auth import Caller, read_tenant
 from slackwater.serve.http.errors import FailedTurnError, GoneError
 from slackwater.serve.http.large_bodies import BODY, LargeBodyRoute
 from slackwater.serve.tinker import bodies, json_pass
 from slackwater.serve.tinker import proto as tinker_proto
+from slackwater.serve.tinker.checkpoints import read_checkpoint, read_checkpoints
 from slackwater.serve.tinker.pass_reader import (
     JSON,
     JSON_FORWARD,
@@ -49,8 +56,8 @@ _JSON_BODY = {"requestBody": {"required": True, "content": _JSON_CONTENT}}
 _PROTO_BODY = {"requestBody": {"required": True, "content": _PROTO_CONTENT | _JSON_CONTENT}}
 
 
-class TrainingFace:
-    """The routes' endpoints. Each submits an operation and answers with its request."""
+class TrainingHandlers:
+    """The endpoints of the routes. Each submits an operation and answers with its request."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -136,16 +143,13 @@ class TrainingFace:
     async def save_weights(self, body: bodies.SaveBody, tenant: Caller) -> dict[str, str]:
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.SAVE):
-            save = self.save_payload(model, shelf.STATE, body.path or f"{body.seq_id:06d}", body)
+            save = self.save_payload(model, STATE, body.path or f"{body.seq_id:06d}", body)
             if not body.overwrite:
                 await self._refuse_taken(tenant, save.path, body.seq_id)
         return await self._submit(model, body.seq_id, OpKind.SAVE, encode(save))
 
     async def _refuse_taken(self, tenant: TenantId, path: str, seq: int) -> None:
-        taken = await self.plane.store.call(
-            lambda c: shelf.list_checkpoints(c, tenant, time.time(), shelf.parse_path(path)[0])
-        )
-        for checkpoint in taken:
+        for checkpoint in await read_checkpoints(self.plane, tenant, parse_path(path)[0]):
             if checkpoint.path == path and not checkpoint.held_as.endswith(f"@{seq}"):
                 raise RefusedError(f"path: {path} exists; give another name, or overwrite=true")
 
@@ -153,7 +157,7 @@ class TrainingFace:
     def save_payload(
         model: TrainedModel, kind: str, name: str, body: bodies.SaveBody | bodies.SaveForSamplerBody
     ) -> SavePayload:
-        path = shelf.checkpoint_path(model.model, kind, name)
+        path = checkpoint_path(model.model, kind, name)
         return SavePayload(path, name, body.ttl_seconds, body.user_metadata)
 
     async def save_for_sampler(
@@ -163,7 +167,7 @@ class TrainingFace:
         save, session = None, None
         async with self._rejecting(model, body.seq_id, OpKind.PUBLISH):
             if body.path is not None:
-                save = self.save_payload(model, shelf.SAMPLER, body.path, body)
+                save = self.save_payload(model, SAMPLER, body.path, body)
             elif body.sampling_session_seq_id is None:
                 raise ConfigError.of("path", None, "must be given, or sampling_session_seq_id")
             else:
@@ -181,7 +185,7 @@ class TrainingFace:
             metadata = None
             if body.age_encryption_recipients:
                 metadata = {RECIPIENTS: check_recipients(body.age_encryption_recipients)}
-            path = shelf.checkpoint_path(model.model, shelf.EXTERNAL, body.path)
+            path = checkpoint_path(model.model, EXTERNAL, body.path)
         save = SavePayload(path, body.path, body.ttl_seconds, metadata)
         payload = encode(PublishPayload(version_of(model.model, body.seq_id), save))
         return await self._submit(model, body.seq_id, OpKind.PUBLISH, payload)
@@ -191,10 +195,8 @@ class TrainingFace:
             raise ConfigError.of("model_id", body.model_id, "must be given, with seq_id")
         model = self.model(tenant, body.model_id)
         async with self._rejecting(model, body.seq_id, OpKind.LOAD):
-            checkpoint = await self.plane.store.call(
-                lambda c: shelf.find_checkpoint(c, tenant, body.path, time.time())
-            )
-            if checkpoint.kind != shelf.STATE:
+            checkpoint = await read_checkpoint(self.plane, tenant, body.path)
+            if checkpoint.kind != STATE:
                 raise ConfigError.of("path", body.path, "must be saved with save_state (weights)")
             if (checkpoint.base_model, checkpoint.lora) != (model.base_model, model.lora):
                 saved = f"{checkpoint.base_model} rank {checkpoint.lora.rank}"
@@ -231,14 +233,14 @@ class TrainingFace:
         return {"request_id": request, "model_id": model.model}
 
 
-def training_routes(face: TrainingFace) -> APIRouter:
+def training_routes(handlers: TrainingHandlers) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, prefix="/api/v1", tags=["tinker: training"])
-    router.post("/create_model")(face.create_model)
-    router.post("/forward_backward", openapi_extra=_PROTO_BODY)(face.forward_backward)
-    router.post("/forward", openapi_extra=_JSON_BODY)(face.forward)
-    router.post("/optim_step")(face.optim_step)
-    router.post("/save_weights")(face.save_weights)
-    router.post("/save_weights_for_sampler")(face.save_for_sampler)
-    router.post("/save_weights_external")(face.save_external)
-    router.post("/load_weights")(face.load_weights)
+    router.post("/create_model")(handlers.create_model)
+    router.post("/forward_backward", openapi_extra=_PROTO_BODY)(handlers.forward_backward)
+    router.post("/forward", openapi_extra=_JSON_BODY)(handlers.forward)
+    router.post("/optim_step")(handlers.optim_step)
+    router.post("/save_weights")(handlers.save_weights)
+    router.post("/save_weights_for_sampler")(handlers.save_for_sampler)
+    router.post("/save_weights_external")(handlers.save_external)
+    router.post("/load_weights")(handlers.load_weights)
     return router

@@ -13,9 +13,8 @@ import pyrage
 
 from slackwater.model.adapter_config import adapter_config
 from slackwater.model.errors import ConfigError
-from slackwater.runtime.store import checkpoints as shelf
 from slackwater.runtime.store.base_models import BaseModel
-from slackwater.runtime.store.checkpoints import Checkpoint
+from slackwater.runtime.store.checkpoints import HELD_AS_VERSIONS, Checkpoint
 from slackwater.runtime.store.versions import VersionShelf
 from slackwater.serve.tinker.tokenizers import tokenizer_files
 
@@ -27,7 +26,7 @@ def weight_files(
     checkpoint: Checkpoint, base: BaseModel, versions: VersionShelf, folder: Path
 ) -> dict[str, Path | bytes]:
     """The files of a checkpoint's export by name; files of several ranks are joined in `folder`."""
-    if checkpoint.kind not in shelf.HELD_AS_VERSIONS:
+    if checkpoint.kind not in HELD_AS_VERSIONS:
         raise ConfigError.of(
             "path", checkpoint.path, "must be saved with save_weights_external or _for_sampler"
         )
