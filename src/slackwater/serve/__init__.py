@@ -1,1 +1,1 @@
-"""The HTTP face: the Tinker and OpenAI APIs over one control plane."""
+"""The HTTP API: the Tinker and OpenAI APIs over one control plane."""

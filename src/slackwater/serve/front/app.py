@@ -14,7 +14,7 @@ from slackwater.serve.http.errors import add_error_handlers
 from slackwater.serve.http.fast_path import FastPathMiddleware
 from slackwater.serve.http.host_check import HostCheck
 from slackwater.serve.http.limits import BODY_STALL_S, BodyLimits, max_json_bytes
-from slackwater.serve.openai.api import OpenAiFace, openai_routes
+from slackwater.serve.openai.api import OpenAiHandlers, openai_routes
 from slackwater.serve.openai.extras import token_routes
 from slackwater.serve.tinker.pass_reader import MAX_JSON_PASS_BYTES, PASS_PATHS
 from slackwater.serve.tinker.samples import sample_routes
@@ -27,8 +27,8 @@ def create_front_app(gateway: Gateway, plane: ASGIApp, folder: Path) -> FastAPI:
     app = App()
     app.state.plane = gateway
     add_error_handlers(app)
-    face = OpenAiFace(gateway)
-    routers = (sample_routes(gateway), openai_routes(face), token_routes(face))
+    handlers = OpenAiHandlers(gateway)
+    routers = (sample_routes(gateway), openai_routes(handlers), token_routes(handlers))
     for router in routers:
         app.include_router(router)
     routes = [route for router in routers for route in router.routes]

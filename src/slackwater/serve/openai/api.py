@@ -38,7 +38,7 @@ _GROUP_CHARS = 1 << 14
 _FEW_TOKENS = 64
 
 
-class OpenAiFace:
+class OpenAiHandlers:
     """State and preparation shared by the OpenAI routes."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -202,8 +202,8 @@ async def _whole(
         watching.cancel()
 
 
-def openai_routes(face: OpenAiFace) -> APIRouter:
-    gateway = face.gateway
+def openai_routes(handlers: OpenAiHandlers) -> APIRouter:
+    gateway = handlers.gateway
     router = APIRouter(route_class=LargeBodyRoute, prefix="/v1", tags=["openai"])
 
     async def answer(
@@ -212,7 +212,7 @@ def openai_routes(face: OpenAiFace) -> APIRouter:
         request: Request,
         response: ResponsesBody | None = None,
     ) -> Response:
-        choices, answers = await face.prepare(tenant, body, request, response)
+        choices, answers = await handlers.prepare(tenant, body, request, response)
         generation = Generation(gateway, choices)
         try:
             await generation.begin()

@@ -11,7 +11,7 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.runtime.store.base_models import BaseModel
 from slackwater.serve.http.auth import Caller
 from slackwater.serve.http.large_bodies import LargeBodyRoute
-from slackwater.serve.openai.api import OpenAiFace
+from slackwater.serve.openai.api import OpenAiHandlers
 from slackwater.serve.openai.bodies import ChatMessage, StrictBody
 from slackwater.serve.openai.event_stream import encode_sliced_json
 from slackwater.serve.openai.prompts import Conversation
@@ -78,9 +78,9 @@ def health_routes() -> APIRouter:
     return router
 
 
-def token_routes(face: OpenAiFace) -> APIRouter:
+def token_routes(handlers: OpenAiHandlers) -> APIRouter:
     router = APIRouter(route_class=LargeBodyRoute, tags=["openai"])
-    gateway = face.gateway
+    gateway = handlers.gateway
 
     def only_model(given: str | None) -> str:
         """The given model, or the only one that is served."""
@@ -92,12 +92,12 @@ def token_routes(face: OpenAiFace) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody, tenant: Caller) -> Response:
         base, _ = await gateway.weights(tenant, only_model(body.model))
-        codec = await face.codecs.load(base)
+        codec = await handlers.codecs.load(base)
         if (body.prompt is None) == (body.messages is None):
             raise ConfigError.of("prompt", body.prompt, "must be given, unless messages are")
         if body.messages is None:
             special = body.add_special_tokens is not False
-            (tokens,) = await face.encode(tenant, base, codec, [body.prompt or ""], special)
+            (tokens,) = await handlers.encode(tenant, base, codec, [body.prompt or ""], special)
         else:
             chat = Conversation(
                 [message.plain() for message in body.messages],
@@ -106,7 +106,7 @@ def token_routes(face: OpenAiFace) -> APIRouter:
                 body.add_generation_prompt,
                 body.continue_final_message,
             )
-            tokens = await face.chat_tokens(tenant, base, codec, chat)
+            tokens = await handlers.chat_tokens(tenant, base, codec, chat)
         strings = bool(body.return_token_strs)
         written = await gateway.fair_work.run(
             tenant, _tokenize_response, base, codec, tokens, strings
@@ -119,7 +119,7 @@ def token_routes(face: OpenAiFace) -> APIRouter:
         if len(body.tokens) > 2 * base.max_context_tokens:
             fix = f"must be at most {2 * base.max_context_tokens}"
             raise ConfigError.of("tokens", f"{len(body.tokens)} of them", fix)
-        codec = await face.codecs.load(base)
+        codec = await handlers.codecs.load(base)
 
         def decode() -> str:
             largest = max(body.tokens, default=0)

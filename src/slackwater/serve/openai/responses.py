@@ -40,13 +40,13 @@ _INSTEAD = {
 }
 
 
-class ReasoningWish(StrictBody):
+class ReasoningOptions(StrictBody):
     effort: ReasoningEffort | None = None
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
 
 
-class TextWish(StrictBody):
+class TextOptions(StrictBody):
     format: Json | None = None
     verbosity: None = None
 
@@ -65,8 +65,8 @@ class ResponsesBody(StrictBody):
     tools: Annotated[list[Json] | None, Field(max_length=256)] = None
     tool_choice: Json | Literal["none", "auto", "required"] | None = None
     parallel_tool_calls: bool | None = None
-    text: TextWish | None = None
-    reasoning: ReasoningWish | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
     metadata: dict[str, str] | None = None
     stream: bool | None = False
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
