@@ -42,9 +42,6 @@ class TimedController:
         self.wall.add(time.perf_counter() - began_s)
         return commands
 
-    def check_integrity(self) -> None:
-        self._controller.check_integrity()
-
 
 class WatchedPlane(ControlPlane):
     """A control plane whose driver has a timed controller."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from harness.broker_checks import check_broker
 from harness.simulated_devices import DeploymentCommand, SimulatedDevices
 from slackwater.control.fleet.controller import FleetController, Handler
 from slackwater.control.fleet.messages import FleetCommand, FleetEvent
@@ -113,6 +114,12 @@ class InvariantChecks(SimulatedFleet):
 
 class CheckedSlackFleet(InvariantChecks, FiveSlackFleet):
     """A fleet with five kinds of slack."""
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        check_broker(self.cores.broker)
+        used, cores = self.cores.used, self.scenario.external.cores
+        assert used <= cores, f"{used} actions on {cores} cores"
 
 
 class CheckedFleet(InvariantChecks):

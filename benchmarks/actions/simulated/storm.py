@@ -9,12 +9,14 @@ exceeded in any window, and when the storm is over everything must end.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from benchmarks.actions.simulated.baselines import ShortFirst
 from benchmarks.actions.simulated.elastic import ElasticScheduling
 from benchmarks.actions.simulated.storm_workers import StormWorkers
+from harness.broker_checks import check_broker
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
@@ -142,7 +144,7 @@ class Storm:
             self._execute,
             clock=lambda: self.queue.now_s,
             schedule=self.queue.push_soon,
-            handled=self.broker.check_integrity,
+            handled=partial(check_broker, self.broker),
         )
 
     def happen(self, event: on.Event) -> None:

@@ -23,7 +23,11 @@ class Controller(Protocol[E, C]):
     """A state machine without I/O."""
 
     def handle(self, event: E) -> Sequence[C]:
-        """Take one event, return what the body must do about it, in order."""
+        """Take one event; return what the runtime must do, in order."""
+
+
+class CheckedController(Controller[E, C], Protocol[E, C]):
+    """A controller whose invariants simulated runs check."""
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if an invariant does not hold; tests call it after every event."""
+        """Raise AssertionError if an invariant does not hold."""

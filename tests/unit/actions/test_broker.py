@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import pytest
 
+from harness.broker_checks import check_broker
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
@@ -49,7 +50,7 @@ class Desk:
 
     def tell(self, event: on.Event) -> Sequence[do.Command]:
         commands = self.broker.handle(event)
-        self.broker.check_integrity()
+        check_broker(self.broker)
         for command in commands:
             if isinstance(command, do.EndAction):
                 assert command.action not in self.outcomes

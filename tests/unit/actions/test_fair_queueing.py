@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.actions.simulated.baselines import LeastEach, ShortFirst
 from benchmarks.actions.simulated.elastic import ElasticScheduling
 from benchmarks.actions.simulated.storm import Storm
+from harness.broker_checks import check_broker
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
@@ -92,7 +93,7 @@ class Machine:
                 self.started_s[command.spec.action] = self.now_s
                 self._push(self.now_s + self._pieces[command.spec.action].run_s, command)
         if self.broker.state.waiting < 60:  # it looks at everybody who waits
-            self.broker.check_integrity()
+            check_broker(self.broker)
 
     def _push(self, at_s: float, what: object) -> None:
         self._number += 1
@@ -262,7 +263,7 @@ def test_an_elastic_action_gets_no_more_cores_than_its_tenant_may_hold() -> None
         asked = replace(spec(name, A), needs=needs, elastic=elastic, single_unit_s=10.0)
         said = broker.handle(on.ActionSubmitted(0.0, asked))
         held += sum(len(c.grant.cores) for c in said if isinstance(c, do.StartAction))
-        broker.check_integrity()
+        check_broker(broker)
     assert held == 4
     wide = replace(spec("z", A), needs=(Need(CORES, Amounts.exactly(5)),))
     (end, *_) = broker.handle(on.ActionSubmitted(0.0, wide))
@@ -277,7 +278,7 @@ def test_memory_is_shared_and_who_waits_for_it_keeps_only_its_own_from_going_on(
 
     def tell(event: on.Event) -> None:
         said.extend(broker.handle(event))
-        broker.check_integrity()
+        check_broker(broker)
 
     def environment(name: str, tenant: TenantId, mib: int) -> on.EnvironmentRequested:
         where = EnvironmentSpec(EnvironmentId(name), JobId("j"), mib, 1000 * (tenant == A), tenant)
@@ -310,7 +311,7 @@ def test_a_flood_of_environments_is_opened_as_many_at_a_time_as_its_tenant_has_c
     def tell(event: on.Event) -> None:
         said = broker.handle(event)
         opening.extend(c.spec.environment for c in said if isinstance(c, do.OpenEnvironment))
-        broker.check_integrity()
+        check_broker(broker)
 
     def ask(name: str, tenant: TenantId) -> None:
         where = EnvironmentSpec(EnvironmentId(name), JobId("j"), 1, tenant=tenant)
@@ -342,7 +343,7 @@ def test_waiting_actions_and_environments_are_counted_by_tenant() -> None:
         ended += list(broker.handle(on.EnvironmentRequested(0.0, where)))
     (end,) = (one for one in ended if isinstance(one, do.EndEnvironment))
     assert end.environment == "e2" and "has 2 environments" in end.reason
-    broker.check_integrity()
+    check_broker(broker)
 
 
 def test_what_is_above_a_ceiling_is_refused_by_the_broker_too() -> None:
@@ -415,5 +416,5 @@ def test_a_tenant_whose_environments_wait_for_room_pauses_too() -> None:
     assert owner.waiting_environments == 80 and owner.pause_s() >= 0.5
     for number in range(72):
         broker.handle(on.EnvironmentClosed(0.0, EnvironmentId(f"e{number}")))
-    broker.check_integrity()
+    check_broker(broker)
     assert owner.waiting_environments == 8 and owner.pause_s() == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.broker_checks import check_broker
 from slackwater.control.actions import commands as do
 from slackwater.control.actions import events as on
 from slackwater.control.actions.broker import ActionBroker
@@ -86,7 +87,7 @@ class Body:
                     self.running.append(command)
                 case do.EndAction(action, _):
                     self.outcomes[action] += 1
-        self.broker.check_integrity()
+        check_broker(self.broker)
 
 
 def test_services_share_devices_and_every_score_is_its_own_models(

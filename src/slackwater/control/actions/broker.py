@@ -5,7 +5,6 @@ outcome; what an attempt holds is free again only when its worker reports that i
 gone, or the worker is lost; no action starves.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import assert_never
 
@@ -13,15 +12,15 @@ from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker_state import BrokerSettings, BrokerState
 from slackwater.control.actions.lanes import CoreLane, LimitLane
 from slackwater.control.actions.limit_usage import LimitUsage
-from slackwater.control.actions.live import Attempt, EnvironmentState, LiveAction
+from slackwater.control.actions.live import EnvironmentState, LiveAction
 from slackwater.control.actions.sandbox_registry import SandboxRegistry
 from slackwater.control.actions.starting import Starter
 from slackwater.control.timer import TimerFired
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Limit, OutcomeKind
-from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB, Need
+from slackwater.model.amounts import CORES, GPUS, MEMORY_MIB
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import ActionId, EnvironmentId, ResourceName, TenantId
-from slackwater.model.tenant_limits import check_action, check_environment
+from slackwater.model.tenant_limits import check_action
 from slackwater.policy.actions.curve import make_curve
 
 _WORKER_RESOURCES = (CORES, GPUS, MEMORY_MIB)
@@ -110,11 +109,7 @@ class ActionBroker:
 
     def check_environment(self, spec: EnvironmentSpec) -> None:
         """Raise if the tenant's limits exclude the environment, whatever is free."""
-        owner = self.state.tenant(spec.tenant)
-        check_environment(spec, owner.limits)
-        why = owner.full_environments_reason()
-        if why is not None:
-            raise UnavailableError(why)
+        self.state.tenant(spec.tenant).check_environment(spec)
 
     def _full_queue_reason(self, tenant: TenantId) -> str | None:
         settings = self.state.settings
@@ -195,21 +190,18 @@ class ActionBroker:
         for need in spec.needs:
             if need.resource in _WORKER_RESOURCES:
                 continue
-            book = self.state.limits.get(need.resource)
-            if book is None:
+            usage = self.state.limits.get(need.resource)
+            if usage is None:
                 known = sorted(self.state.limits)
                 return f"resource {need.resource} is not declared; there are {known}"
-            if not book.ever_fits(need.amounts.least):
+            if not usage.ever_fits(need.amounts.least):
                 return f"it needs {need.amounts.least} of {need.resource}, more than its limit"
         if {need.resource for need in spec.needs} == {MEMORY_MIB}:
             return "it needs memory and no cores"
-        return self._bad_degree(spec.need(GPUS))
-
-    @staticmethod
-    def _bad_degree(need: Need | None) -> str | None:
-        if need is None or set(need.amounts.choices) <= {1, 2, 4, 8}:
-            return None
-        return f"gpus: {need.amounts.choices} must be of 1, 2, 4 and 8"
+        gpus = spec.need(GPUS)
+        if gpus is not None and not set(gpus.amounts.choices) <= {1, 2, 4, 8}:
+            return f"gpus: {gpus.amounts.choices} must be of 1, 2, 4 and 8"
+        return None
 
     def _finish(self, event: events.ActionFinished) -> None:
         state = self.state
@@ -218,7 +210,9 @@ class ActionBroker:
             return  # the attempt was given up when its worker was lost
         action, environment = attempt.action, attempt.action.environment
         if event.ended is OutcomeKind.DONE:
-            self._learn(attempt, event.ran_s)
+            spec = action.spec
+            faster = spec.elastic.efficiency.speedup(attempt.units) if spec.elastic else 1.0
+            state.durations.observe(spec.kind, event.ran_s * faster)
         if not attempt.outcome_reported:
             kind, reason = event.ended, event.reason
             if attempt.stopping is not None and kind is not OutcomeKind.DONE:
@@ -228,11 +222,6 @@ class ActionBroker:
         if environment is not None and environment.busy is attempt:
             environment.busy = None
             state.wake(environment)
-
-    def _learn(self, attempt: Attempt, ran_s: float) -> None:
-        spec = attempt.action.spec
-        faster = spec.elastic.efficiency.speedup(attempt.units) if spec.elastic else 1.0
-        self.state.durations.observe(spec.kind, ran_s * faster)
 
     def _stop(self, name: ActionId, kind: OutcomeKind, reason: str) -> None:
         """End a waiting action at once; stop a running one, which ends with its worker's report."""
@@ -272,13 +261,13 @@ class ActionBroker:
         state = self.state
         if limit.resource in _WORKER_RESOURCES:
             return
-        book = state.limits.get(limit.resource)
-        if book is None:
+        usage = state.limits.get(limit.resource)
+        if usage is None:
             state.limits[limit.resource] = LimitUsage(limit)
             lane = LimitLane(limit.resource)
             state.lanes[lane.name] = lane
             return
-        book.change(limit)
+        usage.limit = limit  # units already used keep their former window
         for action in list(state.actions.values()):
             if action.attempt is None and (why := self._refusal(action.spec)) is not None:
                 state.end(action, OutcomeKind.REFUSED, why)
@@ -292,119 +281,3 @@ class ActionBroker:
                 self._sandboxes.steal(lane)
             self._starter.run(lane)
             self.state.advance_woken()
-
-    def check_integrity(self) -> None:
-        check_state(self.state)
-
-
-def check_state(state: BrokerState) -> None:
-    """Raise AssertionError if the parts of the state disagree, or a resource is granted twice."""
-    counters = state.counters
-    ended = sum(counters.ended.values())
-    assert counters.submitted == len(state.actions) + ended, "an action was lost or ended twice"
-    _check_actions(state)
-    for number, attempt in state.attempts.items():
-        assert attempt.number == number
-        assert number in state.lanes[attempt.lane].running, f"attempt {number} holds nothing"
-    assert sum(len(lane.running) for lane in state.lanes.values()) == len(state.attempts)
-    for lane in state.nodes.values():
-        _check_node(state, lane)
-    _check_gpus(state)
-    _check_limits(state)
-    _check_environments(state)
-    _check_tenants(state)
-
-
-def _check_actions(state: BrokerState) -> None:
-    waiting = 0
-    assert state.queued.keys() <= state.actions.keys(), "an action that has ended waits in a lane"
-    for name, action in state.actions.items():
-        assert action.spec.action == name
-        if action.attempt is not None:
-            assert state.attempts[action.attempt.number] is action.attempt
-            assert name not in state.queued and name not in state.unplaced
-            continue
-        waiting += 1
-        behind = action.environment is not None and (
-            action.environment.queue[0] is not action
-            or not action.environment.ready
-            or action.environment.busy is not None
-        )
-        places = (name in state.queued, name in state.unplaced, behind)
-        assert sum(places) == 1, f"{name} waits in {sum(places)} places"
-        assert name not in state.queued or action in state.queued[name]
-    assert waiting == state.waiting == sum(t.waiting for t in state.tenants.values())
-
-
-def _check_node(state: BrokerState, lane: CoreLane) -> None:
-    held = [core for attempt in lane.running.values() for core in attempt.grant.cores]
-    owned = [core for numa in lane.capacity.cores for core in numa]
-    assert sorted(held + lane.cores.idle()) == sorted(owned), f"{lane.node}: a core is held twice"
-    assert lane.cores.free == len(lane.cores.idle())
-    assert lane.queued_units == sum(action.curve.least for action in lane)
-    used_mib = sum(attempt.grant.amount(MEMORY_MIB) for attempt in lane.running.values())
-    used_mib += sum(state.environments[name].spec.memory_mib for name in lane.environments)
-    assert lane.free_mib == lane.capacity.memory_mib - used_mib >= 0, f"{lane.node}: memory"
-
-
-def _check_gpus(state: BrokerState) -> None:
-    state.gpus.check_integrity()
-    held: Counter[tuple[str, int]] = Counter()
-    for attempt in state.gpus.running.values():
-        grant = attempt.grant
-        assert grant.node is not None
-        assert grant.gpus[0] % len(grant.gpus) == 0, "a chunk is not aligned"
-        held.update((grant.node, gpu) for gpu in grant.gpus)
-    assert all(count == 1 for count in held.values()), "a GPU runs two actions"
-    for node in state.gpus.nodes.values():
-        busy = {gpu for name, gpu in held if name == node.node}
-        assert busy | node.idle == set(range(node.count)) and not busy & node.idle
-
-
-def _check_limits(state: BrokerState) -> None:
-    held: Counter[str] = Counter()
-    for attempt in state.attempts.values():
-        held.update(dict(attempt.action.limits))
-    for resource, book in state.limits.items():
-        book.check_integrity()
-        assert book.running == held[resource], f"{resource}: a place was lost"
-        assert book.first_claims.keys() <= state.lanes.keys(), "a lane that is gone keeps a claim"
-
-
-def _check_environments(state: BrokerState) -> None:
-    for name, environment in state.environments.items():
-        placed = environment.state in (EnvironmentState.OPENING, EnvironmentState.OPEN)
-        assert placed == (environment.node is not None)
-        if environment.node is not None:
-            assert name in state.nodes[environment.node].environments
-        assert all(action.environment is environment for action in environment.queue)
-        later = list(environment.queue)[1:]
-        assert not any(action.attempt or action.spec.action in state.queued for action in later)
-
-
-def _check_tenants(state: BrokerState) -> None:
-    held: Counter[str] = Counter()
-    for environment in state.environments.values():
-        if environment.node is not None:
-            held[environment.spec.tenant] += environment.spec.memory_mib
-    for attempt in state.attempts.values():
-        held[attempt.action.spec.tenant] += attempt.grant.amount(MEMORY_MIB)
-    owned = Counter(environment.spec.tenant for environment in state.environments.values())
-    lined = Counter(
-        environment.spec.tenant
-        for environment in state.environments.values()
-        if environment.state is EnvironmentState.WAITING
-    )
-    for name, tenant in state.tenants.items():
-        assert tenant.held_mib == held[name], f"{name}: memory of a tenant"
-        assert tenant.environments == owned[name], f"{name}: environments of a tenant"
-        assert tenant.waiting_environments == lined[name], f"{name}: environments that wait"
-    for node in state.nodes.values():
-        here = (state.environments[name] for name in node.environments)
-        opening = (e.spec.tenant for e in here if e.state is EnvironmentState.OPENING)
-        assert +node.opening == Counter(opening), f"{node.node}: environments that open"
-    for lane in state.lanes.values():
-        units: Counter[str] = Counter()
-        for attempt in lane.running.values():
-            units[attempt.action.spec.tenant] += attempt.units
-        assert {k: v for k, v in lane.held_units.items() if v} == dict(units), f"{lane.name}: units"

@@ -25,11 +25,6 @@ class FairQueue:
     def __len__(self) -> int:
         return self._count
 
-    def __contains__(self, action: LiveAction) -> bool:
-        queue = self._queues.get(action.spec.tenant, [])
-        index = bisect_left(queue, action.queue_position, key=lambda entry: entry[:2])
-        return index < len(queue) and queue[index][2] is action
-
     @property
     def shared(self) -> bool:
         """Whether several tenants wait."""
@@ -92,14 +87,14 @@ class FairQueue:
 
 
 class FairOrder:
-    """An iteration over a line; the actions it has yielded count as if they had started."""
+    """An iteration over a queue; the actions it has yielded count as if they had started."""
 
-    def __init__(self, lines: dict[TenantId, list[Entry]], share: FairShare) -> None:
-        self._queues = lines
+    def __init__(self, queues: dict[TenantId, list[Entry]], share: FairShare) -> None:
+        self._queues = queues
         self._share = share
         self._yielded: list[LiveAction] = []
         self._dropped: set[TenantId] = set()
-        self._iterator = self._merge_tenants() if len(lines) > 1 else self._iterate_one_tenant()
+        self._iterator = self._merge_tenants() if len(queues) > 1 else self._iterate_one_tenant()
 
     def __iter__(self) -> Iterator[LiveAction]:
         for action in self._iterator:

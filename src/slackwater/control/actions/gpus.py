@@ -144,12 +144,14 @@ class GpuLane(Lane):
         declared = self.services.get(service)
         if declared is None:
             return ()
-        return tuple(units for units in choices if self._can_hold(declared.degree(units)))
-
-    def _can_hold(self, degree: ServiceShape | None) -> bool:
-        return degree is not None and any(
-            node.count >= degree.gpus and node.gpu_mib >= degree.gpu_mib
-            for node in self.nodes.values()
+        return tuple(
+            units
+            for units in choices
+            if (degree := declared.degree(units)) is not None
+            and any(
+                node.count >= degree.gpus and node.gpu_mib >= degree.gpu_mib
+                for node in self.nodes.values()
+            )
         )
 
     def _has_idle_resident(self, service: ServiceName, size: int) -> bool:
@@ -217,11 +219,3 @@ class GpuLane(Lane):
         resident = held.resident(action.spec.service, grant.gpus)
         if resident is not None:
             resident.used_s = now_s
-
-    def check_integrity(self) -> None:
-        assert self._free == sum(len(node.idle) for node in self.nodes.values())
-        for node in self.nodes.values():
-            assert node.idle <= set(range(node.count))
-            for gpu in range(node.count):
-                held_mib = sum(r.gpu_mib for r in node.residents if gpu in r.gpus)
-                assert held_mib <= node.gpu_mib, f"{node.node} gpu {gpu} holds {held_mib} MiB"

@@ -53,9 +53,6 @@ class Lane:
         self.queue.add(action)
         self.queued_units += action.curve.least
 
-    def __contains__(self, action: LiveAction) -> bool:
-        return action in self.queue
-
     def remove(self, action: LiveAction) -> None:
         self.queue.remove(action)
         self.queued_units -= action.curve.least
@@ -153,10 +150,6 @@ class NodeCores:
         self.free += len(cores)
         for core in cores:
             self._free[self._home[core]].append(core)
-
-    def idle(self) -> list[int]:
-        """The free cores, for checks."""
-        return [core for cores in self._free for core in cores]
 
 
 class CoreLane(Lane):

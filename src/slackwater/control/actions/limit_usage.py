@@ -35,10 +35,6 @@ class LimitUsage:
         self.first_claims: dict[str, LimitClaim] = {}  # by lane
         self._expiries: deque[tuple[float, int]] = deque()  # (when, how many) units become free
 
-    def change(self, limit: Limit) -> None:
-        """Apply new bounds; units already used keep their former window."""
-        self.limit = limit
-
     def ever_fits(self, units: int) -> bool:
         return units <= (self.limit.concurrency or units) and units <= (self.limit.quota or units)
 
@@ -80,7 +76,3 @@ class LimitUsage:
     def _expire(self, now_s: float) -> None:
         while self._expiries and self._expiries[0][0] <= now_s:
             self.recent -= self._expiries.popleft()[1]
-
-    def check_integrity(self) -> None:
-        assert self.running >= 0
-        assert self.recent == sum(units for _, units in self._expiries)

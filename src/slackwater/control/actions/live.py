@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from slackwater.control.actions.limit_usage import LimitClaim
 from slackwater.model.action import ActionSpec, EnvironmentSpec, Grant, OutcomeKind
+from slackwater.model.errors import UnavailableError
 from slackwater.model.ids import NodeId, ResourceName, TenantId
-from slackwater.model.tenant_limits import TenantLimits
+from slackwater.model.tenant_limits import TenantLimits, check_environment
 from slackwater.policy.actions.curve import DurationCurve
 from slackwater.policy.actions.fair_share import advance_charge_s
 
@@ -59,13 +60,14 @@ class TenantState:
         has = f"tenant {self.tenant or '-'} has {self.waiting} actions waiting"
         return f"{has}, as many as it may; try again later"
 
-    def full_environments_reason(self) -> str | None:
-        """Why it may have no more environments, or None."""
-        most = self.limits.environments
-        if self.environments < most:
-            return None
-        has = f"tenant {self.tenant or '-'} has {self.environments} environments"
-        return f"{has}, as many as the operator lets it ([limits] environments); close some"
+    def check_environment(self, spec: EnvironmentSpec) -> None:
+        """Raise if the limits exclude one more environment, whatever is free."""
+        check_environment(spec, self.limits)
+        if self.environments >= self.limits.environments:
+            has = f"tenant {self.tenant or '-'} has {self.environments} environments"
+            raise UnavailableError(
+                f"{has}, as many as the operator lets it ([limits] environments); close some"
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -161,5 +163,4 @@ class BrokerCounters:
 
     submitted: int = 0
     started: int = 0
-    restored: int = 0
     ended: dict[OutcomeKind, int] = field(default_factory=lambda: dict.fromkeys(OutcomeKind, 0))

@@ -12,15 +12,15 @@ from slackwater.control.actions import commands, events
 from slackwater.control.actions.broker_state import BrokerState
 from slackwater.control.actions.lanes import CoreLane
 from slackwater.control.actions.live import (
+    Attempt,
     EnvironmentState,
     LiveAction,
     LiveEnvironment,
     TenantState,
 )
 from slackwater.model.action import EnvironmentSpec, OutcomeKind
-from slackwater.model.errors import ConfigError
+from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.model.ids import EnvironmentId, NodeId, TenantId
-from slackwater.model.tenant_limits import check_environment
 
 
 class SandboxRegistry:
@@ -66,20 +66,18 @@ class SandboxRegistry:
             return
         state.gpus.leave(node)
         del state.lanes[lane.name]
-        for resource, book in state.limits.items():
-            if book.first_claims.pop(lane.name, None) is not None:
+        for resource, usage in state.limits.items():
+            if usage.first_claims.pop(lane.name, None) is not None:
                 state.touch_waiters(resource)
+        why = f"worker {node} was lost: {reason}"
         gone = [attempt for attempt in state.attempts.values() if attempt.grant.node == node]
         for attempt in gone:
             state.gpus.end(attempt, state.now_s)
-            self._end_or_requeue(
-                attempt.action, f"worker {node} was lost: {reason}", attempt.outcome_reported
-            )
+            if not attempt.outcome_reported:
+                self._end_or_requeue(attempt, why)
             state.release(attempt)
         for name in sorted(lane.environments):
-            self.end(
-                state.environments[name], OutcomeKind.LOST, f"worker {node} was lost: {reason}"
-            )
+            self.end(state.environments[name], OutcomeKind.LOST, why)
         for action in list(lane):
             lane.remove(action)
             del state.queued[action.spec.action]
@@ -90,11 +88,8 @@ class SandboxRegistry:
         state.touch(state.gpus.name)
         self.refuse_impossible()
 
-    def _end_or_requeue(self, action: LiveAction, why: str, outcome_reported: bool) -> None:
-        if outcome_reported:
-            return
-        state, attempt = self._state, action.attempt
-        assert attempt is not None
+    def _end_or_requeue(self, attempt: Attempt, why: str) -> None:
+        state, action = self._state, attempt.action
         if attempt.stopping is not None:
             state.end(action, attempt.stopping, attempt.stop_reason)
         elif action.retries_left > 0:
@@ -172,7 +167,7 @@ class SandboxRegistry:
         rank = state.settings.order.rank(now_s, spec.priority, 0.0)
         owner = state.tenant(spec.tenant)
         environment = LiveEnvironment(spec, state.number(), rank, initial_state, owner)
-        why = None if initial_state is EnvironmentState.AWAY else environment_refusal(owner, spec)
+        why = None if initial_state is EnvironmentState.AWAY else _refusal(owner, spec)
         state.environments[spec.environment] = environment
         owner.environments += 1
         if why is not None:
@@ -320,13 +315,13 @@ def _beyond_share(need_mib: int, most_mib: int) -> str:
     return f"it needs {need_mib} MiB and its tenant may hold {most_mib} ([limits] memory_share)"
 
 
-def environment_refusal(owner: TenantState, spec: EnvironmentSpec) -> str | None:
+def _refusal(owner: TenantState, spec: EnvironmentSpec) -> str | None:
     """Why the tenant's limits exclude the environment, or None."""
     try:
-        check_environment(spec, owner.limits)
-    except ConfigError as error:
+        owner.check_environment(spec)
+    except (ConfigError, UnavailableError) as error:
         return str(error)
-    return owner.full_environments_reason()
+    return None
 
 
 def _fullness(lane: CoreLane) -> tuple[float, int, NodeId]:

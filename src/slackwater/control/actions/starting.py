@@ -4,9 +4,6 @@ An action that waits for cores or GPUs blocks them for all behind it, so none st
 waits for a limit lets others pass, but blocks that limit for later actions in every lane.
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,7 +32,7 @@ class _Headroom:
     def __init__(self, lane: Lane, total_mib: int) -> None:
         self._lane = lane
         self._total_mib = total_mib
-        self._promised_units: dict[TenantId, tuple[int, int]] = {}
+        self._promised: dict[TenantId, tuple[int, int]] = {}  # units and MiB
         self.no_memory: TenantId | None = None  # the tenant whose first action waits for memory
         self.free = lane.free
         self._promised_mib = 0
@@ -44,7 +41,7 @@ class _Headroom:
 
     def admits(self, action: LiveAction, curve: DurationCurve) -> bool:
         """Whether its tenant's limits allow it; if not, other tenants may pass."""
-        units, mib = self._promised_units.get(action.spec.tenant, (0, 0))
+        units, mib = self._promised.get(action.spec.tenant, (0, 0))
         if curve.choices and curve.least > self._lane.remaining_for(action.owner) - units:
             return False
         if not action.memory_mib:
@@ -53,13 +50,6 @@ class _Headroom:
             return False
         owner = action.owner
         return owner.held_mib + mib + action.memory_mib <= owner.limits.memory_of(self._total_mib)
-
-    def promise(self, action: LiveAction, units: int) -> None:
-        before = self._promised_units.get(action.spec.tenant, (0, 0))
-        self._promised_units[action.spec.tenant] = (
-            before[0] + units,
-            before[1] + action.memory_mib,
-        )
 
     def take(self, action: LiveAction, curve: DurationCurve) -> bool:
         """Promise an action its least units, if they are free."""
@@ -74,7 +64,8 @@ class _Headroom:
                 return False
         self.free -= curve.least
         self._promised_mib += action.memory_mib
-        self.promise(action, curve.least)
+        units, mib = self._promised.get(action.spec.tenant, (0, 0))
+        self._promised[action.spec.tenant] = (units + curve.least, mib + action.memory_mib)
         return True
 
 
@@ -101,8 +92,7 @@ class Starter:
             for action, curve in candidates:
                 self._start(lane, action, curve.least, curve)
             return
-        rest = partial(order.after, seen, _MOST_BEHIND)
-        self._share_units(lane, candidates, rest)
+        self._share_units(lane, candidates, order, seen)
 
     # ---- candidates ----
     def _candidates(
@@ -154,14 +144,14 @@ class Starter:
         state = self._state
         claim = action.claim
         for resource, units in action.limits:
-            book = state.limits[resource]
+            usage = state.limits[resource]
             wanted = units + promised.get(resource, 0)
-            fits = book.fits(wanted, state.now_s)
-            if fits and resource not in claims and not book.has_earlier_claim(lane.name, claim):
+            fits = usage.fits(wanted, state.now_s)
+            if fits and resource not in claims and not usage.has_earlier_claim(lane.name, claim):
                 continue
             for each, _ in action.limits:
                 claims.setdefault(each, claim)
-            back_s = None if fits else book.available_s(wanted, state.now_s)
+            back_s = None if fits else usage.available_s(wanted, state.now_s)
             if back_s is not None:
                 state.set_alarm_once(back_s, f"limit:{resource}")
             return False
@@ -169,14 +159,14 @@ class Starter:
 
     def _set_claims(self, lane: Lane, claims: dict[ResourceName, LimitClaim]) -> None:
         """Record which limits this lane waits for; wake lanes that a dropped claim blocked."""
-        for resource, book in self._state.limits.items():
-            before, now = book.first_claims.get(lane.name), claims.get(resource)
+        for resource, usage in self._state.limits.items():
+            before, now = usage.first_claims.get(lane.name), claims.get(resource)
             if before == now:
                 continue
             if now is None:
-                del book.first_claims[lane.name]
+                del usage.first_claims[lane.name]
             else:
-                book.first_claims[lane.name] = now
+                usage.first_claims[lane.name] = now
             if before is not None and (now is None or before.is_before(now)):
                 self._state.touch_waiters(resource)
 
@@ -195,7 +185,8 @@ class Starter:
         self,
         lane: Lane,
         candidates: list[tuple[LiveAction, DurationCurve]],
-        behind: Callable[[], list[LiveAction]],
+        order: FairOrder,
+        seen: int,
     ) -> None:
         policy = self._state.settings.scheduling
         curves = [curve for _, curve in candidates]
@@ -203,7 +194,7 @@ class Starter:
         left_units: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         rest: list[DurationCurve] = []
         if policy.looks_ahead and any(curve.elastic for curve in curves):
-            rest = [action.curve for action in behind()]
+            rest = [action.curve for action in order.after(seen, _MOST_BEHIND)]
             left_s, left_units = self._completions(lane)
         most = max(curve.choices[-1] for curve in curves)
         view = SchedulingView(
@@ -312,7 +303,6 @@ class Starter:
             attempt.short = True
             lane.short.change(units, now_s)
         state.counters.started += 1
-        state.counters.restored += bool(taken.setup)
         state.out.extend(taken.setup)
         state.out.append(commands.StartAction(action.spec, number, grant))
         limit_s = action.spec.limit_s

@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 
-from slackwater.control.controller import Controller
-from slackwater.control.coschedule.commands import Command
 from slackwater.control.coschedule.config import CoScheduleConfig, OrderingName, ordering_for
-from slackwater.control.coschedule.events import EVENT_TYPES, Event
+from slackwater.control.coschedule.events import EVENT_TYPES
 from slackwater.control.coschedule.scheduler import CoScheduler
 from slackwater.control.record import Divergence, replay
 from slackwater.model.config import decode, plain
@@ -39,7 +37,7 @@ def simulate(
     done.
     """
     specs = scenario_jobs(scenario)
-    controller: Controller[Event, Command] = new_controller(scenario)
+    controller = new_controller(scenario)
     if record is not None:
         record(
             msgspec.json.encode({"scenario": plain(replace(scenario, jobs=specs, workload=None))})

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slackwater.control.controller import Controller
+from slackwater.control.controller import CheckedController
 from slackwater.control.coschedule.commands import (
     Command,
     GrantPermit,
@@ -55,13 +55,14 @@ class SimulatedCluster:
         self,
         scenario: ClusterScenario,
         specs: Sequence[JobSpec],
-        controller: Controller[Event, Command],
+        controller: CheckedController[Event, Command],
         *,
         keep_spans: bool = False,
         check_every: int = 2000,
         record: Callable[[bytes], None] | None = None,
     ) -> None:
         self._scenario = scenario
+        self._controller = controller
         self._check_every = check_every
         self._queue: EventQueue[Due] = EventQueue()
         self._driver = Driver(
@@ -127,7 +128,7 @@ class SimulatedCluster:
             if progress is not None and self.events >= report_at:
                 report_at = self.events + 5000
                 progress(self.settled / len(self.executions))
-        self._driver.controller.check_integrity()
+        self._controller.check_integrity()
         self.account.close(self.now_s)
 
     def _list_unfinished(self) -> list[JobId]:
@@ -158,7 +159,7 @@ class SimulatedCluster:
 
     def _check(self) -> None:
         if self.events % self._check_every == 0:
-            self._driver.controller.check_integrity()
+            self._controller.check_integrity()
 
     def _execute(self, command: Command) -> None:
         match command:

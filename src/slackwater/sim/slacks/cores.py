@@ -113,8 +113,3 @@ class SimulatedCores:
         self._running.clear()
         self._driver.feed(events.WorkerLost(self._fleet.now_s, _NODE, "killed"))
         self._join()
-
-    def check_integrity(self) -> None:
-        """No core is granted twice."""
-        self.broker.check_integrity()
-        assert self.used <= self._cores, f"{self.used} actions on {self._cores} cores"

@@ -266,10 +266,6 @@ class FiveSlackFleet(AgentFleet):
             cost += instance_hours(self._spot, completed_s) * price
         return cost
 
-    def check_integrity(self) -> None:
-        super().check_integrity()
-        self.cores.check_integrity()
-
 
 def serving_cluster(
     scenario: SlackScenario,
