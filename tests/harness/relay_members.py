@@ -13,11 +13,13 @@ from slackwater.model.errors import NotFoundError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.policy.weights.pull_route import Delta, PullRoute, PullRoutePolicy
 from slackwater.weights.relay import protocol
+from slackwater.weights.relay.bucket import Bytes
+from slackwater.weights.relay.bucket_store import BucketStore
 from slackwater.weights.relay.client import Address
 from slackwater.weights.relay.fetch import Memory, OnBytes
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.publisher import HostVersion
-from slackwater.weights.relay.reader import AGAIN_S, STREAMS, RelayReader
+from slackwater.weights.relay.reader import AGAIN_S, RelayReader
 from slackwater.weights.relay.receiver import DamagedDeltaError, Receiver
 from slackwater.weights.relay.server import RelayServer
 
@@ -70,12 +72,12 @@ class RelayMember(RelayReader):
         site: str,
         max_bytes: int,
         host: str = "127.0.0.1",
-        streams: int = STREAMS,
-        timeout_s: float = 30.0,
+        streams: int = RelayReader.streams,
+        timeout_s: float = RelayReader.timeout_s,
     ) -> None:
-        super().__init__(
-            relay, secret, node=node, max_bytes=max_bytes, streams=streams, timeout_s=timeout_s
-        )
+        super().__init__(relay, secret, node=node)
+        self.store = BucketStore(max_bytes)
+        self.streams, self.timeout_s = streams, timeout_s
         self.member, self._tracker = member, tracker
         self._server = RelayServer(self.store, secret, host=host, node=node)
         self._joined = JoinedMember(member, *self._server.address, node, site)
@@ -96,8 +98,8 @@ class RelayMember(RelayReader):
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
-        memory: Memory | None = None,
-        on_bytes: OnBytes | None = None,
+        memory: Memory | None,
+        on_bytes: OnBytes | None,
     ) -> None:
         """From the sources that the tracker names; a failing one is replaced, what came stays."""
         self.store.register(manifest)
@@ -170,6 +172,13 @@ class ChoosingReceiver(Receiver):
                 continue
             self._keep_newest(found, manifest)
             return found
+
+    def _take_base(self, version: str) -> tuple[Bytes, ...]:
+        """A payload that is still served to other members must not change."""
+        for payload in [each for each in self._payloads if each.version == version]:
+            self._reader.store.drop(payload)
+            self._payloads.remove(payload)
+        return super()._take_base(version)
 
     def _chosen(self, version: str, refusals: set[Payload], deadline_s: float) -> PullRoute:
         lines = self._retry(self._member.versions, deadline_s)

@@ -172,7 +172,6 @@ class Engine:
 
     @property
     def arena(self) -> PageArena:
-        """The memory of its cache."""
         return self._executor.arena
 
     @property
@@ -190,11 +189,9 @@ class Engine:
         return self._blocks.unused_named
 
     def load(self) -> EngineLoad:
-        """The work of its next steps."""
         return self._scheduler.load()
 
     def youngest(self) -> int | None:
-        """The request that arrived last."""
         sequence = self._scheduler.youngest()
         return None if sequence is None else sequence.request.request_id
 
@@ -214,7 +211,6 @@ class Engine:
         self._executor.close()
 
     def gauges(self) -> dict[str, float]:
-        """Current state and counters, by name."""
         return {
             "running": float(self._scheduler.running),
             "waiting": float(self._scheduler.waiting),

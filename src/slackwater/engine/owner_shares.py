@@ -115,14 +115,12 @@ class OwnerShares:
         self._prompt_s: dict[str, float] = {}  # what an owner's prompts took beyond its allowance
 
     def add_request(self, slot: int, owner: str) -> None:
-        """The owner's request now runs in the slot."""
         self._running[owner] += 1
         self._owner[slot] = self._codes.setdefault(owner, len(self._codes))
         self._arrivals += 1
         self._arrival[slot], self._last_step[slot] = self._arrivals, 0
 
     def remove_request(self, owner: str) -> None:
-        """One of the owner's requests has left its slot."""
         self._running[owner] -= 1
         if not self._running[owner]:
             del self._running[owner]

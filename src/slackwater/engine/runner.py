@@ -249,7 +249,6 @@ class Runner:
         return SampledTokens(slots, tokens, logprobs, self._top(slots, logits))
 
     def _top(self, slots: NDArray[np.int64], logits: Tensor) -> dict[int, TopTokens]:
-        """The likeliest tokens of the rows that requested them."""
         table, top = self._slots, {}
         for row in np.nonzero(table.top_tokens[slots])[0].tolist():
             slot = int(slots[row])

@@ -103,7 +103,6 @@ class Scheduler:
         return [*self._running.values(), *self._waiting]
 
     def load(self) -> "EngineLoad":
-        """The work of the next steps."""
         order, table = self._order_by_weights(), self.slots
         length = table.length[order]
         pending = length - table.computed[order]
@@ -183,7 +182,6 @@ class Scheduler:
         return self._hold_blocks(plan.slots, plan.counts + 1) is None
 
     def groups(self, plan: StepPlan) -> tuple[WeightGroup, ...]:
-        """The plan grouped by model and adapter."""
         if plan is self._turn_plan:
             if self._turn_groups is None:
                 self._turn_groups = self._group_by_weights(plan.slots)

@@ -87,7 +87,6 @@ class VersionStore:
         return net
 
     def fill(self, net: CausalLM, tensors: Mapping[str, Tensor]) -> None:
-        """Write full weights into reserved memory."""
         self._check_shapes(tensors)
         self._executor.write(net, tensors)
 

@@ -70,7 +70,6 @@ class RotaryTable:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """The whole table: cosines and sines."""
         return self._cos, self._sin
 
 

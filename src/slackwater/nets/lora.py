@@ -153,7 +153,6 @@ class LoraAdapter:
         return iter(self.tensors.values())
 
     def require_grad(self) -> "LoraAdapter":
-        """Make every factor trainable, in place."""
         for tensor in self.tensors.values():
             tensor.requires_grad_(True)
         return self

@@ -66,7 +66,6 @@ class TensorParallel:
                 raise ConfigError.of("layout tp", self.size, f"must divide {count} {field}")
 
     def config_of(self, config: NetConfig) -> NetConfig:
-        """The shape of this rank's part."""
         first, stop = self.vocabulary(config.vocab_size)
         return replace(
             config,

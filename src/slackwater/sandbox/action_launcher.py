@@ -112,7 +112,6 @@ class ActionLauncher:
         )
 
     def prepare(self) -> None:
-        """Prepare the launcher for its next action."""
         try:
             self._socket.sendall(_ORDER.pack(_PREPARE, 0))
         except OSError as error:

@@ -257,14 +257,12 @@ def copy_snapshot(view: str, partial: str, max_bytes: int | None) -> int:
 
 
 def change_owner(folders: Sequence[str], user: int) -> None:
-    """Give a user the folders that an earlier supervisor left."""
     for folder in folders:
         with opened_folder(folder) as top:
             chown_tree(top, user)
 
 
 def delete(parent: str, name: str) -> None:
-    """Remove a folder with any content."""
     with opened_folder(parent) as top:
         delete_tree(top, name)
 

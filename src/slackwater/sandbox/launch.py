@@ -306,7 +306,6 @@ class HelperProcess:
         return status is not None
 
     def close(self) -> None:
-        """End the process."""
         self.socket.close()
         process_tree.kill_and_reap(self.pid)
 

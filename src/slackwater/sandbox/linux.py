@@ -63,7 +63,6 @@ def _raise_on_error(result: int, call: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces."""
     _raise_on_error(_libc.unshare(flags), "unshare")
 
 

@@ -168,7 +168,6 @@ class MountMaker:
         return self._process.socket
 
     def _receive_answer(self) -> None:
-        """Process the next answer."""
         connection = self._ensure_running()
         try:
             head, descriptors = receive_fds(connection, _ANSWER.size)

@@ -50,7 +50,6 @@ class _PidfdProcess:
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
     def reap(self) -> None:
-        """Wait for its end."""
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
         os.close(self._descriptor)

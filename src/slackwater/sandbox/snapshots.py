@@ -38,7 +38,6 @@ class Snapshots:
         return self._folder / f".{secrets.token_hex(8)}"
 
     def keep(self, partial: Path, name: str) -> None:
-        """Give a copy its name."""
         if (self._folder / name).exists():
             raise RefusedError(f"snapshot: {name!r} exists already; take another name")
         partial.rename(self._folder / name)

@@ -131,7 +131,6 @@ def _make_writable(name: str, parent: int) -> None:
 
 
 def chown_tree(top: int, user: int) -> None:
-    """Change the owner of a folder and everything in it."""
     os.chown(top, user, user)
     for folder, entry in walk(top):
         with contextlib.suppress(FileNotFoundError):

@@ -47,7 +47,6 @@ class StateClient:
         threading.Thread(target=self._listen, daemon=True, name="state-client").start()
 
     def attach(self, holder: DeviceHolder) -> None:
-        """Set the holder of this worker's device memory."""
         self._holder = holder
 
     def register(

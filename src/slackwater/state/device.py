@@ -153,7 +153,6 @@ class HostBlockPool:
         return block
 
     def give(self, block: Tensor) -> None:
-        """Return a block that is not used any more."""
         self._live -= block.nbytes
         self._idle.append(block)
         while self._idle and self._live + self.idle_bytes > self._budget:

@@ -61,7 +61,6 @@ class ImageArrivalProgress:
 
 
 def pages_for(size: int) -> int:
-    """The size rounded up to whole pages."""
     return max(align_up(size, PAGE), PAGE)
 
 

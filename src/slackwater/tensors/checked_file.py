@@ -344,7 +344,6 @@ def content_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def flush(path: Path) -> None:
-    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

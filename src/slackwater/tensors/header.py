@@ -70,5 +70,4 @@ def read_header(path: Path) -> TensorHeader:
 
 
 def unusable(path: Path, why: str) -> ConfigError:
-    """The error for a file that cannot be read."""
     return ConfigError.of("tensor file", str(path), f"cannot be used: {why}; take another copy")

@@ -149,7 +149,6 @@ class MicroBatch:
         return cls(max(256, min(16384, room // kept_bytes)), 1 << 30, recompute)
 
     def plan(self, sequences: Sequence[npt.NDArray[np.int64]]) -> list[list[int]]:
-        """The sequences' indices by micro-batch."""
         return pack(*self.costs(sequences), self.tokens)
 
     def costs(self, sequences: Sequence[npt.NDArray[np.int64]]) -> tuple[list[int], list[int]]:

@@ -118,7 +118,6 @@ class FlatParameters:
         """Complete a pass's gradient when several ranks share the pass."""
 
     def is_finite(self) -> bool:
-        """Whether every number of the gradient is finite."""
         return bool(torch.isfinite(self.gradient.sum()))
 
     def set_gradient(self, value: Tensor | None) -> None:

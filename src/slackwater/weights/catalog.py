@@ -53,11 +53,9 @@ class VersionCatalog:
         return path
 
     def manifest(self, version: str) -> TensorHeader:
-        """The version's shapes, checksums and `meta`."""
         return read_header(self.present(version))
 
     def meta(self, version: str) -> Mapping[str, Any]:
-        """The publisher's metadata of a version."""
         return self.manifest(version).meta
 
     def drop(self, version: str) -> None:

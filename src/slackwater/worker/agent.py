@@ -208,7 +208,6 @@ class NodeAgent:
         self._send(wire.StateSent(order.move, order.model, error))
 
     def _report_fetch(self, outcome: FetchOutcome) -> None:
-        """How a fetch ended."""
         if outcome.error:
             self._send(wire.PayloadFailed(outcome.payload, outcome.source, outcome.error))
         else:
@@ -249,7 +248,6 @@ class EvictionNotice:
 
     @contextlib.contextmanager
     def report_over(self, send: Callable[[bytes], None]) -> Iterator[None]:
-        """Report it over this connection."""
         self._send = send
         try:
             yield

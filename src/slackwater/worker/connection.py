@@ -160,7 +160,6 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, *frames: bytes) -> None:
-        """Send whole frames, together."""
         if not self.lost:
             try:
                 self._write(self._socket, *frames)

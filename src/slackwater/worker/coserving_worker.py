@@ -115,7 +115,6 @@ class SloCounter:
         self._requests = self._met = 0
 
     def count(self, times: RequestLatency) -> None:
-        """A request has ended."""
         self._requests += 1
         self._met += self._slo.is_met(times.ttft_s, times.tpot_s)
 
@@ -135,7 +134,6 @@ class CoservingWorker:
         self._activation: Activation | None = None
 
     def run(self) -> None:
-        """Run until stopped."""
         executor = self._executor
         idle = False
         while True:
@@ -172,7 +170,6 @@ class CoservingWorker:
                 self._frontend.handle_message(message)
 
     def _wait_s(self, idle: bool) -> float | None:
-        """How long to wait for a message."""
         if self._executor.busy:
             return _IDLE_PAUSE_S if idle else 0.0
         if self.loan is not None and self.loan.has_uncaptured_shapes:

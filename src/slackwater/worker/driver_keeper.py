@@ -43,7 +43,6 @@ class DriverKeeper:
             self._stop_requested_s = time.monotonic()
 
     def run(self, command: list[str]) -> None:
-        """Run the driver until it ends."""
         output_read, output_write = os.pipe()
         try:
             driver = subprocess.Popen(

@@ -80,7 +80,6 @@ class EngineWorker:
         self._released_s = time.monotonic()
 
     def run(self) -> None:
-        """Run until stopped."""
         while True:
             waiting_s = 0 if self._engine.busy else self._idle_s
             for message in self._connection.receive(waiting_s, self.puller):
@@ -107,7 +106,6 @@ class EngineWorker:
             self._engine.evict_and_release(now_s, now_s - _PREFIX_KEPT_S)
 
     def report_versions(self) -> None:
-        """Report the outcomes of requested versions."""
         for outcome in self.puller.advance():
             if outcome.version not in self._inherited:
                 self._connection.send(messages.encode(outcome))
@@ -192,7 +190,6 @@ class EngineWorker:
             self._connection.send(*frames)
 
     def send_waiting_tokens(self) -> None:
-        """Send delayed tokens."""
         if frames := self._encode_unsent():
             self._connection.send(*frames)
 

@@ -85,8 +85,6 @@ class DepotClient:
         self._headers = {"Authorization": f"Bearer {secret}"}
 
     def listing(self, uri: Uri) -> DepotListing:
-        """The contents of a folder."""
-
         def attempt() -> DepotListing:
             with self._request("GET", _path(uri, query="list=1")) as response:
                 content = json.loads(response.read())
@@ -300,7 +298,6 @@ def _lock_path(cached: Path) -> Iterator[None]:
 
 
 def _is_unchanged(cached: Path, fingerprint_file: Path) -> bool:
-    """Whether a cached folder is unchanged since it was fetched."""
     try:
         return fingerprint_file.read_text() == fingerprint(cached)
     except OSError:
@@ -382,7 +379,6 @@ class DepotWeightStore:
             self._fetch(part)
 
     def _evict_oldest(self) -> None:
-        """Keep the newest cached versions."""
         by_age = sorted(self._cache.versions(), key=lambda v: self._cache.path(v).stat().st_mtime)
         for version in by_age[:-_MAX_CACHED_VERSIONS]:
             self._cache.drop(version)

@@ -73,7 +73,6 @@ class Loan:
 
     @property
     def wakers(self) -> tuple[HasFileno, ...]:
-        """Descriptors that wake the worker's loop."""
         return (self._connection, self._frontend.puller)
 
     def handle_messages(self) -> bool:

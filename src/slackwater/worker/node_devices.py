@@ -102,7 +102,6 @@ def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
 
 
 def _numa_nodes() -> dict[int, str]:
-    """The NUMA node of each core."""
     numa_nodes: dict[int, str] = {}
     for path in sorted(_NUMA.glob("node[0-9]*/cpulist")):
         for part in filter(None, path.read_text().strip().split(",")):

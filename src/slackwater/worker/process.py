@@ -46,7 +46,6 @@ def engine_parser(description: str) -> argparse.ArgumentParser:
 
 
 def address_of(connect: str) -> tuple[str, int]:
-    """`HOST:PORT` as a pair."""
     host, _, port = connect.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError.of("--connect", connect, "must be HOST:PORT")

@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 
 _KEPT_COPIES = 2  # must match control/weights/director_state.py
 _WITHIN_S = 120.0
-_MEMORY_BYTES = 1 << 40  # no limit: it receives into the version's own memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class WeightLane:
         if relay is not None and own_process:
             self._receiver = PullProcess(relay, secret, node=node, keep=_KEPT_COPIES)
         elif relay is not None:
-            self._reader = RelayReader(relay, secret, node=node, max_bytes=_MEMORY_BYTES)
+            self._reader = RelayReader(relay, secret, node=node)
             self._receiver = Receiver(self._reader, keep=_KEPT_COPIES)
         self.pulled_over_relay = self.pulled_from_store = 0
 
@@ -90,11 +89,9 @@ class WeightLane:
         with self._lock:
             if route and self._receiver is not None:
                 try:
-                    pulled, kept = self._receiver.take(
-                        version, route, keep=keep, within_s=self._within_s
-                    )
+                    pulled = self._receiver.take(version, route, keep=keep, within_s=self._within_s)
                     self.pulled_over_relay += 1
-                    return HostVersionCopy(torch_tensors(pulled), pulled.meta, kept)
+                    return HostVersionCopy(torch_tensors(pulled), pulled.meta, keep)
                 except SlackwaterError as error:
                     logger.warning(
                         "version not pulled over the relay version=%s: %s", version, error

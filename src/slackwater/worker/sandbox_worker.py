@@ -127,7 +127,6 @@ class SandboxWorker:
         self._failed: dict[str, str] = {}
 
     def run(self) -> None:
-        """Run until stopped."""
         gc.freeze()  # objects of the start are no garbage, so later collections skip them
         self._supervisor.watch(self._connection.fileno())
         while self.step():

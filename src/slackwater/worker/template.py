@@ -121,7 +121,6 @@ def main() -> None:
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork workers until the agent has gone."""
     # A batch scheduler and Ctrl-C signal every process, but this one ends with its agent.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     linux.die_with_parent(signal.SIGKILL)

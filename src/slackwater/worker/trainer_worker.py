@@ -198,7 +198,6 @@ class TrainerWorker:
         self._connection.send(messages.encode(message))
 
     def run(self) -> None:
-        """Run until stopped."""
         while True:
             for message in self._connection.receive(None):
                 if isinstance(message, messages.Stop):

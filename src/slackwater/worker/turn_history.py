@@ -57,7 +57,6 @@ class TurnHistory:
     def append(
         self, requests: Sequence[int], tokens: Sequence[int], logprobs: Sequence[float]
     ) -> None:
-        """Append one token to each request."""
         live = self._live
         for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
             turn = live[request]
@@ -105,7 +104,6 @@ class TurnHistory:
             self._recent_tokens -= len(turn.tokens)
 
     def drop(self, request: int) -> None:
-        """Forget a turn."""
         self._live.pop(request, None)
 
     def report(self) -> messages.HeldTurns:

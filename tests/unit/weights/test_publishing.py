@@ -88,7 +88,7 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
     store = GatedStore(tmp_path)
     store.gate.set()
     with ExitStack() as stack:
-        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
+        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20, tell=lambda _: None)
         stack.callback(relay.close)
         plan_publishing = VersionPublisher(
             store, said.put, failed, stocker=RelayPublisher(relay.address, SECRET), node="node"
@@ -120,7 +120,7 @@ def test_a_version_is_on_the_relay_before_it_is_said_to_be_written(tmp_path: Pat
 def test_a_version_that_no_other_node_can_want_is_left_to_the_store(tmp_path: Path) -> None:
     said: queue.Queue[messages.Message] = queue.Queue()
     with ExitStack() as stack:
-        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
+        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20, tell=lambda _: None)
         stack.callback(relay.close)
         stocker = RelayPublisher(relay.address, SECRET)
         store = DirectoryWeightStore(tmp_path)

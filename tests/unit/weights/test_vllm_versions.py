@@ -30,7 +30,7 @@ def test_a_delta_changes_the_adapters_copy_and_the_server_gets_the_whole(tmp_pat
     tensors = {name: t.clone() for name, t in net_tensors(load_net(tmp_path / "model")).items()}
     (tmp_path / "served").mkdir()
     with ExitStack() as stack:
-        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20)
+        relay = NodeRelay(SECRET, "node", "127.0.0.1", 64 << 20, tell=lambda _: None)
         stack.callback(relay.close)
         lane = WeightLane(
             DirectoryWeightStore(tmp_path / "store"),

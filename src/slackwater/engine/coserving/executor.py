@@ -99,7 +99,6 @@ class TokenTimes:
         ]
 
     def state(self, load: EngineLoad) -> ServingState:
-        """The service's state for the arbiter."""
         queued = []
         for request_id, tokens, computed in load.prompts:
             times = self._times.get(request_id)
@@ -155,7 +154,6 @@ class CoservingExecutor:
         self._times.record_abort(request_id)
 
     def open_requests(self) -> list[RequestLatency]:
-        """The service's requests that have not ended, as they stand."""
         return self._times.open_requests(self._clock())
 
     def keeps_promise(self) -> bool:
@@ -241,7 +239,6 @@ class CoservingExecutor:
 
     # ---- steps ----
     def step(self) -> CoservingStep:
-        """Run the step that the arbiter chooses."""
         now_s, rollout = self._clock(), self.rollout
         load = self.service.load()
         state = self._times.state(load)

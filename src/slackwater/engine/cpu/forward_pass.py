@@ -89,7 +89,6 @@ class CpuForwardPass:
         self._logits = np.empty((0, config.vocab_size), np.float32)
 
     def write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Write new weights in place."""
         writer = PanelWriter()
         for name, tensor in tensors.items():
             layer, _, kind = name.rpartition(".")

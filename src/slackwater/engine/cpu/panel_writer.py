@@ -118,7 +118,6 @@ class PanelWriter:
         self._sources: list[Tensor] = []  # keeps the memory alive until `run` has read it
 
     def add_copy(self, values: Tensor, target: Tensor) -> None:
-        """Copy `values` to `target`."""
         assert target.is_contiguous() and target.dtype == torch.float32
         self._add(values, target, values.numel(), 0, 0)
 

@@ -21,7 +21,6 @@ UNIT = 16  # ranks
 
 
 def units_of(rank: int) -> int:
-    """How many units an adapter of this rank takes."""
     return -(-rank // UNIT)
 
 

@@ -167,7 +167,6 @@ class CudaExecutor(Executor):
 
     @property
     def captures(self) -> int:
-        """How many graphs have been captured."""
         return self._graphs.captures
 
     def _allocate(self, model: CudaForwardPass, adapter: LoraAdapter) -> AdapterSlot:

@@ -111,7 +111,6 @@ class GvisorBackend(Backend):
     def config(
         self, environment: Environment, order: Order, rlimits: Mapping[int, int]
     ) -> dict[str, Any]:
-        """The bundle's description of the action."""
         user = environment.user or 0
         tmp = [shared for shared in SHARED_TMP if not contains_any(shared, self._visible)]
         own = [_bind(environment.view, HOME, "rw")]

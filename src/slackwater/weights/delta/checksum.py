@@ -105,11 +105,6 @@ def checksum(data: NDArray[np.uint8]) -> int:
     return int(_checksum(data, KEYS))
 
 
-@compile_loop
-def _range_sum(data: Any, start: int, stop: int, keys: Any) -> Any:
-    return range_sum(data, start, stop, keys)
-
-
 class RunningSum:
     """The checksum of bytes that arrive in ranges; each is summed while it is in the CPU cache."""
 
@@ -124,7 +119,7 @@ class RunningSum:
         if start % CHUNK_BYTES or (stop % CHUNK_BYTES and stop != self._data.size):
             self._usable = False
         if self._usable:
-            self._total += int(_range_sum(self._data, start, stop, KEYS))
+            self._total += int(range_sum(self._data, start, stop, KEYS))
             self._left -= stop - start
 
     def value(self) -> int:

@@ -43,7 +43,6 @@ def encode(old: Elements, new: Elements) -> bytes:
 
 
 def difference(old: Elements, new: Elements) -> DeltaFrame:
-    """The unpacked frame of the difference."""
     if old.dtype != new.dtype or old.shape != new.shape or new.ndim != 1:
         raise ConfigError.of("delta base", (old.dtype, old.shape), f"must be as {new.shape}")
     item, elements = new.dtype.itemsize, new.size
@@ -211,7 +210,7 @@ def write_positions(
     bitmap = (size + 7) // 8
     if size * item <= bitmap + count * item:
         return _DENSE, sized, at
-    set_bits(words, 0, (size + 63) // 64, places)
+    set_bits(words, (size + 63) // 64, places)
     runs = runs_of(places, count, gaps, lengths)
     if 2 * runs <= count:
         k, unary = best_k(gaps, runs)

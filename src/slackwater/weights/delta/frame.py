@@ -45,7 +45,6 @@ class DeltaError(ConfigError):
 
 
 def delta_error(why: str) -> DeltaError:
-    """An error with the fix."""
     return DeltaError(f"delta: {why}; pull the version whole or take the delta again")
 
 

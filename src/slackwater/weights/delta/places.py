@@ -117,12 +117,12 @@ def read_numbers(data: Any, low: Any, unary: Any, end: Any, count: Any, k: Any, 
 
 
 @compile_loop
-def set_bits(words: Any, start: Any, stop: Any, out: Any) -> Any:
-    """Write the positions of the set bits in `words[start:stop]`; returns their number."""
+def set_bits(words: Any, stop: Any, out: Any) -> Any:
+    """Write the positions of the set bits in `words[:stop]`; returns their number."""
     count = 0
-    for index in range(start, stop):
+    for index in range(stop):
         word = words[index]
-        base = (index - start) * 64
+        base = index * 64
         while word != 0:
             out[count] = base + trailing_zeros(word)
             count += 1

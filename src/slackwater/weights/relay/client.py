@@ -85,7 +85,6 @@ class RelayClient:
             raise _transient(error) from None
 
     def seal(self, manifest: Manifest) -> None:
-        """Make a version visible."""
         self._ask(protocol.SealVersion(manifest))
 
     def drop(self, payload: Payload) -> None:

@@ -103,7 +103,6 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(self.sizes[base])
 
     def check(self) -> None:
-        """Refuse an inconsistent manifest."""
         if not 1 << 12 <= self.bucket_bytes <= 1 << 30 or len(self.tensors) > 1 << 20:
             raise ConfigError.of("bucket_bytes", self.bucket_bytes, "must be 4 KiB to 1 GiB")
         buckets = self.buckets()

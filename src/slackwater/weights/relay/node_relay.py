@@ -1,6 +1,5 @@
 """A node's relay: holds what its trainers publish, fetches from other nodes on command."""
 
-import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from slackwater.weights.relay.peers import RelayOffers, RelayPeer
 from slackwater.weights.relay.server import RelayServer
 from slackwater.wire.certificate import PeerIdentity
 
-logger = logging.getLogger(__name__)
-
 _STREAMS = 4
 _PATIENCE_S = 5.0  # a worker may request a payload before this relay is told to fetch it
 
@@ -32,10 +29,6 @@ class FetchOutcome:
     error: str = ""
 
 
-def _ignore(outcome: FetchOutcome) -> None:
-    logger.debug("no listener for %s", outcome)
-
-
 class NodeRelay:
     """Serves the node by shared memory, other nodes by encrypted TCP; `tell` gets every outcome."""
 
@@ -46,7 +39,7 @@ class NodeRelay:
         host: str,
         max_bytes: int,
         *,
-        tell: Callable[[FetchOutcome], None] = _ignore,
+        tell: Callable[[FetchOutcome], None],
         timeout_s: float = 30.0,
     ) -> None:
         self.store = BucketStore(max_bytes, shared=True)
@@ -121,9 +114,9 @@ class NodeRelay:
     def close(self) -> None:
         """Stop serving and fetching, and free the memory."""
         with self._lock:
-            plan_fetches = list(self._fetches.values())
+            fetches = list(self._fetches.values())
             self._fetches.clear()
-        for fetch in plan_fetches:
+        for fetch in fetches:
             fetch.cancel()
         self._server.close()
         self._peers.close()

@@ -45,7 +45,6 @@ NICENESS = 19  # pulls use idle cores, and hardly slow a step that needs its cor
 _ENDS_WITHIN_S = 10.0
 _REPLY_BYTES = 1 << 16
 _LATE_S = 60.0  # beyond a pull's own time limit, before its process counts as stuck
-_MEMORY_BYTES = 1 << 40  # no limit: buckets are received into the version's own memory
 
 
 class PullRequest(msgspec.Struct, frozen=True):
@@ -59,11 +58,10 @@ class PullRequest(msgspec.Struct, frozen=True):
 
 
 class PulledVersion(msgspec.Struct, frozen=True):
-    """A pulled version, sent with its memory's descriptor; `kept` if a copy stays for deltas."""
+    """A pulled version, sent with its memory's descriptor."""
 
     tensors: tuple[TensorEntry, ...]
     meta: dict[str, Any]
-    kept: bool
 
 
 class PullProcess:
@@ -82,13 +80,12 @@ class PullProcess:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, if it runs."""
         return None if self._process is None else self._process.pid
 
     def take(
         self, version: str, route: Sequence[Payload], *, keep: bool, within_s: float = 600.0
-    ) -> tuple[HostVersion, bool]:
-        """Pull a version by this route; whether a copy is kept. Its base copy is consumed."""
+    ) -> HostVersion:
+        """Pull a version by this route. Its base copy is consumed; `keep` keeps the new one."""
         if self._closed:
             raise RefusedError("this worker is closing and pulls no more versions")
         try:
@@ -96,9 +93,8 @@ class PullProcess:
             body, descriptor = _receive_reply(channel)
             reply = protocol.decode_reply(body)
             if isinstance(reply, protocol.Success):
-                return self._map_version(
-                    version, descriptor, msgspec.convert(reply.value, PulledVersion)
-                )
+                pulled = msgspec.convert(reply.value, PulledVersion)
+                return self._map_version(version, descriptor, pulled, keep=keep)
         except (OSError, UnavailableError, msgspec.MsgspecError) as error:
             status = self._end()
             raise UnavailableError(
@@ -137,8 +133,8 @@ class PullProcess:
         return channel
 
     def _map_version(
-        self, version: str, descriptor: int | None, pulled: PulledVersion
-    ) -> tuple[HostVersion, bool]:
+        self, version: str, descriptor: int | None, pulled: PulledVersion, *, keep: bool
+    ) -> HostVersion:
         def allocate(size: int) -> memoryview:
             if size == 0:
                 return memoryview(b"")
@@ -148,13 +144,13 @@ class PullProcess:
                 memory = map_shared(descriptor, size)
             finally:
                 os.close(descriptor)
-            if pulled.kept:
+            if keep:
                 assert isinstance(memory.obj, mmap.mmap)
                 self._mapped_versions[version] = weakref.ref(memory.obj)
             return memory
 
         arrays = tensor_memory((tensor.size for tensor in pulled.tensors), allocate)
-        return HostVersion(version, pulled.tensors, arrays, pulled.meta), pulled.kept
+        return HostVersion(version, pulled.tensors, arrays, pulled.meta)
 
     def _ensure_started(self) -> socket.socket:
         """The channel to the process; starts it if none runs."""
@@ -233,15 +229,15 @@ def _serve(channel: socket.socket, receiver: Receiver) -> None:
         request = requests.get()
         in_use = {name: held for name, held in in_use.items() if name in request.reading}
         try:
-            found, kept = receiver.take(
+            found = receiver.take(
                 request.version, request.route, keep=request.keep, within_s=request.within_s
             )
         except (SlackwaterError, OSError) as error:
             _reply(channel, protocol.Failure(type(error).__name__, str(error)))
             continue
-        pulled = PulledVersion(found.tensors, dict(found.meta), kept)
+        pulled = PulledVersion(found.tensors, dict(found.meta))
         _reply(channel, protocol.Success(pulled), _descriptor(found))
-        if kept:
+        if request.keep:
             in_use[request.version] = found
         del found  # with a reference here the receiver would copy it before the next delta
 
@@ -268,7 +264,7 @@ def _pull_for(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the caller, which ends us
     _load_codec()
     os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
-    reader = RelayReader((host, int(port)), secret, node=node, max_bytes=_MEMORY_BYTES)
+    reader = RelayReader((host, int(port)), secret, node=node)
     _serve(channel, Receiver(reader, keep=int(keep), allocate=allocate_shared))
 
 

@@ -5,21 +5,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from slackwater.model.errors import NotFoundError, RefusedError, SlackwaterError, UnavailableError
 from slackwater.model.payload import Payload
 from slackwater.weights.relay.bucket_store import BucketKey, BucketStore
 from slackwater.weights.relay.client import Address, RelayClient
-from slackwater.weights.relay.fetch import Memory as Memory
-from slackwater.weights.relay.fetch import OnBytes as OnBytes
-from slackwater.weights.relay.fetch import RelayFetch
+from slackwater.weights.relay.fetch import Memory, OnBytes, RelayFetch
 from slackwater.weights.relay.manifest import Manifest
 
-STREAMS = min(4, max(os.cpu_count() or 1, 1))  # more streams than processors gain nothing
 AGAIN_S = 0.05
 T = TypeVar("T")
 _LOOK_S = 0.5
+_MEMORY_BYTES = 1 << 40  # no limit: buckets are received into the version's own memory
 
 
 class RelayReader:
@@ -29,19 +28,12 @@ class RelayReader:
     silence.
     """
 
-    def __init__(
-        self,
-        relay: Address,
-        secret: bytes,
-        *,
-        node: str,
-        max_bytes: int,
-        streams: int = STREAMS,
-        timeout_s: float = 30.0,
-    ) -> None:
-        self.store = BucketStore(max_bytes)
+    streams = min(4, os.cpu_count() or 1)  # more streams than processors gain nothing
+    timeout_s = 30.0
+
+    def __init__(self, relay: Address, secret: bytes, *, node: str) -> None:
+        self.store = BucketStore(_MEMORY_BYTES)
         self.relay, self.secret, self.node = relay, secret, node
-        self._streams, self._timeout_s = streams, timeout_s
         self._control: RelayClient | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -61,8 +53,8 @@ class RelayReader:
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
-        memory: Memory | None = None,
-        on_bytes: OnBytes | None = None,
+        memory: Memory | None,
+        on_bytes: OnBytes | None,
     ) -> None:
         """Fetch a payload into the store before `time.monotonic()` reaches `deadline_s`.
 
@@ -90,7 +82,7 @@ class RelayReader:
             if self._closed:
                 raise RefusedError("this reader is closed; make another to pull with")
             if self._control is None:
-                self._control = RelayClient(self.relay, self.secret, self._timeout_s)
+                self._control = RelayClient(self.relay, self.secret, self.timeout_s)
             try:
                 return question(self._control)
             except UnavailableError:
@@ -105,8 +97,8 @@ class RelayReader:
             address,
             self.secret,
             node=self.node,
-            streams=self._streams,
-            timeout_s=self._timeout_s,
+            streams=self.streams,
+            timeout_s=self.timeout_s,
         )
 
 
@@ -119,14 +111,15 @@ class PayloadReceipt:
         payload: Payload,
         manifest: Manifest,
         deadline_s: float,
-        memory: Memory | None = None,
-        on_bytes: OnBytes | None = None,
+        memory: Memory | None,
+        on_bytes: OnBytes | None,
     ) -> None:
-        self._reader, self._payload, self._manifest = reader, payload, manifest
-        self._memory, self._on_bytes = memory, on_bytes
-        self._deadline_s = deadline_s
+        self._reader, self._payload = reader, payload
         self._error: SlackwaterError | None = None
-        self._thread = threading.Thread(target=self._run, name="weight pull", daemon=True)
+        fetch = partial(reader.fetch_payload, payload, manifest, deadline_s, memory, on_bytes)
+        self._thread = threading.Thread(
+            target=self._run, args=(fetch,), name="weight pull", daemon=True
+        )
         reader.store.expect(payload, True)
         self._thread.start()
 
@@ -163,10 +156,8 @@ class PayloadReceipt:
                 f"version {self._payload.version!r} was dropped while it arrived"
             )
 
-    def _run(self) -> None:
+    def _run(self, fetch: Callable[[], None]) -> None:
         try:
-            self._reader.fetch_payload(
-                self._payload, self._manifest, self._deadline_s, self._memory, self._on_bytes
-            )
+            fetch()
         except SlackwaterError as error:
             self._error = error

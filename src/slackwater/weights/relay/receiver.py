@@ -23,10 +23,11 @@ from slackwater.weights.relay.bucket import (
     tensor_memory,
     whole_views,
 )
+from slackwater.weights.relay.fetch import Memory, OnBytes
 from slackwater.weights.relay.manifest import Manifest
 from slackwater.weights.relay.memory import allocate_anonymous
 from slackwater.weights.relay.publisher import HostVersion
-from slackwater.weights.relay.reader import Memory, PayloadReceipt, RelayReader
+from slackwater.weights.relay.reader import PayloadReceipt, RelayReader
 
 T = TypeVar("T")
 _RETRY_S = 0.05
@@ -62,8 +63,8 @@ class Receiver:
 
     def take(
         self, version: str, route: Sequence[Payload], *, keep: bool, within_s: float = 600.0
-    ) -> tuple[HostVersion, bool]:
-        """Pull a version by a given route; whether a copy is kept. Its base copy is consumed."""
+    ) -> HostVersion:
+        """Pull a version by a given route. Its base copy is consumed; `keep` keeps the new one."""
         deadline_s = time.monotonic() + within_s
         base = route[0].base
         if base and base not in self._kept_versions:
@@ -80,11 +81,9 @@ class Receiver:
             self._kept_versions[version] = (found, manifest)
             while len(self._kept_versions) > self._keep:
                 self._kept_versions.popitem(last=False)
-        return found, keep
+        return found
 
     def _wait_for_manifest(self, version: str, deadline_s: float) -> Manifest:
-        """Wait until the version is visible; its manifest."""
-
         def get_manifest() -> Manifest:
             left_s = deadline_s - time.monotonic()
             return self._reader.manifest(version, min(max(left_s, 0.0), 10.0))
@@ -113,7 +112,7 @@ class Receiver:
         """Receive the payloads of a route one after the other, from the base copy if it has one."""
         arrays: tuple[Bytes, ...] = ()
         sums: list[list[int]] = []
-        base = route[0].base if route else manifest.version
+        base = route[0].base
         if base:
             sums = [list(each) for each in self._kept_versions[base][1].checksums]
             arrays = self._take_base(base)
@@ -143,18 +142,18 @@ class Receiver:
         Returns the arrays and the checksums of their parts, which are the manifest's.
         """
         memory: Memory | None = None
-        arriving: _ArrivingChecksums | None = None
-        if not payload.base:
+        on_bytes: OnBytes | None = None
+        if payload.base:
+            fill = partial(_apply_delta, known=sums)
+        else:
             arrays = tensor_memory((tensor.size for tensor in manifest.tensors), self._allocate)
             memory = [tuple(whole_views(arrays, bucket)) for bucket in manifest.buckets()]
             arriving = _ArrivingChecksums(memory)
-        on_bytes = None if arriving is None else arriving.add
+            fill = partial(_receive_whole, memory=memory, arriving=arriving)
+            on_bytes = arriving.add
         receipt = PayloadReceipt(self._reader, payload, manifest, deadline_s, memory, on_bytes)
         try:
-            if memory is None or arriving is None:
-                sums = _apply_delta(receipt, manifest, arrays, sums)
-            else:
-                sums = _receive_whole(receipt, manifest, arrays, memory, arriving)
+            sums = fill(receipt, manifest, arrays)
             if [tuple(each) for each in sums] != list(manifest.checksums):
                 raise delta_error(f"the bytes of {payload.version!r} do not match its manifest")
         except DeltaError:
@@ -167,9 +166,6 @@ class Receiver:
 
     def _take_base(self, version: str) -> tuple[Bytes, ...]:
         """Memory with the version's bytes to apply deltas to: its own if unread, else a copy."""
-        for payload in [each for each in self._payloads if each.version == version]:
-            self._reader.store.drop(payload)
-            self._payloads.remove(payload)
         arrays = self._kept_versions[version][0].arrays
         # Two references mean that only `_kept_versions` and this call have the version. A version
         # given to a caller, or a tensor over its memory, adds to the counts: then it must not

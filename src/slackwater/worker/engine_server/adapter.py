@@ -50,7 +50,6 @@ def free_port() -> int:
 async def run_server(
     command: list[str], variables: Mapping[str, str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a server inside the block."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", **variables}
     # OMP_NUM_THREADS is meant for our own engines; the server chooses its threads itself.
     environment.pop("OMP_NUM_THREADS", None)

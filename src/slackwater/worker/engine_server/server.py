@@ -119,7 +119,6 @@ class EngineServer(ABC):
             return False
 
     def _tokens_to_sample(self, tokens: list[int], sampling: Sampling, sampled_before: int) -> int:
-        """How many tokens to sample."""
         max_tokens = self.max_context_tokens - len(tokens)
         if max_tokens <= 0:
             raise ConfigError.of(
@@ -143,7 +142,6 @@ class EngineServer(ABC):
     async def _events(
         self, path: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """The objects of an event stream."""
         try:
             async with self._session.post(self._url + path, json=body, headers=headers) as response:
                 await self._check(response)

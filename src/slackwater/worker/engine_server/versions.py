@@ -203,7 +203,6 @@ class MemoryFile:
         self.path = Path(f"/proc/{os.getpid()}/fd/{shared_map.descriptor}")
 
     def has_layout(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether these tensors have the file's layout."""
         return file_entries(tensors)[0] == self._entries
 
     def fill(self, tensors: Mapping[str, Tensor]) -> None:

@@ -77,8 +77,8 @@ def stocked(stocker: RelayPublisher, number: int) -> None:
 
 
 def taken(pulls: PullProcess, number: int, base: str = "") -> dict[str, Tensor]:
-    found, kept = pulls.take(f"v{number}", [Payload(f"v{number}", base)], keep=True)
-    assert kept and found.meta == {"lora": None}
+    found = pulls.take(f"v{number}", [Payload(f"v{number}", base)], keep=True)
+    assert found.meta == {"lora": None}
     return torch_tensors(found)
 
 
