@@ -17,7 +17,7 @@ _ROLES = (
     ("slackwater.worker.trainer_worker", "trainer"),
     ("slackwater.worker.sandbox_worker", "sandbox"),
     ("slackwater.worker.agent", "agents"),
-    ("slackwater.serve.http.helper", "helpers"),
+    ("slackwater.runtime.services.helper_processes", "helpers"),
     ("slackwater.serve.front", FRONT),
     ("grpo_driver", "drivers"),
 )

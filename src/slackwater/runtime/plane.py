@@ -263,7 +263,7 @@ class ControlPlane:
         loop_shares = LoopShares(len(names))
         self.fair_work, self.queues = FairWork(loop_shares), TenantQueues(loop_shares)
         self.loop_watch = LoopWatch()
-        self.helpers = HelperProcesses("slackwater.serve.http.helper")
+        self.helpers = HelperProcesses()
         self.sampling = SamplingService(
             self.store,
             self.board,

@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from slackwater.serve.http.large_bodies import BODY
 from slackwater.serve.http.limits import BodyLimits
 from slackwater.serve.http.server import PrivateServer
 from slackwater.serve.http.whole_bodies import WholeBodies
-from slackwater.serve.tinker.pass_reader import PROTOBUF, answer, batch_of, question
+from slackwater.serve.tinker.pass_reader import PROTOBUF, batch_of, read_pass_file
 from slackwater.serve.tinker.proto import pb
 from slackwater.wire.batches import decode_batch
 
@@ -110,16 +109,13 @@ def test_a_helper_writes_the_batch_beside_the_body_and_says_when_the_body_has_go
 ) -> None:
     body = tmp_path / "body"
     body.write_bytes(batch(10))
-    asked, name = question(PROTOBUF, body)
-    assert asked == b"pass protobuf"
-    head = pickle.loads(answer(PROTOBUF, name)[0])
+    head = read_pass_file(body, PROTOBUF)
     assert (head.model_id, head.seq_id, head.error) == ("m", 1, None)
     (example,) = decode_batch(batch_of(body).read_bytes()).examples
     assert example.tokens.numpy().tolist() == [0] * 10
     body.unlink()
-    gone = pickle.loads(answer(PROTOBUF, name)[0])
-    assert isinstance(gone, UnavailableError)
-    assert "try again" in str(gone)
+    with pytest.raises(UnavailableError, match="try again"):
+        read_pass_file(body, PROTOBUF)
 
 
 def test_a_client_cannot_name_a_file_itself(tmp_path: Path) -> None:

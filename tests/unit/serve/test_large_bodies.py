@@ -2,16 +2,16 @@
 
 import json
 import os
-import pickle
 from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from slackwater.model.errors import ConfigError, UnavailableError
 from slackwater.runtime.services.helper_processes import HelperProcesses
-from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, ParsedBody, read
+from slackwater.serve.http.body_reader import MAX_VALUES, InvalidBody, read_body
 from slackwater.serve.openai.bodies import ChatBody, CompletionBody
 from slackwater.serve.openai.event_stream import encode_sliced_json
 from slackwater.serve.tinker.bodies import SampleBody
@@ -20,36 +20,32 @@ from slackwater.serve.tinker.pass_reader import JSON_FORWARD, read_pass
 
 @pytest.fixture(scope="module")
 def helpers() -> Iterator[HelperProcesses]:
-    found = HelperProcesses("slackwater.serve.http.helper")
+    found = HelperProcesses()
     yield found
     found.close()
 
 
-def body_of(kind: type[Any], **fields: Any) -> ParsedBody | InvalidBody:
-    return read(kind, json.dumps(fields).encode())
+def body_of(kind: type[Any], **fields: Any) -> BaseModel | InvalidBody:
+    return read_body(kind, json.dumps(fields).encode())
 
 
 def test_a_helper_gives_back_the_checked_body(helpers: HelperProcesses) -> None:
     raw = json.dumps({"model": "tiny", "prompt": [[1, 2], list(range(5000))], "n": 2}).encode()
-    name = f"{CompletionBody.__module__}:{CompletionBody.__qualname__}"
     for _ in range(2):
-        found = pickle.loads(helpers.ask((f"body {name}".encode(), raw))[0])
-        assert isinstance(found, ParsedBody)
-        assert isinstance(found.body, CompletionBody)
-        assert found.body.n == 2
-        assert [list(prompt) for prompt in found.body.prompts()] == [[1, 2], list(range(5000))]
+        found = helpers.run(read_body, CompletionBody, raw)
+        assert isinstance(found, CompletionBody)
+        assert found.n == 2
+        assert [list(prompt) for prompt in found.prompts()] == [[1, 2], list(range(5000))]
 
 
 def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
     tokens = list(range(100))
     found = body_of(CompletionBody, model="m", prompt=tokens)
-    assert isinstance(found, ParsedBody)
-    assert isinstance(found.body, CompletionBody)
-    assert all(isinstance(prompt, array) for prompt in found.body.prompts())
+    assert isinstance(found, CompletionBody)
+    assert all(isinstance(prompt, array) for prompt in found.prompts())
     sample = body_of(SampleBody, prompt={"chunks": [{"tokens": tokens}]})
-    assert isinstance(sample, ParsedBody)
-    assert isinstance(sample.body, SampleBody)
-    assert list(sample.body.prompt.chunks[0].tokens) == tokens
+    assert isinstance(sample, SampleBody)
+    assert list(sample.prompt.chunks[0].tokens) == tokens
 
 
 @pytest.mark.parametrize(
@@ -65,7 +61,7 @@ def test_token_ids_come_as_arrays_wherever_they_stand() -> None:
     ],
 )
 def test_what_is_wrong_is_said_as_for_small_bodies(raw: bytes, said: str) -> None:
-    found = read(CompletionBody, raw)
+    found = read_body(CompletionBody, raw)
     assert isinstance(found, InvalidBody)
     assert said in found.errors[0]["msg"]
     assert found.errors[0]["loc"][0] == "body"
@@ -94,7 +90,7 @@ def test_a_body_of_too_many_small_things_is_refused_and_one_of_many_tokens_is_no
     assert isinstance(found, InvalidBody)
     assert "must be at most" in found.errors[0]["msg"]
     many = body_of(CompletionBody, model="m", prompt=[7] * 200_000)
-    assert isinstance(many, ParsedBody)
+    assert isinstance(many, CompletionBody)
 
 
 def test_a_wrong_operation_is_still_known_by_its_number() -> None:
@@ -103,8 +99,16 @@ def test_a_wrong_operation_is_still_known_by_its_number() -> None:
     assert found.named == {"model_id": "mine", "seq_id": 3}
 
 
+def test_an_error_of_the_work_is_raised_here_and_its_helper_lives(
+    helpers: HelperProcesses,
+) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            helpers.run(read_pass, b"{", JSON_FORWARD)
+
+
 def test_a_helper_gives_way_before_it_has_started() -> None:
-    found = HelperProcesses("slackwater.serve.http.helper")
+    found = HelperProcesses()
     helper = found._helper()
     try:
         ours = os.getpriority(os.PRIO_PROCESS, 0)
@@ -116,10 +120,9 @@ def test_a_helper_gives_way_before_it_has_started() -> None:
 
 def test_a_helper_that_dies_loses_one_question_alone(helpers: HelperProcesses) -> None:
     with pytest.raises(UnavailableError, match="try again"):
-        helpers.ask((b"body no-such-module:Body", b"{}"))
-    name = f"{ChatBody.__module__}:{ChatBody.__qualname__}"
+        helpers.run(os._exit, 1)
     raw = b'{"model": "m", "messages": [{"role": "user"}]}'
-    assert isinstance(pickle.loads(helpers.ask((f"body {name}".encode(), raw))[0]), ParsedBody)
+    assert isinstance(helpers.run(read_body, ChatBody, raw), ChatBody)
 
 
 @pytest.mark.parametrize(

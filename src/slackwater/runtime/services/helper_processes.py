@@ -1,54 +1,58 @@
 """Runs work that holds Python's lock for long, such as parsing a large JSON text, in processes.
 
-A helper is `python -m MODULE`: it reads two parts, each with its length, from standard input,
-answers in the same way, and exits at the end of its input, so it never outlives the service. The
-second part is raw bytes. Helpers start on demand and have a lower priority than the service.
+A helper reads pickled calls from standard input, writes pickled results to standard output, and
+exits at the end of its input, so it never outlives the service. Helpers start on demand and have a
+lower priority than the service.
 """
 
 import contextlib
+import pickle
 import queue
 import select
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import IO
+from typing import Any, TypeVar
 
-from slackwater.model.errors import UnavailableError
+from slackwater.model.errors import SlackwaterError, UnavailableError
 from slackwater.runtime.priority import give_way
 
-Parts = tuple[bytes, bytes]
-
-_LENGTH = struct.Struct("<Q")
+T = TypeVar("T")
+_COMMAND = [sys.executable, "-m", "slackwater.runtime.services.helper_processes"]
 _ANSWER_S = 240.0  # its priority is low, so it is slow on a busy machine, also to start
 _NICE = 10
 
 
 class HelperProcesses:
-    """For any thread. Each question has a helper of its own; there are as many as were
-    ever needed.
-    """
+    """For any thread. Each call has a helper of its own; there are as many as were ever needed."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self) -> None:
         self._idle: queue.LifoQueue[subprocess.Popen[bytes]] = queue.LifoQueue()
         self._closed = False
 
-    def ask(self, question: Parts) -> Parts:
-        """The helper's answer. If the helper dies, only this question fails."""
+    def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What a module's function returns; a SlackwaterError that it raises is raised here. If the
+        helper dies, only this call fails.
+        """
         helper = self._helper()
         try:
             assert helper.stdin is not None
             assert helper.stdout is not None
-            _write(helper.stdin, question)
-            answer = _answer_in_time(helper.stdout)
-        except (OSError, EOFError, TimeoutError):
+            pickle.dump((function, arguments), helper.stdin)
+            helper.stdin.flush()
+            # The stream's buffer is empty: a result is read whole before the next call is sent.
+            if not select.select([helper.stdout], [], [], _ANSWER_S)[0]:
+                raise TimeoutError
+            result: T | SlackwaterError = pickle.load(helper.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):
             _end(helper)
             raise UnavailableError("the request could not be read just now; try again") from None
         self._idle.put(helper)
         if self._closed:
             self.close()
-        return answer
+        if isinstance(result, SlackwaterError):
+            raise result
+        return result
 
     def close(self) -> None:
         self._closed = True
@@ -63,19 +67,11 @@ class HelperProcesses:
                 if helper.poll() is None:
                     return helper
                 _end(helper)
-        command = [sys.executable, "-m", self._module]
         helper = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         give_way(_NICE, helper.pid)  # here, so that its start delays nobody either
         return helper
-
-
-def _answer_in_time(stream: IO[bytes]) -> Parts:
-    # The stream's buffer is empty: an answer is read whole before the next question is sent.
-    if not select.select([stream], [], [], _ANSWER_S)[0]:
-        raise TimeoutError
-    return _read(stream)
 
 
 def _end(helper: "subprocess.Popen[bytes]") -> None:
@@ -87,31 +83,18 @@ def _end(helper: "subprocess.Popen[bytes]") -> None:
     helper.wait()
 
 
-def _write(stream: IO[bytes], parts: Parts) -> None:
-    for part in parts:
-        stream.write(_LENGTH.pack(len(part)))
-        stream.write(part)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> Parts:
-    """The next whole message; EOFError at the end."""
-    return _read_part(stream), _read_part(stream)
-
-
-def _read_part(stream: IO[bytes]) -> bytes:
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (length,) = _LENGTH.unpack(head)
-    part = stream.read(length)
-    if len(part) < length:
-        raise EOFError
-    return part
-
-
-def serve_questions(answer: Callable[[Parts], Parts]) -> None:
-    """Answer questions until the input ends: the main loop of a helper."""
+def _serve_calls() -> None:
+    """Execute calls until the input ends."""
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
-            _write(sys.stdout.buffer, answer(_read(sys.stdin.buffer)))
+            function, arguments = pickle.load(sys.stdin.buffer)
+            try:
+                result = function(*arguments)
+            except SlackwaterError as error:
+                result = error
+            pickle.dump(result, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    _serve_calls()

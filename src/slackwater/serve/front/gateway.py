@@ -93,7 +93,7 @@ class Gateway:
         if self.loop_shares.is_shared:
             self.connection.gather_s = GATHER_SHARED_S
         self.fair_work = FairWork(self.loop_shares)
-        self.helpers = HelperProcesses("slackwater.serve.http.helper")
+        self.helpers = HelperProcesses()
         self.ready.set_result(True)
 
     @property

@@ -4,9 +4,7 @@ Token ids come back as arrays, which unpickle fast; the number of all other valu
 """
 
 import contextlib
-import importlib
 import json
-import pickle
 import re
 from array import array
 from collections.abc import Iterator
@@ -53,13 +51,6 @@ def _lone_surrogate(body: bytes) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedBody:
-    """A valid body."""
-
-    body: BaseModel
-
-
-@dataclass(frozen=True, slots=True)
 class InvalidBody:
     """Errors as pydantic reports them, and the plain fields that identify an operation."""
 
@@ -67,13 +58,7 @@ class InvalidBody:
     named: dict[str, Any]
 
 
-def answer(name: str, body: bytes) -> tuple[bytes, bytes]:
-    """A pickled `ParsedBody` or `InvalidBody` of a body of type `module:type`."""
-    module, _, kind = name.partition(":")
-    return pickle.dumps(read(getattr(importlib.import_module(module), kind), body)), b""
-
-
-def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
+def read_body(kind: type[BaseModel], body: bytes) -> BaseModel | InvalidBody:
     """Parse one body by the same rules as small ones."""
     if (broken := find_text_error(body)) is not None:
         return _invalid("value_error", broken)
@@ -96,7 +81,7 @@ def read(kind: type[BaseModel], body: bytes) -> ParsedBody | InvalidBody:
             [{**each, "loc": ("body", *each["loc"])} for each in found[:_MAX_ERRORS]], named
         )
     _pack_fields(checked)
-    return ParsedBody(checked)
+    return checked
 
 
 def _invalid(kind: str, message: str, *place: int) -> InvalidBody:

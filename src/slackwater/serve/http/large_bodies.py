@@ -1,6 +1,5 @@
 """Routes that send large JSON bodies to helper processes and parse small ones in place."""
 
-import pickle
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from slackwater.model.ids import TenantId
-from slackwater.serve.http.body_reader import InvalidBody, ParsedBody
+from slackwater.serve.http.body_reader import InvalidBody, read_body
 
 if TYPE_CHECKING:
     from slackwater.runtime.plane import ControlPlane
@@ -44,13 +43,8 @@ class LargeBodyRoute(APIRoute):
 async def _read(request: Request, kind: type[BaseModel], body: bytes) -> BaseModel:
     plane: ControlPlane = request.app.state.plane
     tenant: TenantId = request.scope[TENANT]
-
-    def ask() -> ParsedBody | InvalidBody:
-        head = f"body {kind.__module__}:{kind.__qualname__}".encode()
-        found: ParsedBody | InvalidBody = pickle.loads(plane.helpers.ask((head, body))[0])
-        return found
-
-    found = await plane.fair_work.run(tenant, ask)
+    found: BaseModel | InvalidBody
+    found = await plane.fair_work.run(tenant, plane.helpers.run, read_body, kind, body)
     if isinstance(found, InvalidBody):
         raise RequestValidationError(found.errors, body=found.named)
-    return found.body
+    return found

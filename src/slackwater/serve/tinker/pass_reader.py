@@ -1,7 +1,5 @@
 """Parses, checks and packs training batches; large ones in a helper process."""
 
-import os
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,25 +39,17 @@ def read_pass(body: bytes, form: str) -> tuple[PassHead, bytes]:
         return PassHead(*head, error), b""
 
 
-def question(form: str, body: Path) -> tuple[bytes, bytes]:
-    """The request to a helper, which writes the batch to another file (`batch_of`)."""
-    return f"pass {form}".encode(), bytes(body)
-
-
 def batch_of(body: Path) -> Path:
-    """The file that the helper writes the batch to."""
+    """The file that `read_pass_file` writes the batch to."""
     return body.with_name(f"{body.name}.batch")
 
 
-def answer(form: str, name: bytes) -> tuple[bytes, bytes]:
-    """A pickled head or error; the batch is in its file."""
-    body = Path(os.fsdecode(name))
+def read_pass_file(body: Path, form: str) -> PassHead:
+    """Parse the batch in a body's file and write it to its own file."""
     try:
         head, batch = read_pass(body.read_bytes(), form)
         batch_of(body).write_bytes(batch)
-    except SlackwaterError as error:
-        return pickle.dumps(error), b""
     except OSError as error:  # the disk is full, or the client left and its body was removed
         why = f"body: the batch cannot be read or stored ({error.strerror}); try again"
-        return pickle.dumps(UnavailableError(why)), b""
-    return pickle.dumps(head), b""
+        raise UnavailableError(why) from None
+    return head

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import pickle
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -38,8 +37,8 @@ from slackwater.serve.tinker.pass_reader import (
     PROTOBUF,
     PassHead,
     batch_of,
-    question,
     read_pass,
+    read_pass_file,
 )
 from slackwater.serve.tinker.weight_files import RECIPIENTS, check_recipients
 
@@ -127,10 +126,7 @@ class TrainingHandlers:
     def _read_in_helper(self, body: Path, form: str) -> tuple[PassHead, BinaryIO]:
         """Read a large batch in a helper; its file is opened but not read here yet."""
         try:
-            answer, _ = self.plane.helpers.ask(question(form, body))
-            head: PassHead | SlackwaterError = pickle.loads(answer)
-            if isinstance(head, SlackwaterError):
-                raise head
+            head = self.plane.helpers.run(read_pass_file, body, form)
             return head, batch_of(body).open("rb")
         finally:
             batch_of(body).unlink(missing_ok=True)
