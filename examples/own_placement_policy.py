@@ -15,13 +15,13 @@ from slackwater.sim.inputs.scenario_file import read_scenario
 
 class NeverShare(GroupedPlacement):
     """Every job has nodes of its own: the simplest policy there is. `_choose` sees the job and
-    `self.book`, all groups.
+    `self.registry`, all groups.
     """
 
     name = "never_share"
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
-        return choose_isolated(self.book, job.profile, "I do not share")
+        return choose_isolated(self.registry, job.profile, "I do not share")
 
 
 POLICIES["never_share"] = lambda fleet, options, seed: NeverShare(fleet)

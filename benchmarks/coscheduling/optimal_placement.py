@@ -185,6 +185,6 @@ class OptimalPlacement(GroupedPlacement):
             return GroupChoice(
                 None, 0, len(new), draft.train_nodes, Strategy.ISOLATE, "the optimum"
             )
-        row = self.book.members[opener].row
+        row = self.registry.members[opener].row
         strategy = Strategy.SCALE if new else Strategy.PACK
         return GroupChoice(row, kept, len(new), 0, strategy, "the optimum")

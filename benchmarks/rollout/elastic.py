@@ -23,7 +23,7 @@ from benchmarks.rollout.simulated.split_run import SplitPlan, run_split
 from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import DRAWN_SEGMENTS
 from slackwater.model.spot_trace import SpotEvent, read_spot_trace
-from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
+from slackwater.policy.rollout.seeding import AdaptiveWindow, ColocatedSeeding
 from slackwater.sim.rollout.agent_trace import Session
 from slackwater.sim.rollout.extra_capacity import SpotCapacity
 
@@ -88,7 +88,7 @@ def _fixed_figures(fleet: AgentFleet, steps: Sequence[Sequence[Session]]) -> dic
     window = replace(ours, seeding=AdaptiveWindow(), trainer_patience_s=1e6)
     beside = SplitPlan(local, overlap=OVERLAP)
     ways = {
-        "after": (replace(ours, seeding=Colocated()), SplitPlan(local)),
+        "after": (replace(ours, seeding=ColocatedSeeding()), SplitPlan(local)),
         "balanced": (ours, beside),
         "window": (window, beside),
         "in_order": (window, replace(beside, in_order=True)),

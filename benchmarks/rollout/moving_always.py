@@ -15,7 +15,9 @@ class MovingAlways:
 
     count: int = 2
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
+    def plan_moves(
+        self, loads: Sequence[InstanceLoad], known: EngineKnowledge
+    ) -> Sequence[TurnMove]:
         del known
         taking = sorted(
             (load for load in loads if load.accepting),

@@ -39,7 +39,7 @@ from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.sim.serving.serving_trace import Arrival, read_serving_trace
 
@@ -204,7 +204,7 @@ class Machine:
         self.service.reclaim_pages(1 << 20)
         self.rollout.reclaim_pages(1 << 20)
         arbiter = Arbiter(
-            mode_of(mode),
+            find_mode(mode),
             SLO,
             self.service_cost,
             self.rollout_cost,
@@ -212,7 +212,7 @@ class Machine:
             step_tokens=_CONFIG.max_step_tokens,
         )
         executor = CoservingExecutor(self.service, arbiter, time.perf_counter)
-        if mode_of(mode).lends:
+        if find_mode(mode).lends:
             executor.reserve_weight_pages(0)  # its weights lie beside the pool
             executor.lend(self.rollout)
         return executor

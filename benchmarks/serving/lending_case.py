@@ -15,7 +15,7 @@ from benchmarks.serving.simulated.least_stage import least_stage_s
 from benchmarks.serving.simulated.lending_cluster import LendingCluster, LendingPlan, ServingRole
 from benchmarks.serving.simulated.run import CoservingRun, RolloutStages
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.modes import LendingMode, mode_of
+from slackwater.policy.serving.modes import LendingMode, find_mode
 from slackwater.sim.rollout.agent_trace import draw_games
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, QWEN3_32B, EngineCost, SharedDevice
 from slackwater.sim.serving.serving_trace import Arrival
@@ -120,5 +120,5 @@ def most_density(case: LendingCase) -> float:
 
 
 def _mode(case: LendingCase) -> LendingMode:
-    mode = mode_of("prefix" if case.mode == AUTOSCALE else case.mode)
+    mode = find_mode("prefix" if case.mode == AUTOSCALE else case.mode)
     return mode if case.lease_s is None else replace(mode, lease_s=case.lease_s)

@@ -38,7 +38,7 @@ def _ticks(mode: str, ticks: int, seed: int) -> tuple[list[float], list[float]]:
     rng = np.random.default_rng(seed)
     arbiter = Arbiter(MODES[mode], ServingSlo(0.5, 0.15), _COST, _COST, capacity=40_000)
     arbiter.loan_began()
-    arbiter.step_began(2000)
+    arbiter.begin_step(2000)
     wall: list[float] = []
     cpu: list[float] = []
     now_s = 0.0
@@ -62,7 +62,7 @@ def _ticks(mode: str, ticks: int, seed: int) -> tuple[list[float], list[float]]:
         began_s, began_cpu_s = perf_counter(), thread_time()
         arbiter.record_arrival(now_s, 1200)
         step = arbiter.next_step(now_s, serving, rollout)
-        arbiter.uses(2000)
+        arbiter.record_memory_use(2000)
         if isinstance(step, RolloutGrant):
             arbiter.record_rollout_step(StepWork(16 + step.prompt_tokens, 160_000.0), step.step_s)
         else:

@@ -11,7 +11,7 @@ from benchmarks.serving.simulated.run import CoservingResult, CoservingRun, Roll
 from benchmarks.serving.simulated.storm import run_storm
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.sim.rollout.agent_trace import draw_games
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost, SharedDevice
 from slackwater.sim.serving.node import ServingNode
@@ -25,7 +25,7 @@ ARRIVALS = draw_arrivals(SECONDS, 1, rate=4.0, burst_requests=6)
 
 
 def outcome(mode: str, cluster: type[LendingCluster] = LendingCluster) -> CoservingResult:
-    plan = LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
+    plan = LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, find_mode(mode))
     games = [session[:5] for session in draw_games(64, 0)]
     stages = RolloutStages(games, 1)
     return CoservingRun(plan, AgentFleet(ENGINE, 1), stages, ARRIVALS, cluster=cluster).run(SECONDS)
@@ -54,7 +54,7 @@ def test_a_service_that_is_overloaded_lends_nothing_and_loses_nothing_by_offerin
     seconds = 60.0
     arrivals = draw_arrivals(seconds, 3, rate=2.0, burst_every_s=6.0, burst_requests=30)
     plans = {
-        mode: LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, mode_of(mode))
+        mode: LendingPlan(SharedDevice(ENGINE, ENGINE), SLO, 2, find_mode(mode))
         for mode in ("none", "ours", "dual", "prefix")
     }
     stages = RolloutStages([session[:5] for session in draw_games(64, 0)], 1)
@@ -76,7 +76,7 @@ def test_the_service_has_the_memory_of_the_rollouts_weights_while_nothing_is_len
         NodeId("n"),
         SharedDevice(ENGINE, ENGINE),
         SLO,
-        mode_of("ours"),
+        find_mode("ours"),
         lambda at_s, happen: None,
         seed=0,
     )

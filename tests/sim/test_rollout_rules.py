@@ -20,7 +20,7 @@ from benchmarks.rollout.simulated.trainer import TrainingStepPlan
 from benchmarks.rollout.split import step_figures
 from benchmarks.rollout.spot_places import ReturningInstances, window_of
 from slackwater.model.spot_trace import SpotEvent
-from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
+from slackwater.policy.rollout.seeding import AdaptiveWindow, ColocatedSeeding
 from slackwater.runtime.settings import ServiceSettings
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost
 from slackwater.sim.rollout.extra_capacity import SpotRates
@@ -123,7 +123,9 @@ def test_half_the_devices_train_while_the_others_finish_the_rollout() -> None:
     sessions = drawn_sessions(48, 1, max_context_tokens=32_768)
     fleet = AgentFleet(EngineCost(QWEN3_8B, H800, 1), 4)
     window = replace(AGENT_RULES["ours"], seeding=AdaptiveWindow(), trainer_patience_s=1e6)
-    (after,) = run_split(fleet, replace(window, seeding=Colocated()), [sessions], SplitPlan(2))
+    (after,) = run_split(
+        fleet, replace(window, seeding=ColocatedSeeding()), [sessions], SplitPlan(2)
+    )
     for in_order in (False, True):
         plan = SplitPlan(2, overlap=8, in_order=in_order)
         (split,) = run_split(fleet, window, [sessions], plan)

@@ -27,8 +27,8 @@ _NO_VERB = re.compile(
     "|together|what|where|who|whose|why"
 )
 _NO_NOUN = re.compile("alone|apart|aside|at|between|by|in|of|on|over|together|way|with")
-# `of` names a constructor, `phase` is a decorator, and the policies still have names of their own.
-_EXEMPT = re.compile(r"\S+ of|phases/decorators\.py:\d+ phase|policy/.*")
+# `of` names a constructor and `phase` is a decorator.
+_EXEMPT = re.compile(r"\S+ of|phases/decorators\.py:\d+ phase")
 _ATTRIBUTES = {"property", "cached_property", "setter"}
 
 

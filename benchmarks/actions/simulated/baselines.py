@@ -27,7 +27,7 @@ class LeastEach:
     """Every candidate starts with the least that it needs."""
 
     looks_ahead: bool = False
-    puts_off: bool = False
+    may_delay: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         return [curve.least for curve in view.candidates]
@@ -41,7 +41,7 @@ class FixedDegree:
 
     degree: int
     looks_ahead: bool = False
-    puts_off: bool = False
+    may_delay: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         wanted = [self._units(curve) for curve in view.candidates]

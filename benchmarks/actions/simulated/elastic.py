@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.actions.simulated.eviction import evict
 from slackwater.policy.actions.curve import DurationCurve
-from slackwater.policy.actions.priced import list_completions, list_least, stack_rows
+from slackwater.policy.actions.priced import list_completions, list_least_durations, stack_rows
 from slackwater.policy.actions.scheduling import SchedulingView
 
 
@@ -27,7 +27,7 @@ class ElasticScheduling:
     horizon: int = 256
     patience: int = 1
     looks_ahead: bool = True
-    puts_off: bool = False
+    may_delay: bool = False
 
     def decide(self, view: SchedulingView) -> list[int]:
         amounts = [curve.least for curve in view.candidates]
@@ -55,7 +55,7 @@ class ElasticScheduling:
     ) -> list[int]:
         ends, end_units = list_completions(view, others)
         rest = view.rest[: self.horizon]
-        rest_s, rest_units = list_least(rest)
+        rest_s, rest_units = list_least_durations(rest)
         first = rest[0].choices[: self.depth] if rest and rest[0].known else ()
         first_units = np.array(first, dtype=np.int64)
         first_s = rest[0].seconds[first_units] if first else np.empty(0)

@@ -17,7 +17,7 @@ from slackwater.policy.rollout.routing import (
     RoutingPolicy,
     ShortestQueue,
 )
-from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated, SeedingPolicy
+from slackwater.policy.rollout.seeding import AdaptiveWindow, ColocatedSeeding, SeedingPolicy
 
 WATCH_S = 5.0
 
@@ -36,7 +36,7 @@ def _rlboost(seeding: SeedingPolicy) -> RolloutSettings:
 
 
 SPOT_RULES: dict[str, RolloutSettings] = {
-    "colocated": _rlboost(Colocated()),
+    "colocated": _rlboost(ColocatedSeeding()),
     "rlboost": _rlboost(AdaptiveWindow()),
     "rlboost_seeding_off": _rlboost(AdaptiveWindow(seeds=False)),
     "rlboost_memory_off": _rlboost(AdaptiveWindow(remembers=False)),

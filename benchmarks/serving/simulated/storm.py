@@ -16,7 +16,7 @@ from slackwater.model.ids import InstanceId, ServiceName
 from slackwater.model.instance import InstanceKind
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.lender_choice import LenderRule
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.sim.rollout.agent_trace import draw_games
 from slackwater.sim.rollout.engine_cost import H800, QWEN3_8B, EngineCost, SharedDevice
 from slackwater.sim.serving.serving_trace import draw_arrivals
@@ -47,7 +47,7 @@ def run_storm(seed: int, *, seconds: float = 60.0, mode: str = "ours") -> StormR
         SharedDevice(engine, engine, noise=float(rng.uniform(0.0, 0.3))),
         ServingSlo(0.5, 0.15),
         3,
-        mode_of(mode),
+        find_mode(mode),
         roles=_ROLES[int(rng.integers(2))],
         lender=LenderSettings(LenderRule(rest_s=3.0), window_s=5.0, review_every_s=1.0),
         seed=seed,

@@ -16,7 +16,7 @@ from slackwater.model.node import NodeSize
 from slackwater.model.residency import ResidencySettings
 from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.runtime.launch.fleet_file import (
     MAX_COUNT,
     FleetFile,
@@ -41,7 +41,7 @@ class ServingSettings:
     mode: str = "foresight"
 
     def __post_init__(self) -> None:
-        mode_of(self.mode)  # a wrong name is refused at once
+        find_mode(self.mode)  # a wrong name is refused at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from slackwater.model.serving import ServingSlo
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.policy.serving.step_cost import StepCost
 from slackwater.wire import lending, messages
 from slackwater.worker.connection import Connection, DisconnectedError, HasFileno
@@ -41,7 +41,7 @@ _FEASIBLE_PROMPT = 64  # tokens; a service alone must prefill these in time
 
 def find_slo_fault(cost: StepCost, slo: ServingSlo, step_tokens: int) -> str | None:
     """Why the service cannot meet its SLO even alone, or None."""
-    step_s = cost.decode.at(1)
+    step_s = cost.decode.step_s(1)
     prompt_s = cost.prompt_s(_FEASIBLE_PROMPT, 0, step_tokens)
     if step_s > slo.tpot_s:
         return (
@@ -87,7 +87,7 @@ def build(options: argparse.Namespace, files: NodeFiles) -> tuple[LentDevice, st
     cost = measure_step_cost(engine, net.config.vocab_size)
     fault = find_slo_fault(cost, slo, config.max_step_tokens)
     arbiter = Arbiter(
-        mode_of(options.mode),
+        find_mode(options.mode),
         slo,
         cost,
         cost,
@@ -234,7 +234,7 @@ class CoservingWorker:
             "needed_s": executor.needed_s,
             "rollout_s": executor.rollout_s,
             "budget_cuts": float(executor.cuts),
-            "promise_kept": float(executor.keeps_promise()),
+            "promise_kept": float(executor.keeps_slo()),
         }
 
 

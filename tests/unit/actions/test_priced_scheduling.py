@@ -60,9 +60,9 @@ def test_the_more_wait_behind_it_the_less_an_action_takes() -> None:
 
 def test_an_action_waits_for_units_that_come_soon_and_not_for_late_ones() -> None:
     one_free = units(1, 32)
-    soon = view(one_free, 1, [elastic(60.0)], left=[(0.5, 16)])
+    expected_arrivals = view(one_free, 1, [elastic(60.0)], left=[(0.5, 16)])
     late = view(one_free, 1, [elastic(60.0)], left=[(500.0, 16)])
-    assert PricedScheduling().decide(soon) == [0]
+    assert PricedScheduling().decide(expected_arrivals) == [0]
     assert PricedScheduling().decide(late) == [1]
 
 
@@ -122,6 +122,6 @@ def test_load_is_forgotten_with_time() -> None:
     load = ElasticLoad(memory_s=10.0)
     for second in range(30):
         load.record_arrival(5.0, float(second))
-    busy = load.soon(100.0, 10, 30.0)
+    busy = load.expect_arrivals(100.0, 10, 30.0)
     assert busy > 5
-    assert load.soon(100.0, 10, 300.0) < 0.01 * busy
+    assert load.expect_arrivals(100.0, 10, 300.0) < 0.01 * busy

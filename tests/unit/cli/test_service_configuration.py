@@ -19,9 +19,9 @@ from slackwater.model.errors import ConfigError, RefusedError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.placement.catalogue import POLICIES as CATALOGUE
 from slackwater.policy.rollout.balancing import EvenSteps
-from slackwater.policy.rollout.catalogue import POLICIES, chosen
+from slackwater.policy.rollout.catalogue import POLICIES, decode_policy
 from slackwater.policy.rollout.routing import CacheAffine
-from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.modes import MODES, find_mode
 from slackwater.runtime.settings import ServiceSettings, ServingSettings
 
 SLO = ServingSlo(0.5, 0.15)
@@ -66,7 +66,7 @@ def test_rollout_policies_are_chosen_by_name_with_their_parameters(tmp_path: Pat
 
 
 def test_former_names_of_policies_work_for_one_release() -> None:
-    assert mode_of(ServingSettings("chat", SLO, mode="ours").mode) is MODES["foresight"]
+    assert find_mode(ServingSettings("chat", SLO, mode="ours").mode) is MODES["foresight"]
     assert CATALOGUE["ours"] is CATALOGUE["interleaving"]
     assert ordering_for("ours") == ordering_for("interleaving")
 
@@ -87,7 +87,7 @@ def test_a_key_with_its_former_name_is_read_and_its_present_name_wins(tmp_path: 
 @pytest.mark.parametrize("decision", POLICIES)
 def test_every_listed_policy_can_be_made_from_its_name_alone(decision: str) -> None:
     for name in POLICIES[decision]:
-        assert chosen(decision, name, "at") is not None
+        assert decode_policy(decision, name, "at") is not None
 
 
 @pytest.mark.parametrize(

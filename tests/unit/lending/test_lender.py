@@ -87,8 +87,8 @@ def test_a_loan_that_its_job_does_not_use_ends_and_each_further_one_comes_later(
     assert len(reported(ended_s, 0.0)) == 1
     stage.tell(on.NodeCleared(ended_s, node))
     assert reviewed(ended_s + rule.rest_s) == []
-    assert reviewed(ended_s + rule.rest_after(1)) == [do.LendNode(node, ONE)]
-    assert rule.rest_after(50) == rule.longest_rest_s
+    assert reviewed(ended_s + rule.rest_duration_s(1)) == [do.LendNode(node, ONE)]
+    assert rule.rest_duration_s(50) == rule.longest_rest_s
 
 
 def test_a_service_lends_no_more_nodes_than_it_allows() -> None:

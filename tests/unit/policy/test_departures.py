@@ -28,7 +28,7 @@ from slackwater.policy.placement.consolidation import (
     Merger,
 )
 from slackwater.policy.placement.cycle_fitting import drain_cost, min_cycle_s
-from slackwater.policy.placement.groups import GroupBook
+from slackwater.policy.placement.groups import GroupRegistry
 from slackwater.policy.placement.interface import JobProgress
 from slackwater.policy.placement.interleaving import Interleaving
 
@@ -45,18 +45,18 @@ def test_after_departures_a_group_runs_at_the_pace_that_the_book_has(seed: int) 
         policy.remove(specs[number].job)
         policy.rebalance(0.0)
     shared = 0
-    for row, group in policy.book.groups.items():
+    for row, group in policy.registry.groups.items():
         if len(group.jobs) == 1:
             continue
         shared += 1
         assert group.plan is not None
-        members = {name: policy.book.members[name] for name in group.jobs}
+        members = {name: policy.registry.members[name] for name in group.jobs}
         sync = {n: m.spec.profile.sync_s if m.pins else 0.0 for n, m in members.items()}
         ends = run_plan(group.plan, sync, cycles=61)
         for name, times in ends.items():
             rounds = group.plan.rounds(name)
             executed_s = (times[-1] - times[20 * rounds - 1]) / 41
-            assert executed_s <= policy.book.table.cycle_s[row] * 1.02
+            assert executed_s <= policy.registry.table.cycle_s[row] * 1.02
     assert shared >= 3
 
 
@@ -65,11 +65,11 @@ def longest_iterations(policy: Interleaving) -> list[float]:
     lengths.
     """
     shares: list[float] = []
-    for group in policy.book.groups.values():
+    for group in policy.registry.groups.values():
         if len(group.jobs) == 1:
             continue
         assert group.plan is not None
-        members = {name: policy.book.members[name] for name in group.jobs}
+        members = {name: policy.registry.members[name] for name in group.jobs}
         sync = {n: m.spec.profile.sync_s if m.pins else 0.0 for n, m in members.items()}
         for name, times in run_plan(group.plan, sync, cycles=40).items():
             settled = times[20 * group.plan.rounds(name) :]
@@ -131,7 +131,7 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
     moved: dict[JobId, list[float]] = {}
     for step in range(120):
         now_s += float(draw.exponential(300.0))
-        placed, moves = list(policy.book.members), list[Placement]()
+        placed, moves = list(policy.registry.members), list[Placement]()
         if step < len(specs):
             policy.place(specs[step], now_s)
             while policy.next_rebalance_s(specs[step].profile, now_s) == now_s:  # a look goes on
@@ -141,12 +141,12 @@ def test_a_job_that_was_moved_rests_and_no_move_is_for_a_trifle(seed: int) -> No
             policy.remove(placed[int(draw.integers(len(placed)))])
             moves = [*policy.rebalance(now_s)]
         for name in {move.job for move in moves}:
-            member = policy.book.members[name]
+            member = policy.registry.members[name]
             if name in placed and member.moved_s == now_s:
                 moved[name].append(now_s)
                 saved = float(member.reason.rpartition("$")[2])
-                group = policy.book.groups[member.row]
-                worth = policy.book.worth_per_h(0, len(group.train))
+                group = policy.registry.groups[member.row]
+                worth = policy.registry.worth_per_h(0, len(group.train))
                 after = policy._consolidation.group_cost(member.row)
                 assert saved >= MIN_GAIN_H * worth + MIN_GAIN * after - 1.0
     assert any(len(times) > 1 for times in moved.values()), "nobody was ever moved"
@@ -158,12 +158,12 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
     saved: list[tuple[bool, float]] = []
     policy = Interleaving(fleet())
 
-    def record(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
-        groups = {book.members[name].row for name in merger.jobs}
+    def record(registry: GroupRegistry, merger: Merger, now_s: float) -> list[JobId]:
+        groups = {registry.members[name].row for name in merger.jobs}
         before = sum(policy._consolidation.group_cost(row) for row in groups)
-        count = len(book.groups)
-        moved = execute_merger(book, merger, now_s)
-        saved.append((len(book.groups) < count, merger.gain / before))
+        count = len(registry.groups)
+        moved = execute_merger(registry, merger, now_s)
+        saved.append((len(registry.groups) < count, merger.gain / before))
         return moved
 
     execute_merger = merging.execute_merger
@@ -174,7 +174,7 @@ def test_a_merger_that_frees_no_group_must_save_more(monkeypatch: pytest.MonkeyP
         draw, now_s = np.random.default_rng(seed), 0.0
         for step in range(120):
             now_s += float(draw.exponential(300.0))
-            placed = list(policy.book.members)
+            placed = list(policy.registry.members)
             if step < len(specs):
                 policy.place(specs[step], now_s)
                 policy.rebalance(now_s)
@@ -195,7 +195,7 @@ def test_a_job_left_alone_gives_up_its_rollout_node_only_if_it_ends_soon(
     for name in ("stays", "leaves"):
         policy.place(replace(job(name, 200, 200, slo=2.0), iterations=iterations), 0.0)
         policy.rebalance(0.0)
-    assert policy.book.members[JobId("stays")].pins
+    assert policy.registry.members[JobId("stays")].pins
     policy.remove(JobId("leaves"))
     assert bool(policy.rebalance(MIN_MOVE_GAP_S + 1)) is moves
 
@@ -211,14 +211,14 @@ def test_a_job_that_may_not_move_stays_while_others_come_to_it(seed: int) -> Non
         while policy.next_rebalance_s(spec.profile, now_s) == now_s:  # a look goes on
             moved += len({move.job for move in policy.rebalance(now_s)} - fixed.keys() - {spec.job})
         for job_id, nodes in fixed.items():
-            placed = policy.book.placement(job_id)
+            placed = policy.registry.placement(job_id)
             assert (*placed.rollout_nodes, *placed.train_nodes) == nodes
         if number % 2:
-            placed = policy.book.placement(spec.job)
+            placed = policy.registry.placement(spec.job)
             fixed[spec.job] = (*placed.rollout_nodes, *placed.train_nodes)
-        left = [(j, m.left, m.budget_s) for j, m in policy.book.members.items()]
+        left = [(j, m.left, m.budget_s) for j, m in policy.registry.members.items()]
         policy.observe([JobProgress(*one, may_move=one[0] not in fixed) for one in left])
-    groups = policy.book.groups.values()
+    groups = policy.registry.groups.values()
     shared = sum(len(group.jobs) > 1 and bool(fixed.keys() & group.jobs) for group in groups)
     assert moved and shared
 
@@ -238,4 +238,4 @@ def test_jobs_that_rested_when_they_were_looked_at_are_looked_at_again() -> None
     )
     policy.place(job("third", 300, 100, slo=1.0), MIN_MOVE_GAP_S + 10)
     assert {move.job for move in policy.rebalance(MIN_MOVE_GAP_S + 10)} & {tight.job, other.job}
-    assert policy.book.members[tight.job].row == policy.book.members[other.job].row
+    assert policy.registry.members[tight.job].row == policy.registry.members[other.job].row

@@ -31,13 +31,13 @@ def test_jobs_share_a_train_node_by_the_lengths_that_were_seen() -> None:
     policy = HorizonPlacement(fleet(), profiled=True)
     for name in ("a", "b"):
         policy.place(job(name, 200, 400, 1.1), 0.0)
-    assert len(policy.book.groups) == 2
+    assert len(policy.registry.groups) == 2
     policy.observe([JobProgress(job("a", 1, 1).job, 299, 1e6)])
     assert not policy.rebalance(0.0)  # nothing was seen yet
     policy.observe([JobProgress(job(name, 1, 1).job, 290, 1e6, 200.0, 50.0) for name in ("a", "b")])
     moved = policy.rebalance(0.0)
     assert len(moved) == 1
-    assert len(policy.book.groups) == 1
+    assert len(policy.registry.groups) == 1
     policy.check_integrity()
 
 

@@ -48,14 +48,14 @@ def test_memory_keeps_jobs_apart() -> None:
     policy = GroupPlacement(fleet())
     for name in ("a", "b"):
         policy.place(job(name, 100, 100, 1.5, train_state_gb=1100.0), 0.0)
-    assert len(policy.book.groups) == 2
+    assert len(policy.registry.groups) == 2
 
 
 def test_the_largest_group_is_respected() -> None:
     policy = GroupPlacement(fleet(), max_group_size=2)
     for name in ("a", "b", "c", "d"):
         policy.place(job(name, 300, 30, 1.9), 0.0)
-    assert sorted(len(group.jobs) for group in policy.book.groups.values()) == [2, 2]
+    assert sorted(len(group.jobs) for group in policy.registry.groups.values()) == [2, 2]
 
 
 def test_a_job_of_more_train_nodes_scales_to_the_group_it_joins() -> None:
@@ -81,8 +81,8 @@ def test_no_grouping_under_the_same_rules_is_cheaper_than_the_optimum(seed: int)
 def _drained(policy: GroupPlacement) -> float:
     from benchmarks.coscheduling.optimal_placement import drained_cost
 
-    table, total = policy.book.table, 0.0
-    for row, group in policy.book.groups.items():
+    table, total = policy.registry.table, 0.0
+    for row, group in policy.registry.groups.items():
         count = len(group.jobs)
         work, pins = table.work[row][:, :count].copy(), table.pins[row, :count].copy()
         total += drained_cost(work, pins, len(group.train), policy.fleet)

@@ -29,7 +29,7 @@ from slackwater.policy.placement.cycle_fitting import (
 )
 from slackwater.policy.placement.cycle_plan import adopt_cycle, fit_group
 from slackwater.policy.placement.fleet import FleetView
-from slackwater.policy.placement.groups import GroupBook, GroupChoice
+from slackwater.policy.placement.groups import GroupChoice, GroupRegistry
 from slackwater.policy.placement.interleaving_scan import scan_cycles
 
 FLEET = FleetView(Pool(Role.ROLLOUT, H20, 32), Pool(Role.TRAIN, H800, 4))
@@ -51,28 +51,28 @@ def budget_s(spec: JobSpec) -> float:
     return spec.slo * spec.iterations * spec.profile.solo_s
 
 
-def shared_group(draw: random.Random) -> GroupBook | None:
+def shared_group(draw: random.Random) -> GroupRegistry | None:
     """One group of up to three gangs, which have some nodes in common; None if they do not fit."""
-    book = GroupBook(FLEET)
+    registry = GroupRegistry(FLEET)
     for number in range(draw.randint(1, 3)):
         spec = gang(draw, f"member{number}")
         wanted = spec.profile.rollout_nodes
-        present = sorted(book.groups[0].rollout) if number else []
+        present = sorted(registry.groups[0].rollout) if number else []
         kept = draw.sample(present, draw.randint(0, min(wanted, len(present))))
         choice = GroupChoice(
             *(0 if number else None, sum(1 << slot for slot in kept), wanted - len(kept)),
             *(0 if number else 1, Strategy.PACK, ""),
         )
-        book.admit(spec, choice, budget_s(spec))
-    cycle = fit_group(book, 0)
+        registry.admit(spec, choice, budget_s(spec))
+    cycle = fit_group(registry, 0)
     if cycle is None:
         return None
-    adopt_cycle(book, 0, book.groups[0].jobs, cycle)
-    return book
+    adopt_cycle(registry, 0, registry.groups[0].jobs, cycle)
+    return registry
 
 
-def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
-    table, room = book.table, book.scan_limits(16, TO_BEAT, WORK)
+def cheapest_by_trying_all(registry: GroupRegistry, spec: JobSpec) -> float:
+    table, room = registry.table, registry.scan_limits(16, TO_BEAT, WORK)
     profile, count = spec.profile, int(table.members[0])
     prices = (1, room.rollout_price, room.train_price)
     work = np.zeros((WORK_ROWS, count + 1))
@@ -86,7 +86,7 @@ def cheapest_by_trying_all(book: GroupBook, spec: JobSpec) -> float:
     )
     work[TRAIN_S, -1], work[BUDGET_S, -1] = profile.train_s, budget_s(spec)
     work[LEFT, -1], work[CAP_S, -1] = spec.iterations, np.inf
-    present = sorted(book.groups[0].rollout)
+    present = sorted(registry.groups[0].rollout)
     missing = [slot for slot in range(MAX_ROLLOUT_NODES) if slot not in present]
     life_h = spec.iterations * profile.solo_s / 3600
     ends_h = remaining_life_s(table.work[0], count, table.cycle_s[0]) / 3600
@@ -117,17 +117,17 @@ def test_a_gang_gets_the_cheapest_of_all_pinnings() -> None:
     draw = random.Random(4)
     found_places = 0
     for _ in range(50):
-        book = shared_group(draw)
+        registry = shared_group(draw)
         spec = gang(draw, "arrives")
-        if book is None:
+        if registry is None:
             continue
-        table = book.table
+        table = registry.table
         row, _, _, cost = scan_cycles(
             *(table.rows, table.members, table.train_nodes, table.node_mask, table.train_gb),
             *(table.node_gb, table.work, table.pins, table.cycle_s),
             make_arriving_job(spec.profile, FLEET, spec.iterations, budget_s(spec)),
-            book.scan_limits(16, TO_BEAT, WORK),
+            registry.scan_limits(16, TO_BEAT, WORK),
         )
-        assert cost == pytest.approx(cheapest_by_trying_all(book, spec))
+        assert cost == pytest.approx(cheapest_by_trying_all(registry, spec))
         found_places += row >= 0
     assert found_places > 8

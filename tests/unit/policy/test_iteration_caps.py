@@ -68,7 +68,7 @@ def test_credit_makes_iterations_longer_than_their_bound_only_where_lengths_are_
     policy.place(first, 0.0)
     policy.observe([JobProgress(first.job, 290, 1e6, 100 * share, 100 * share)])
     policy.place(second, 0.0)
-    members = policy.book.members
+    members = policy.registry.members
     shared = members[first.job].row == members[second.job].row
     assert shared == (share == 0.5)
 
@@ -85,4 +85,4 @@ def test_a_job_of_which_nothing_was_seen_is_taken_to_be_like_the_others() -> Non
         (50.0, 50.0, np.inf),
     ):
         policy.observe([JobProgress(known.job, 290, 1e6, rollout_s, train_s)])
-        assert policy.book.cap_s(new) == pytest.approx(cap_s)
+        assert policy.registry.cap_s(new) == pytest.approx(cap_s)

@@ -33,16 +33,16 @@ def test_groups_in_turn_keep_every_bound(seed: int) -> None:
         policy.place(spec, 0.0)
     draw = np.random.default_rng(seed)
     shared = 0
-    for row, group in policy.book.groups.items():
+    for row, group in policy.registry.groups.items():
         count = len(group.jobs)
         shared += count > 1
-        work, pins = policy.book.table.work[row], policy.book.table.pins[row]
+        work, pins = policy.registry.table.work[row], policy.registry.table.pins[row]
         roll_s, train_s, sync_s = (work[r, :count].tolist() for r in (ROLL_S, TRAIN_S, SYNC_S))
         pinned = pins[:count].tolist()
         for share in (lambda: 1.0, lambda: float(draw.uniform(0.3, 1.0))):
             ends = run_in_turn(roll_s, train_s, sync_s, pinned, cycles=200, share=share)
             for name, times in zip(group.jobs, ends, strict=True):
-                spec = policy.book.members[name].spec
+                spec = policy.registry.members[name].spec
                 assert times[-1] <= spec.slo * 200 * spec.profile.solo_s + spec.profile.solo_s
                 settled_s = (times[-1] - times[80]) / 119
                 assert settled_s <= spec.slo * spec.profile.solo_s * (1 + 1e-6)
@@ -56,10 +56,10 @@ def test_planned_cycles_bring_every_job_home_within_its_budget(seed: int) -> Non
         policy.place(spec, 0.0)
         policy.rebalance(0.0)
     shared = 0
-    for group in policy.book.groups.values():
+    for group in policy.registry.groups.values():
         assert group.plan is not None
         shared += len(group.jobs) > 1
-        members = {name: policy.book.members[name] for name in group.jobs}
+        members = {name: policy.registry.members[name] for name in group.jobs}
         sync = {n: m.spec.profile.sync_s if m.pins else 0.0 for n, m in members.items()}
         cycles = max(
             -(-m.spec.iterations // group.plan.rounds(name)) for name, m in members.items()
@@ -80,8 +80,8 @@ def test_a_short_job_shares_with_a_long_one_where_one_turn_each_could_not() -> N
         policy.place(long, 0.0)
         policy.place(short, 0.0)
         policy.rebalance(0.0)
-    assert len(in_turn.book.groups) == 2
-    assert len(many_rates.book.groups) == 1
+    assert len(in_turn.registry.groups) == 2
+    assert len(many_rates.registry.groups) == 1
     assert many_rates.hourly_cost() < in_turn.hourly_cost()
 
 
@@ -91,7 +91,7 @@ def test_time_that_a_job_did_not_need_is_credit_for_sharing() -> None:
     for now_s, spec in ((0.0, tight), (10.0, other)):
         policy.place(spec, now_s)
         assert not policy.rebalance(now_s)
-    assert len(policy.book.groups) == 2
+    assert len(policy.registry.groups) == 2
     # It ran twice as fast as it declared: half its iterations are left, and three quarters of its
     # time.
     policy.observe(
@@ -101,7 +101,7 @@ def test_time_that_a_job_did_not_need_is_credit_for_sharing() -> None:
         ]
     )
     assert policy.rebalance(MIN_MOVE_GAP_S + 10.0)
-    assert len(policy.book.groups) == 1
+    assert len(policy.registry.groups) == 1
     policy.check_integrity()
 
 
@@ -119,11 +119,11 @@ def test_an_isolated_job_leaves_the_others_their_plan() -> None:
     for name in ("a", "b"):
         policy.place(job(name, 200, 200, slo=1.9), 0.0)
         policy.rebalance(0.0)
-    assert len(policy.book.groups) == 1
+    assert len(policy.registry.groups) == 1
     (move,) = policy.isolate(JobId("a"), 0.0)
     assert move.job == "a"
     assert move.plan is not None and {slot.job for slot in move.plan.slots} == {"a"}
-    (other,) = [group for group in policy.book.groups.values() if "b" in group.jobs]
+    (other,) = [group for group in policy.registry.groups.values() if "b" in group.jobs]
     assert other.plan is not None and {slot.job for slot in other.plan.slots} == {"b"}
     policy.check_integrity()
 

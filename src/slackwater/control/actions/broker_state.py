@@ -21,7 +21,7 @@ from slackwater.model.amounts import MEMORY_MIB
 from slackwater.model.errors import ConfigError, check_above_zero
 from slackwater.model.ids import ActionId, EnvironmentId, NodeId, ResourceName, TenantId
 from slackwater.model.tenant_limits import TenantTable
-from slackwater.policy.actions.durations import DurationBook
+from slackwater.policy.actions.durations import DurationEstimator
 from slackwater.policy.actions.priced import PricedScheduling
 from slackwater.policy.actions.scheduling import ActionOrder, ArrivalOrder, Scheduling
 
@@ -66,7 +66,7 @@ class BrokerState:
         self.gpus = GpuLane()
         self.lanes: dict[str, Lane] = {self.gpus.name: self.gpus}
         self.limits: dict[ResourceName, LimitUsage] = {}
-        self.durations = DurationBook(settings.guess_s)
+        self.durations = DurationEstimator(settings.guess_s)
         self.counters = BrokerCounters()
         self.out: list[commands.Command] = []
         self.now_s = 0.0

@@ -122,7 +122,7 @@ class FairOrder:
     def _merge_tenants(self) -> Iterator[LiveAction]:
         # Ties between tenants go by arrival, not rank: priorities order one tenant's actions.
         heads = [
-            (self._share.had(tenant), queue[0][2].arrival, tenant, 0)
+            (self._share.service_s(tenant), queue[0][2].arrival, tenant, 0)
             for tenant, queue in self._queues.items()
         ]
         heapify(heads)

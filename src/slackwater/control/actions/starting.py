@@ -105,7 +105,7 @@ class Starter:
         room = _Headroom(lane, self._state.memory_mib)
         seen = skipped = elastic = 0
         most_elastic = min(lane.free, _MOST_ELASTIC)
-        puts_off = self._state.settings.scheduling.puts_off
+        may_delay = self._state.settings.scheduling.may_delay
         for action in order:
             if room.free <= 0 or skipped > _MOST_SKIPPED or seen > _MOST_SEEN:
                 break
@@ -115,13 +115,13 @@ class Starter:
                 if isinstance(lane, LimitLane):
                     break
                 continue
-            if puts_off and elastic >= most_elastic and action.curve.elastic:
+            if may_delay and elastic >= most_elastic and action.curve.elastic:
                 continue
             curve = limit_choices(self._curve(lane, action), lane.max_units_for(action.owner))
             if not room.admits(action, curve):
                 order.drop(action.spec.tenant)
                 continue
-            if puts_off and self._may_be_put_off(action, curve):
+            if may_delay and self._may_be_put_off(action, curve):
                 elastic += 1
             elif not room.take(action, curve):
                 seen -= 1
@@ -235,8 +235,10 @@ class Starter:
             return 0.0
         backlog_s = float(left_s @ left_units)
         backlog_s += sum(curve.least_s * curve.least for curve in (*curves, *rest))
-        soon = lane.elastic.soon(backlog_s, lane.capacity_units, self._state.now_s)
-        return min(soon, lane.max_arrivals)
+        expected_arrivals = lane.elastic.expect_arrivals(
+            backlog_s, lane.capacity_units, self._state.now_s
+        )
+        return min(expected_arrivals, lane.max_arrivals)
 
     def _may_be_put_off(self, action: LiveAction, curve: DurationCurve) -> bool:
         """Whether short actions may pass: it could use more units and has not waited long."""

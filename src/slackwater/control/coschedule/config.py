@@ -8,11 +8,11 @@ from slackwater.model.errors import ConfigError
 from slackwater.model.switching import SwitchCosts
 from slackwater.policy.ordering.planned_order import RoundRobinOrder
 from slackwater.policy.ordering.priority import FirstComeFirstServed, HighestResponseRatio, Ordering
-from slackwater.policy.ordering.work_conserving import Standing, WorkConservingOrder
+from slackwater.policy.ordering.work_conserving import LoadedJobsSource, WorkConservingOrder
 
 OrderingName = Literal["round_robin", "plan", "hrrs", "fcfs"]
 
-_ORDERINGS: dict[str, Callable[[Standing], Ordering]] = {
+_ORDERINGS: dict[str, Callable[[LoadedJobsSource], Ordering]] = {
     "round_robin": lambda _: RoundRobinOrder(),
     "plan": WorkConservingOrder,
     "hrrs": lambda _: HighestResponseRatio(),
@@ -64,6 +64,6 @@ class CoScheduleConfig:
                 "ordering", self.ordering, f"is not known; write one of {', '.join(_ORDERINGS)}"
             )
 
-    def new_ordering(self, standing: Standing) -> Ordering:
+    def new_ordering(self, standing: LoadedJobsSource) -> Ordering:
         """The ordering of one group; `standing` returns its members at a moment."""
         return _ORDERINGS[self.ordering](standing)

@@ -153,7 +153,7 @@ class Lender:
             why = f"its service uses {used}"
         elif now_s - node.used_s > rule.trial_s:
             why = f"its rollouts used less than {rule.least_use:.0%} of it for {rule.trial_s:g} s"
-            rest_s = rule.rest_after(node.unused_loans)
+            rest_s = rule.rest_duration_s(node.unused_loans)
             node.unused_loans += 1
         else:
             return

@@ -81,7 +81,7 @@ class Dispatcher:
         if not self._can_run(turn, record):
             return False
         (load,) = self._view_of_owner(turn, [record.load])
-        return self._settings.routing.takes(self.homes.need(turn), load)
+        return self._settings.routing.can_take(self.homes.need(turn), load)
 
     def _view_of_owner(self, turn: LiveTurn, loads: list[InstanceLoad]) -> list[InstanceLoad]:
         """Loads as the turn's owner may use them: it leaves a share of each instance to others."""

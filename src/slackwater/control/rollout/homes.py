@@ -12,8 +12,8 @@ from slackwater.control.rollout.instances import CacheHome, InstanceRecord, Inst
 from slackwater.control.rollout.live_turn import LiveTurn
 from slackwater.model.ids import InstanceId, JobId, TrajectoryId
 from slackwater.policy.rollout.routing import TurnNeed
-from slackwater.policy.rollout.start_order import StartOrder, prompt_key
-from slackwater.policy.rollout.working_set import ContextGrowth, nothing_expected
+from slackwater.policy.rollout.start_order import StartOrder, make_prompt_key
+from slackwater.policy.rollout.working_set import ContextGrowth, empty_working_set
 
 _JOBS = 256
 _FORGET_AFTER_S = 300.0  # by then an engine has evicted a trajectory's cache
@@ -93,16 +93,16 @@ class CacheHomes:
         if home is None:
             growth = self._growth_of(turn.spec.job)
             tokens = turn.prompt_tokens
-            prompt = prompt_key(turn.spec.job, turn.spec.prompt)
+            prompt = make_prompt_key(turn.spec.job, turn.spec.prompt)
             home = CacheHome(turn.sequence, prompt, growth, tokens, tokens)
             self._homes[trajectory] = home
             if len(self._homes) > self._most:
                 self._homes.popitem(last=False)[1].leave()
         elif not home.open_turns and home.record is not None:
-            returned = home.growth.returns
-            home.growth.returned(now_s - home.seen_s)
+            returned = home.growth.usually_returns
+            home.growth.record_return(now_s - home.seen_s)
             home.revive()
-            if home.growth.returns and not returned:
+            if home.growth.usually_returns and not returned:
                 self._count_all(home.growth, now_s)
         home.open_turns += 1
 
@@ -128,7 +128,7 @@ class CacheHomes:
             self._starts.record(home.prompt, 0.0)
         home.record = self._instances.records[turn.instance]
         home.context_tokens = turn.context_tokens
-        if home.growth.returns:
+        if home.growth.usually_returns:
             home.count()
 
     def record_close(self, turn: LiveTurn, now_s: float) -> None:
@@ -143,12 +143,12 @@ class CacheHomes:
         if turn.instance is not None:
             self._starts.record(home.prompt, now_s - home.began_s)
             context_tokens = turn.context_tokens
-            home.growth.grew(home.before_tokens, context_tokens)
+            home.growth.record_growth(home.before_tokens, context_tokens)
             home.context_tokens = home.before_tokens = context_tokens
-            if home.growth.returns:
+            if home.growth.usually_returns:
                 home.count()
                 self._trim(home.record)
-        if not home.open_turns and not home.growth.returns:
+        if not home.open_turns and not home.growth.usually_returns:
             self._end(home)
         elif not home.open_turns:
             home.stage = 0
@@ -184,7 +184,7 @@ class CacheHomes:
         while self._homes:
             trajectory, home = next(iter(self._homes.items()))
             kept_s = max(self._lease_s, _FORGET_AFTER_S)
-            if len(self._homes) > _MANY and not home.growth.returns:
+            if len(self._homes) > _MANY and not home.growth.usually_returns:
                 kept_s = self._lease_s
             if home.seen_s >= now_s - kept_s:
                 return
@@ -196,14 +196,16 @@ class CacheHomes:
                 del self._homes[trajectory]
 
     def _next_check_s(self, home: CacheHome) -> float:
-        return home.seen_s + home.growth.pause_s(_LIFE_PROBABILITIES[home.stage], self._lease_s)
+        return home.seen_s + home.growth.estimate_pause_s(
+            _LIFE_PROBABILITIES[home.stage], self._lease_s
+        )
 
     @staticmethod
     def _end(home: CacheHome) -> None:
         home.leave()
         if not home.ended and home.record is not None:
             home.ended = True
-            home.growth.ended(home.context_tokens)
+            home.growth.record_end(home.context_tokens)
 
     def _trim(self, record: InstanceRecord | None) -> None:
         """If contexts outgrew the cache, the youngest paused trajectories leave the working set."""
@@ -226,7 +228,7 @@ class CacheHomes:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless working sets are the sums over their trajectories."""
-        residents = {id(record): nothing_expected() for record in self._instances}
+        residents = {id(record): empty_working_set() for record in self._instances}
         tokens = dict.fromkeys(residents, 0)
         for home in self._homes.values():
             if home.expected is not None and id(home.record) in tokens:

@@ -87,10 +87,10 @@ class InstanceRecord:
         """Its load as an owner may use it, who leaves `share` free while it holds more."""
         load = self.load
         has_less = (
-            self.owners[owner] < load.kept_slots(share)
+            self.owners[owner] < load.count_reserved_slots(share)
             and self.owned_tokens[owner] < share * load.kv_tokens
         )
-        return load if has_less else load.less(share)
+        return load if has_less else load.without_share(share)
 
     def version_for(self, turn: LiveTurn) -> str | None:
         """The version that the turn runs with here, or None."""
@@ -137,7 +137,7 @@ class CacheHome:
         assert self.record is not None
         self.leave()
         load = self.record.load
-        self.expected = self.growth.expected(self.context_tokens, alive)
+        self.expected = self.growth.forecast_tokens(self.context_tokens, alive)
         self.counted_tokens = int(self.expected[0, 0])
         self.record.residents[self.number] = self
         load.residents += 1
@@ -148,7 +148,7 @@ class CacheHome:
         """Undo its inferred end: it had a turn again."""
         if self.ended:
             self.ended = False
-            self.growth.revived(self.context_tokens)
+            self.growth.undo_end(self.context_tokens)
 
     def leave(self) -> None:
         """Leave the working set."""

@@ -20,8 +20,8 @@ from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.model.ids import InstanceId, JobId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.model.turn import FinishReason
-from slackwater.policy.rollout.length_law import LengthLaw
 from slackwater.policy.rollout.plateau import ThroughputProfile
+from slackwater.policy.rollout.response_lengths import ResponseLengths
 from slackwater.policy.rollout.step_time import StepTimeFit
 
 Out = list[RolloutCommand]
@@ -69,7 +69,7 @@ class ManagerState:
     counters: RolloutCounters = field(default_factory=RolloutCounters)
     profile: ThroughputProfile = field(default_factory=ThroughputProfile)
     step_time: StepTimeFit = field(default_factory=StepTimeFit)
-    lengths: LengthLaw = field(default_factory=LengthLaw)
+    lengths: ResponseLengths = field(default_factory=ResponseLengths)
     work: dict[JobId, JobWork] = field(default_factory=dict)
     demand: Demand = field(default_factory=Demand)
     dispatcher: Dispatcher = field(init=False)

@@ -26,7 +26,7 @@ class Rebalancer:
             # lacks the weights would else look like the best target and hide the usable ones.
             loads = state.instances.eligible(need)
             if len(loads) > 1:
-                for move in state.settings.balancing.moves(loads, known):
+                for move in state.settings.balancing.plan_moves(loads, known):
                     self._execute(move, need, now_s, out)
 
     def _execute(self, move: TurnMove, need: NeedKey, now_s: float, out: Out) -> None:

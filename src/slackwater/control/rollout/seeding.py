@@ -109,7 +109,7 @@ class Seeding:
         if step is None or not step.seeding:
             return
         view = self._view(job, step, now_s)
-        reason = self._state.settings.seeding.ends(step.state, view)
+        reason = self._state.settings.seeding.stop_reason(step.state, view)
         reason = reason or self._claim(job, step, now_s)
         if reason is not None:
             self._end(job, step, reason, now_s, out)
@@ -155,7 +155,7 @@ class Seeding:
         if event.train_s > 0:
             step.train_tokens_per_s = event.trained_tokens / event.train_s
         view = self._view(event.job, step, event.now_s)
-        reason = self._state.settings.seeding.resumes(step.state, view)
+        reason = self._state.settings.seeding.resume_reason(step.state, view)
         if reason is not None:
             step.seeding = True
             step.seeding_since_s = event.now_s
@@ -183,7 +183,7 @@ class Seeding:
             step.counts[0] == step.counts[1],
             length_s,
         )
-        step.state = self._state.settings.seeding.after_step(step.state, times)
+        step.state = self._state.settings.seeding.learn_from_step(step.state, times)
 
     def drop_job(self, event: events.StepDropped, out: Out) -> None:
         """The job ended: free its local engines and forget its step."""
@@ -235,7 +235,9 @@ class Seeding:
             turns=step.turns,
             turns_left=max(len(turns), step.closed_turns_goal - work.closed_turns),
             ready_tokens=float(work.done_tokens - step.done_tokens_before - step.trained_tokens),
-            remaining=RemainingTurns(state.lengths.sample_left(made) if known else made, context),
+            remaining=RemainingTurns(
+                state.lengths.sample_remaining(made) if known else made, context
+            ),
             forecast=self._forecast(step, context - made) if known else None,
         )
 
@@ -250,5 +252,5 @@ class Seeding:
             return None
         kv_mean = int(np.mean(kv_tokens))
         speeds = [1.0 / record.load.slowness for record in self._state.instances]
-        model = model.times(1.0 / float(np.mean(speeds)))
+        model = model.scale(1.0 / float(np.mean(speeds)))
         return Forecast(model, kv_mean, rate, float(prompts.mean()), step.state.pace)

@@ -8,7 +8,7 @@ from slackwater.model.config import decode
 from slackwater.model.errors import ConfigError, check_above_zero, check_not_negative
 from slackwater.policy.rollout.balanced_finish import BalancedFinish
 from slackwater.policy.rollout.balancing import BalancingPolicy, EvenSteps
-from slackwater.policy.rollout.catalogue import POLICIES, chosen
+from slackwater.policy.rollout.catalogue import POLICIES, decode_policy
 from slackwater.policy.rollout.routing import RoutingPolicy
 from slackwater.policy.rollout.seeding import SeedingPolicy
 from slackwater.policy.rollout.warm_routing import KeepWarm
@@ -64,5 +64,7 @@ class RolloutSettings:
 def rollout_settings(table: Mapping[str, Any], at: str = "rollout") -> RolloutSettings:
     """From a table: policies by name (`routing = "affinity"`) or as tables, limits by name."""
     table = {_FORMER_NAMES.get(name, name): value for name, value in table.items()}
-    made = {name: chosen(name, table[name], f"{at}.{name}") for name in POLICIES if name in table}
+    made = {
+        name: decode_policy(name, table[name], f"{at}.{name}") for name in POLICIES if name in table
+    }
     return decode(RolloutSettings, table, at, made)

@@ -360,7 +360,7 @@ class PullScheduler:
         taken = state.alike(holder.all(), record.adapter)
         if record.job is not None and len(taken) >= self._most(holder, record):
             if not state.alike(holder.recalled, record.adapter):
-                self._recall_one(holder, record.adapter, out, needed_too=True)
+                self._recall_one(holder, record.adapter, out, include_needed=True)
             return  # once that is free, it is this one's turn
         holder.pulling.add(version)
         state.totals.pulls += 1
@@ -400,12 +400,12 @@ class PullScheduler:
         out: Out,
         *,
         keep: str = "",
-        needed_too: bool = False,
+        include_needed: bool = False,
     ) -> bool:
         state = self._state
         held = [r for r in state.alike(holder.offered, adapter) if r.version != keep]
         seen = [self._to_held_version(record, holder) for record in held]
-        victim = choose_victim(seen, needed_too=needed_too)
+        victim = choose_victim(seen, include_needed=include_needed)
         if victim is None:
             return False
         state.versions[victim].evicted_at = state.tick()

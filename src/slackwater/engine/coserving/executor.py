@@ -14,7 +14,7 @@ from slackwater.engine.request import GenerationRequest, StepOutput
 from slackwater.engine.scheduler import EngineLoad
 from slackwater.model.errors import RefusedError
 from slackwater.policy.serving.admission import RolloutGrant
-from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.arbiter import Arbiter, DeviceUse
 from slackwater.policy.serving.slack import NO_LIMIT_S, QueuedPrompt, RolloutState, ServingState
 from slackwater.policy.serving.step_cost import step_work
 
@@ -156,9 +156,9 @@ class CoservingExecutor:
     def open_requests(self) -> list[RequestLatency]:
         return self._times.open_requests(self._clock())
 
-    def keeps_promise(self) -> bool:
+    def keeps_slo(self) -> bool:
         """Whether the service keeps its promise lately, if the mode cares; any thread may ask."""
-        return self.arbiter.keeps_promise(self._clock())
+        return self.arbiter.keeps_slo(self._clock())
 
     @property
     def serving_pages(self) -> int:
@@ -194,8 +194,8 @@ class CoservingExecutor:
 
     def begin_rl_step(self) -> None:
         """Start the job's next RL step with a new page budget."""
-        self.arbiter.look(self._clock())
-        self.arbiter.step_began(self.serving_pages)
+        self.arbiter.update_stopped(self._clock())
+        self.arbiter.begin_step(self.serving_pages)
         self._apply_page_limits()
 
     def take_back(self) -> tuple[int, ...]:
@@ -253,8 +253,8 @@ class CoservingExecutor:
             self._apply_page_limits()  # the SLO is violated, or met again
         if isinstance(turn, RolloutGrant) and rollout is not None:
             return self._roll_out(rollout, turn, shared)
-        if isinstance(turn, Turn) and turn is not Turn.REST:
-            return self._serve(now_s, decode=turn is Turn.SERVE)
+        if isinstance(turn, DeviceUse) and turn is not DeviceUse.REST:
+            return self._serve(now_s, decode=turn is DeviceUse.SERVE)
         return CoservingStep(given_back=self._take_given_back())
 
     def _serve(self, now_s: float, *, decode: bool = True) -> CoservingStep:
@@ -323,7 +323,7 @@ class CoservingExecutor:
             self._shrink(self.arbiter.lent)
 
     def _check_memory(self) -> None:
-        if self.arbiter.uses(self.serving_pages) and self.rollout is not None:
+        if self.arbiter.record_memory_use(self.serving_pages) and self.rollout is not None:
             self.cuts += 1
             self._apply_page_limits()
 

@@ -11,7 +11,7 @@ _LEAST_SEEN = 3  # fewer than these are an anecdote
 _MOST_KINDS = 4096
 
 
-class DurationLaw:
+class DurationDistribution:
     """The last `keep` durations of one kind, on one unit."""
 
     def __init__(self, keep: int = 512) -> None:
@@ -52,11 +52,11 @@ class DurationLaw:
         return float(self._after[above]) / count - ran_s
 
 
-class DurationBook:
+class DurationEstimator:
     """The laws of all kinds; `guess_s` stands for a kind of which nothing is known."""
 
     def __init__(self, guess_s: float = 1.0) -> None:
-        self._laws: dict[str, DurationLaw] = {}
+        self._laws: dict[str, DurationDistribution] = {}
         self._guess_s = guess_s
 
     def observe(self, kind: str, single_unit_s: float) -> None:
@@ -65,7 +65,7 @@ class DurationBook:
         if law is None:
             if len(self._laws) >= _MOST_KINDS:
                 del self._laws[next(iter(self._laws))]  # the oldest label: memory is bounded
-            law = self._laws[kind] = DurationLaw()
+            law = self._laws[kind] = DurationDistribution()
         law.observe(single_unit_s)
 
     def mean_s(self, kind: str) -> float | None:

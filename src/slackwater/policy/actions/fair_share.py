@@ -16,23 +16,23 @@ class FairShare:
     """Unit-seconds by weight, for each tenant of one queue."""
 
     def __init__(self) -> None:
-        self._had: dict[TenantId, float] = {}
+        self._service_s: dict[TenantId, float] = {}
         self._clock = 0.0  # what the active tenant that had least has had; never goes back
 
-    def had(self, tenant: TenantId) -> float:
-        return self._had.get(tenant, 0.0)
+    def service_s(self, tenant: TenantId) -> float:
+        return self._service_s.get(tenant, 0.0)
 
     def charge(self, tenant: TenantId, unit_s: float, weight: float) -> None:
-        self._had[tenant] = self.had(tenant) + unit_s / weight
+        self._service_s[tenant] = self.service_s(tenant) + unit_s / weight
 
     def advance(self, active: Iterable[TenantId]) -> None:
         """Time goes by for everybody who waits or runs."""
-        least = min((self.had(tenant) for tenant in active), default=self._clock)
+        least = min((self.service_s(tenant) for tenant in active), default=self._clock)
         self._clock = max(self._clock, least)
 
     def activate(self, tenant: TenantId) -> None:
         """It had nothing to do, and now it has."""
-        self._had[tenant] = max(self.had(tenant), self._clock)
+        self._service_s[tenant] = max(self.service_s(tenant), self._clock)
 
 
 def advance_charge_s(units: int, expected_s: float) -> float:

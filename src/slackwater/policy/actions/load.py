@@ -31,7 +31,7 @@ class ElasticLoad:
         self._work_s *= keep
         self._last_s = now_s
 
-    def soon(self, backlog_s: float, capacity: int, now_s: float) -> float:
+    def expect_arrivals(self, backlog_s: float, capacity: int, now_s: float) -> float:
         """How many come while `capacity` units work off such a backlog and what comes meanwhile; it
         looks no further ahead than its memory goes back.
         """

@@ -29,14 +29,14 @@ def stack_rows(curves: Sequence[DurationCurve]) -> Floats:
     return rows
 
 
-def list_least(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
+def list_least_durations(curves: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
     seconds = np.array([curve.least_s for curve in curves], dtype=np.float64)
     return seconds, np.array([curve.least for curve in curves], dtype=np.int64)
 
 
 def list_completions(view: SchedulingView, others: Sequence[DurationCurve]) -> tuple[Floats, Ints]:
     """When units come free, ascending: from running actions and inelastic ones that start now."""
-    seconds, units = list_least(others)
+    seconds, units = list_least_durations(others)
     ends = np.concatenate((view.left_s, seconds))
     order = np.argsort(ends)
     return ends[order], np.concatenate((view.left_units, units))[order]
@@ -100,7 +100,7 @@ class PricedScheduling:
     """
 
     looks_ahead: bool = True
-    puts_off: bool = True
+    may_delay: bool = True
 
     def decide(self, view: SchedulingView) -> list[int]:
         amounts = [curve.least for curve in view.candidates]
@@ -131,7 +131,9 @@ class PricedScheduling:
     ) -> list[int]:
         ends, end_units = list_completions(view, others)
         waiting = len(view.candidates) + view.waiting_behind
-        behind = np.array([waiting - i - 1 for i in elastic], dtype=np.float64) + view.soon
+        behind = (
+            np.array([waiting - i - 1 for i in elastic], dtype=np.float64) + view.expected_arrivals
+        )
         curves = [view.candidates[i] for i in elastic]
         patience_s = np.array([view.patience_s[i] for i in elastic], dtype=np.float64)
         chosen: list[int] = share_by_price(

@@ -16,9 +16,12 @@ from slackwater.policy.actions.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class SchedulingView:
-    """Running actions need `left_s` more and then free `left_units` of all `capacity` units. Behind
-    the candidates wait `waiting_behind` (the first are `rest`), and `soon` more come. `short` is
-    the usual load of inelastic actions; a candidate may be put off for `patience_s` more.
+    """What a scheduling policy sees of one resource.
+
+    The running actions end in `left_s` and then release `left_units` of the `capacity` units.
+    `waiting_behind` more actions wait behind the candidates (`rest` are the first of them), and
+    `expected_arrivals` elastic ones will arrive soon. `short` is the usual load of inelastic
+    actions. Candidate i may be delayed for another `patience_s[i]`.
     """
 
     topology: Topology
@@ -29,7 +32,7 @@ class SchedulingView:
     left_units: NDArray[np.int64]
     capacity: int = 0
     waiting_behind: int = 0
-    soon: float = 0.0
+    expected_arrivals: float = 0.0
     short: LoadAverage | None = None
     patience_s: Sequence[float] = ()
 
@@ -42,7 +45,7 @@ class Scheduling(Protocol):
         """Whether it looks at the rest and at what runs; if not, the view may leave them out."""
 
     @property
-    def puts_off(self) -> bool:
+    def may_delay(self) -> bool:
         """Whether elastic actions may wait for more units while short ones pass. Then only the
         inelastic candidates fit all at once, and the elastic ones share what these leave.
         """

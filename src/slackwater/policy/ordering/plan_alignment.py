@@ -92,7 +92,7 @@ class PlanForecast:
         """The best cut of the plan for members that stand as they do."""
         cut, beyond_s = self._best_cut(members)
         order = (*self.slots[cut:], *self.slots[:cut])
-        return Alignment(order, _unusable_first(order, members), beyond_s)
+        return Alignment(order, _mark_skipped(order, members), beyond_s)
 
     def loss_s(self, members: Sequence[LoadedJob]) -> float:
         """How far a member may at worst fall behind beyond its slack, at the best cut."""
@@ -124,7 +124,7 @@ class PlanForecast:
                 if node in self._node_numbers:
                     at = self._node_numbers[node]
                     free[at] = max(free[at], held_s)
-        cut, beyond_s = _run_all_cuts(self._jobs, self._trains, self._nodes, standing, free)
+        cut, beyond_s = _simulate_all_cuts(self._jobs, self._trains, self._nodes, standing, free)
         return int(cut), float(beyond_s)
 
 
@@ -133,7 +133,7 @@ def align(plan: GroupPlan, members: Sequence[LoadedJob]) -> Alignment:
     return PlanForecast(plan, members).align(members)
 
 
-def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
+def _mark_skipped(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) -> tuple[bool, ...]:
     """A member's first slot is passed over if it is for the other phase."""
     wanted = {member.job: member.next_phase for member in members}
     skip = []
@@ -144,20 +144,20 @@ def _unusable_first(order: Sequence[PhaseSlot], members: Sequence[LoadedJob]) ->
 
 
 @jit_compile
-def _run_all_cuts(
+def _simulate_all_cuts(
     jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
 ) -> tuple[int, float]:
     """The cut after which the worst loss beyond what a member can bear is least, then the sum."""
     best_cut, best_beyond, best_together = 0, np.inf, np.inf
     for cut in range(max(jobs.shape[0], 1)):
-        beyond, together = _run_from(cut, jobs, trains, nodes, standing, free_s)
+        beyond, together = _simulate_from(cut, jobs, trains, nodes, standing, free_s)
         if beyond < best_beyond or (beyond == best_beyond and together < best_together):
             best_cut, best_beyond, best_together = cut, beyond, together
     return best_cut, best_beyond
 
 
 @jit_compile
-def _free_from_s(nodes: Ints, free: Floats, ready_s: float) -> float:
+def _earliest_start_s(nodes: Ints, free: Floats, ready_s: float) -> float:
     """When all of a slot's nodes are free."""
     start = ready_s
     for node in nodes:
@@ -167,7 +167,7 @@ def _free_from_s(nodes: Ints, free: Floats, ready_s: float) -> float:
 
 
 @jit_compile
-def _sum_up(
+def _sum_losses(
     standing: Floats,
     ready: Floats,
     begun: Floats,
@@ -185,7 +185,7 @@ def _sum_up(
 
 
 @jit_compile
-def _set_out(
+def _init_members(
     standing: Floats, begun: Floats, iteration_at: Floats, late: Floats, late_if_leaving: Floats
 ) -> None:
     """Where members stand before the first slot. `np.where` would take numba seconds to compile."""
@@ -198,7 +198,7 @@ def _set_out(
 
 
 @jit_compile
-def _run_from(
+def _simulate_from(
     cut: int, jobs: Ints, trains: Ints, nodes: Ints, standing: Floats, free_s: Floats
 ) -> tuple[float, float]:
     """The worst loss of a member beyond what it can bear, and what all lose together."""
@@ -207,7 +207,7 @@ def _run_from(
     count = ready.shape[0]
     begun, iteration_at, fresh = np.empty(count), np.empty(count), np.ones(count, np.bool_)
     late, late_if_leaving = np.empty(count), np.empty(count)  # if it stays, if it leaves
-    _set_out(standing, begun, iteration_at, late, late_if_leaving)
+    _init_members(standing, begun, iteration_at, late, late_if_leaving)
     beyond = 0.0
     for step in range(_ROUNDS * slots):
         at = (cut + step) % slots
@@ -216,7 +216,7 @@ def _run_from(
             fresh[j] = False
             if standing[FIRST, j] != trains[at]:
                 continue
-        start = _free_from_s(nodes[at], free, ready[j])
+        start = _earliest_start_s(nodes[at], free, ready[j])
         if begun[j] < 0.0:
             begun[j] = iteration_at[j] = start
         end = start + (standing[TRAIN_S, j] if trains[at] else standing[ROLL_S, j])
@@ -239,7 +239,7 @@ def _run_from(
             late[j] = max(late[j], after + left * standing[PACE_S, j])
         beyond = max(beyond, end - iteration_at[j] - standing[BOUND_S, j])
         iteration_at[j] = end
-    worst, together = _sum_up(standing, ready, begun, made, late, late_if_leaving)
+    worst, together = _sum_losses(standing, ready, begun, made, late, late_if_leaving)
     return max(beyond, worst), together
 
 

@@ -14,7 +14,7 @@ from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 
 
 @dataclass(slots=True)
-class _Turn:
+class _PhaseTurn:
     """`skip`: pass over it once, since its job is not at this phase when the order begins."""
 
     job: JobId
@@ -26,7 +26,7 @@ class _Turn:
 class _Cycle:
     """One node's turns, and the number of the next."""
 
-    turns: list[_Turn] = field(default_factory=list)
+    turns: list[_PhaseTurn] = field(default_factory=list)
     next: int = 0
 
     def is_head(self, job: JobId, phase: Phase) -> bool:
@@ -64,14 +64,14 @@ class PlannedOrder:
         plan = _restrict_to_members(plan or plan_round_robin(members), self._nodes)
         unplanned = self._nodes.keys() - {slot.job for slot in plan.slots}
         assert not unplanned, f"the plan leaves out {sorted(unplanned)}"
-        self._take_up(align(plan, members))
+        self._start_cycles(align(plan, members))
 
-    def _take_up(self, alignment: Alignment) -> None:
+    def _start_cycles(self, alignment: Alignment) -> None:
         self._cycles = {}
         for slot, skip in zip(alignment.slots, alignment.skip_first, strict=True):
             for node in slot.nodes:
                 turns = self._cycles.setdefault(node, _Cycle()).turns
-                turns.append(_Turn(slot.job, slot.phase, skip))
+                turns.append(_PhaseTurn(slot.job, slot.phase, skip))
 
     def joining_loss_s(
         self, members: Sequence[LoadedJob], plan: GroupPlan | None

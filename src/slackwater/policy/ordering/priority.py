@@ -88,7 +88,7 @@ def response_ratio(request: WaitingPhase, now_s: float) -> float:
     return 1 + (now_s - request.since_s) / (request.service_s + request.setup_s)
 
 
-class _ByPriority(ABC):
+class _PriorityOrder(ABC):
     """Runs the first by priority that can; one that cannot reserves its nodes."""
 
     def __init__(self) -> None:
@@ -126,14 +126,14 @@ class _ByPriority(ABC):
         return None
 
 
-class HighestResponseRatio(_ByPriority):
+class HighestResponseRatio(_PriorityOrder):
     """HRRS (PlexRL 4.4): setup lowers the ratio, so work for the resident job is batched."""
 
     def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:
         return -response_ratio(request, now_s), request.job
 
 
-class FirstComeFirstServed(_ByPriority):
+class FirstComeFirstServed(_PriorityOrder):
     """By time of request."""
 
     def _rank(self, request: WaitingPhase, now_s: float) -> tuple[float, JobId]:

@@ -29,19 +29,19 @@ from slackwater.policy.ordering.round_robin_cycle import plan_round_robin
 _PHASES_LOST = 2.0
 _NO_LOSS_S = 1e-6
 
-Standing = Callable[[float], Sequence[LoadedJob]]
+LoadedJobsSource = Callable[[float], Sequence[LoadedJob]]
 
 
 class WorkConservingOrder(PlannedOrder):
     """`standing(now_s)` tells how the members stand at that moment."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: LoadedJobsSource) -> None:
         super().__init__()
         self._standing = standing
         self._by_ratio = HighestResponseRatio()
         self._plan: GroupPlan | None = None
         self._forecast: PlanForecast | None = None
-        self._forecast_of: float = 0.0  # the lengths that it was made with
+        self._forecast_lengths_s: float = 0.0  # the lengths that it was made with
         self._off_plan = True  # the cycles are not where the members are
 
     def adopt(self, members: Sequence[LoadedJob], plan: GroupPlan | None) -> None:
@@ -79,7 +79,7 @@ class WorkConservingOrder(PlannedOrder):
             self._off_plan = True
             return self._by_ratio.pick(waiting, free, now_s)
         if self._off_plan:
-            self._take_up(forecast.align(members))
+            self._start_cycles(forecast.align(members))
             self._off_plan = False
         ready.sort(key=lambda request: (-response_ratio(request, now_s), request.job))
         limits = [(members, _NO_LOSS_S)]
@@ -88,7 +88,9 @@ class WorkConservingOrder(PlannedOrder):
         for request in ready:
             if self._has_turn(request):
                 return request
-            if all(forecast.loss_s(_with_running(m, request)) <= most_s for m, most_s in limits):
+            if all(
+                forecast.loss_s(_with_phase_started(m, request)) <= most_s for m, most_s in limits
+            ):
                 self._off_plan = True
                 return request
         return None
@@ -96,9 +98,9 @@ class WorkConservingOrder(PlannedOrder):
     def _forecast_for(self, members: Sequence[LoadedJob]) -> PlanForecast:
         """Made anew when members left or their lengths changed."""
         lengths_s = sum(member.rollout_s + member.train_s for member in members)
-        if self._forecast is None or lengths_s != self._forecast_of:
+        if self._forecast is None or lengths_s != self._forecast_lengths_s:
             self._forecast = _forecast(self._plan, members)
-            self._forecast_of = lengths_s
+            self._forecast_lengths_s = lengths_s
         return self._forecast
 
     def record_start(self, job: JobId, phase: Phase, nodes: Sequence[NodeId]) -> None:
@@ -126,15 +128,15 @@ def _with_targets(members: Sequence[LoadedJob]) -> Sequence[LoadedJob]:
     return [replace(m, bound_s=min(m.bound_s, m.target_s)) for m in members]
 
 
-def _with_running(members: Sequence[LoadedJob], request: WaitingPhase) -> list[LoadedJob]:
+def _with_phase_started(members: Sequence[LoadedJob], request: WaitingPhase) -> list[LoadedJob]:
     """How the members would stand with this phase let in."""
     return [
-        _running(member, request.phase) if member.job == request.job else member
+        _start_phase(member, request.phase) if member.job == request.job else member
         for member in members
     ]
 
 
-def _running(member: LoadedJob, phase: Phase) -> LoadedJob:
+def _start_phase(member: LoadedJob, phase: Phase) -> LoadedJob:
     if phase is Phase.ROLLOUT:
         running_s, then = member.rollout_s, Phase.TRAIN
     else:

@@ -34,9 +34,9 @@ class PlacementBySize:
         if policy is None:
             view = self._fleet if parts == self._whole else self._fleet.with_parts(*parts)
             policy = self._policies[parts] = self._make(view)
-            policy.book.ledger = RentedNodes(view, self._stocks)
+            policy.registry.ledger = RentedNodes(view, self._stocks)
             if parts != self._whole:
-                policy.book.name = f"group-{parts[0]}x{parts[1]}"
+                policy.registry.name = f"group-{parts[0]}x{parts[1]}"
         return policy
 
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:

@@ -27,7 +27,7 @@ from slackwater.model.node import Role
 from slackwater.policy.columns import CAP_S, MAX_MEMBERS, ROUNDS, WORK_ROWS, Floats, Ints
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, drain_cost, min_cycle_s
 from slackwater.policy.placement.cycle_plan import FittedCycle
-from slackwater.policy.placement.groups import GroupBook
+from slackwater.policy.placement.groups import GroupRegistry
 from slackwater.policy.placement.layout import best_layout, fit_layout
 
 MAX_MERGED_JOBS = 5
@@ -79,8 +79,8 @@ class Merger:
 class Consolidation:
     """Judges layouts and mergers over a book of groups; changes nothing."""
 
-    def __init__(self, book: GroupBook, max_group_size: int) -> None:
-        self._book = book
+    def __init__(self, registry: GroupRegistry, max_group_size: int) -> None:
+        self._registry = registry
         self._most = min(max_group_size, MAX_MERGED_JOBS)
         self.resting: dict[int, float] = {}  # groups that looks passed over, and until when
         self.work_left = 0  # that this look may still spend
@@ -88,7 +88,7 @@ class Consolidation:
 
     def group_cost(self, row: int, without: Sequence[JobId] = ()) -> float:
         """What a group costs until it is drained, if some members leave now."""
-        table, group = self._book.table, self._book.groups[row]
+        table, group = self._registry.table, self._registry.groups[row]
         work, pins, cycle_s = table.work[row], table.pins[row], float(table.cycle_s[row])
         if not without:
             return self._drain_cost(row, work, pins, len(group.jobs), cycle_s)
@@ -106,15 +106,15 @@ class Consolidation:
 
     def group_cost_in_cycle(self, row: int, cycle: FittedCycle) -> float:
         """What a group would cost until it is drained in another cycle on the same nodes."""
-        table, group = self._book.table, self._book.groups[row]
+        table, group = self._registry.table, self._registry.groups[row]
         count = len(group.jobs)
         work = table.work[row][:, :count].copy()
         work[ROUNDS] = cycle.rounds
         return self._drain_cost(row, work, table.pins[row], count, cycle.period_s)
 
     def _drain_cost(self, row: int, work: Floats, pins: Ints, count: int, cycle_s: float) -> float:
-        worth_per_h = self._book.ledger.worth_per_h
-        train_nodes = len(self._book.groups[row].train)
+        worth_per_h = self._registry.ledger.worth_per_h
+        train_nodes = len(self._registry.groups[row].train)
         prices = (train_nodes, worth_per_h(Role.ROLLOUT), worth_per_h(Role.TRAIN))
         return drain_cost(work, pins, count, cycle_s, np.zeros(count), prices)
 
@@ -128,12 +128,12 @@ class Consolidation:
         """The cheapest layout on the group's train nodes (or new ones) that costs less than
         `cost_to_beat`.
         """
-        book = self._book
+        registry = self._registry
         columns = [self._make_column(candidate, train_nodes) for candidate in candidates]
         jobs = np.ascontiguousarray(np.array(columns).T)
         current: Ints = np.array([candidate.pins for candidate in candidates], np.int64)
-        limits = book.scan_limits(MAX_MEMBERS, cost_to_beat)
-        mask = 0 if row is None else int(book.table.node_mask[row])
+        limits = registry.scan_limits(MAX_MEMBERS, cost_to_beat)
+        mask = 0 if row is None else int(registry.table.node_mask[row])
         pins = np.zeros(len(candidates), np.int64)
         spent = np.zeros(1, np.int64)
         cost = best_layout(jobs, current, mask, train_nodes, limits, RESTART_RISK_H, pins, spent)
@@ -150,7 +150,7 @@ class Consolidation:
         self, candidate: ConsolidationCandidate, train_nodes: int
     ) -> tuple[float, ...]:
         profile = candidate.profile
-        local_s, train_s = self._book.lengths_on_train_nodes_s(profile, train_nodes)
+        local_s, train_s = self._registry.lengths_on_train_nodes_s(profile, train_nodes)
         return (
             profile.rollout_s,
             local_s,
@@ -168,7 +168,7 @@ class Consolidation:
 
     def make_candidate(self, job: JobId, now_s: float, *, here: bool) -> ConsolidationCandidate:
         """A placed job."""
-        member = self._book.members[job]
+        member = self._registry.members[job]
         pins = member.pins if here else 0
         return ConsolidationCandidate(
             profile=member.spec.profile,
@@ -177,9 +177,9 @@ class Consolidation:
             here=float(here),
             restart_s=math.inf
             if self._is_resting(job, now_s)
-            else restart_s(self._book, job, now_s),
+            else restart_s(self._registry, job, now_s),
             pins=pins,
-            cap_s=float(self._book.table.work[member.row, CAP_S, member.index]),
+            cap_s=float(self._registry.table.work[member.row, CAP_S, member.index]),
         )
 
     def find_merger(
@@ -188,8 +188,8 @@ class Consolidation:
         """Bring jobs of another group into the one at `row` (or none: lay that one out anew), if
         that gains more than `cost_to_beat`.
         """
-        book = self._book
-        here = book.groups[row].jobs
+        registry = self._registry
+        here = registry.groups[row].jobs
         if any(self._is_resting(job, now_s) for job in incoming):
             return None
         if len(here) + len(incoming) > self._most or self._train_share(here, incoming, row) > 1:
@@ -199,15 +199,15 @@ class Consolidation:
         before = self._whole_cost(row)
         after, least_gain = 0.0, MIN_GAIN if incoming else MIN_RELAYOUT_GAIN
         if incoming:
-            source = book.members[incoming[0]].row
+            source = registry.members[incoming[0]].row
             before += self._whole_cost(source)
-            if len(incoming) < len(book.groups[source].jobs):
+            if len(incoming) < len(registry.groups[source].jobs):
                 after, least_gain = self.group_cost(source, incoming), MIN_PARTIAL_GAIN
         jobs = (*here, *incoming)
         candidates = [self.make_candidate(job, now_s, here=job in here) for job in jobs]
-        group = book.groups[row]
+        group = registry.groups[row]
         train_nodes = len(group.train)
-        least = MIN_GAIN_H * book.worth_per_h(len(group.rollout), train_nodes)
+        least = MIN_GAIN_H * registry.worth_per_h(len(group.rollout), train_nodes)
         least += least_gain * before
         layout = self.find_layout(
             candidates, row, train_nodes, before - after - max(cost_to_beat, least)
@@ -218,12 +218,12 @@ class Consolidation:
 
     def _longest_solo_h(self, jobs: Sequence[JobId]) -> float:
         """How long the longest of them would take alone."""
-        members = [self._book.members[job] for job in jobs]
+        members = [self._registry.members[job] for job in jobs]
         return max(member.left * member.spec.profile.solo_s for member in members) / 3600
 
     def _is_resting(self, job: JobId, now_s: float) -> bool:
         """Placed or moved lately, or its SLO bears no move now."""
-        member = self._book.members[job]
+        member = self._registry.members[job]
         if member.moved_s == now_s:
             return False
         rested_s = member.moved_s + MIN_MOVE_GAP_S
@@ -235,11 +235,11 @@ class Consolidation:
         """Part of the train nodes' time that these jobs need at least; above 1 no layout
         can work.
         """
-        book, share = self._book, 0.0
-        nodes = len(book.groups[row].train)
+        registry, share = self._registry, 0.0
+        nodes = len(registry.groups[row].train)
         for job in (*here, *incoming):
-            member = book.members[job]
-            _, train_s = book.lengths_on_train_nodes_s(member.spec.profile, nodes)
+            member = registry.members[job]
+            _, train_s = registry.lengths_on_train_nodes_s(member.spec.profile, nodes)
             share += train_s * member.left / max(member.budget_s, 1e-9)
         return share
 
@@ -253,8 +253,8 @@ class Consolidation:
         """A group on new train nodes for an arriving job and all members of a thin group, who move
         there.
         """
-        book = self._book
-        jobs = book.groups[row].jobs
+        registry = self._registry
+        jobs = registry.groups[row].jobs
         if len(jobs) + 1 > self._most or any(self._is_resting(job, now_s) for job in jobs):
             return None
         candidates = [
@@ -280,12 +280,14 @@ def make_arriving_candidate(job: JobSpec, budget_s: float, cap_s: float) -> Cons
     )
 
 
-def restart_s(book: GroupBook, job: JobId, now_s: float) -> float:
+def restart_s(registry: GroupRegistry, job: JobId, now_s: float) -> float:
     """Time that a move takes from a job: the restart, and half an iteration that is done again on
     average; none in the instant in which it was placed or moved.
     """
-    member = book.members[job]
+    member = registry.members[job]
     profile = member.spec.profile
     return (
-        0.0 if member.moved_s == now_s else book.fleet.move.restart_s(profile) + profile.solo_s / 2
+        0.0
+        if member.moved_s == now_s
+        else registry.fleet.move.restart_s(profile) + profile.solo_s / 2
     )

@@ -10,7 +10,7 @@ from slackwater.model.placement import GroupPlan, Phase, PhaseSlot
 from slackwater.policy.columns import ROLL_S, ROUNDS, SYNC_S, TRAIN_S, Floats
 from slackwater.policy.ordering.plan_alignment import worst_period_s
 from slackwater.policy.placement.cycle_fitting import MAX_ROUNDS, fit_cycle
-from slackwater.policy.placement.groups import GroupBook
+from slackwater.policy.placement.groups import GroupRegistry
 from slackwater.policy.placement.iteration_caps import keeps_caps
 
 
@@ -23,9 +23,9 @@ class FittedCycle:
     starts: Floats
 
 
-def fit_group(book: GroupBook, row: int) -> FittedCycle | None:
+def fit_group(registry: GroupRegistry, row: int) -> FittedCycle | None:
     """A cycle that keeps every member of a group within its budget, or None if none is found."""
-    table = book.table
+    table = registry.table
     count = int(table.members[row])
     starts = np.zeros((count, 2, MAX_ROUNDS))
     work = table.work[row].copy()
@@ -38,40 +38,42 @@ def fit_group(book: GroupBook, row: int) -> FittedCycle | None:
     return FittedCycle(period_s, work[ROUNDS, :count], starts) if period_s else None
 
 
-def adopt_cycle(book: GroupBook, row: int, jobs: Sequence[JobId], cycle: FittedCycle) -> None:
+def adopt_cycle(
+    registry: GroupRegistry, row: int, jobs: Sequence[JobId], cycle: FittedCycle
+) -> None:
     """Make a cycle of `jobs`, in that order, the plan of their group."""
-    group, work = book.groups[row], book.table.work[row]
+    group, work = registry.groups[row], registry.table.work[row]
     slots = []
     for position, job in enumerate(jobs):
-        index = book.members[job].index
+        index = registry.members[job].index
         work[ROUNDS, index] = cycle.rounds[position]
-        rollout_nodes = book.rollout_nodes(job)
+        rollout_nodes = registry.rollout_nodes(job)
         roll_s, train_s = float(work[ROLL_S, index]), float(work[TRAIN_S, index])
         for turn in range(int(cycle.rounds[position])):
             roll_at, train_at = (float(at) for at in cycle.starts[position, :, turn])
             slots.append(PhaseSlot(job, Phase.ROLLOUT, rollout_nodes, roll_at, roll_s))
             slots.append(PhaseSlot(job, Phase.TRAIN, group.train, train_at, train_s))
     slots.sort(key=lambda slot: (slot.start_s, slot.job))
-    book.table.cycle_s[row] = cycle.period_s
+    registry.table.cycle_s[row] = cycle.period_s
     group.plan = GroupPlan(cycle.period_s, tuple(slots))
 
 
-def plan_period_s(book: GroupBook, row: int) -> float:
+def plan_period_s(registry: GroupRegistry, row: int) -> float:
     """How long a cycle of the group's plan takes at worst, now that some of its jobs may
     have left.
     """
-    group, work = book.groups[row], book.table.work[row]
+    group, work = registry.groups[row], registry.table.work[row]
     assert group.plan is not None
     lengths_s = {(slot.job, slot.phase): slot.length_s for slot in group.plan.slots}
-    syncs_s = {job: float(work[SYNC_S, book.members[job].index]) for job in group.jobs}
+    syncs_s = {job: float(work[SYNC_S, registry.members[job].index]) for job in group.jobs}
     return worst_period_s(group.plan, lengths_s, syncs_s)
 
 
-def plan_keeps_caps(book: GroupBook, row: int) -> bool:
+def plan_keeps_caps(registry: GroupRegistry, row: int) -> bool:
     """Whether what is left of a group's plan keeps every iteration within its cap. With a member
     gone the others run earlier, and not all of them by as much.
     """
-    group, table = book.groups[row], book.table
+    group, table = registry.groups[row], registry.table
     assert group.plan is not None
     starts = np.zeros((len(group.jobs), 2, MAX_ROUNDS))
     for position, job in enumerate(group.jobs):

@@ -17,7 +17,7 @@ class SoloDisaggregated(GroupedPlacement):
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        return choose_isolated(self.book, job.profile, "every job has nodes of its own")
+        return choose_isolated(self.registry, job.profile, "every job has nodes of its own")
 
 
 class CoLocated(GroupedPlacement):
@@ -39,8 +39,8 @@ class CoLocated(GroupedPlacement):
         profile, nodes = job.profile, job.profile.train_nodes
         local_s = self.fleet.local_rollout_s(profile, nodes) + profile.train_s
         if self._keep_slos and local_s > job.slo * profile.solo_s:
-            return choose_isolated(self.book, profile, "its bound leaves no time to co-locate")
-        if self.book.ledger.free(Role.TRAIN) < nodes:
+            return choose_isolated(self.registry, profile, "its bound leaves no time to co-locate")
+        if self.registry.ledger.free(Role.TRAIN) < nodes:
             return None
         return GroupChoice(
             None, 0, 0, nodes, Strategy.COLOCATE, "all phases on its own train nodes"

@@ -38,7 +38,7 @@ class GroupPlacement(GroupedPlacement):
 
     def _choose_own_nodes(self, job: JobSpec) -> GroupChoice | None:
         profile, fleet = job.profile, self.fleet
-        apart = choose_isolated(self.book, profile, "no group has a bubble that it fits")
+        apart = choose_isolated(self.registry, profile, "no group has a bubble that it fits")
         local_s = fleet.local_rollout_s(profile, profile.train_nodes) + profile.train_s
         local_cost = fleet.price_per_h(0, profile.train_nodes) * local_s
         apart_cost = fleet.price_per_h(profile.rollout_nodes, profile.train_nodes) * profile.solo_s
@@ -47,7 +47,7 @@ class GroupPlacement(GroupedPlacement):
             or local_s > job.slo * profile.solo_s
             or local_cost >= apart_cost
             or fleet.explain_infeasible_local(profile) is not None
-            or self.book.ledger.free(Role.TRAIN) < profile.train_nodes
+            or self.registry.ledger.free(Role.TRAIN) < profile.train_nodes
         ):
             return apart
         reason = "no group has a bubble that it fits, and train nodes alone cost less"
@@ -55,7 +55,7 @@ class GroupPlacement(GroupedPlacement):
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
-        profile, table, fleet = job.profile, self.book.table, self.fleet
+        profile, table, fleet = job.profile, self.registry.table, self.fleet
         row, pins, new_nodes, slack = scan_groups(
             table.rows,
             table.members,
@@ -68,7 +68,7 @@ class GroupPlacement(GroupedPlacement):
             make_arriving_job(
                 profile, fleet, job.iterations, job.slo * profile.solo_s * job.iterations
             ),
-            self.book.scan_limits(self.max_group_size, np.inf),
+            self.registry.scan_limits(self.max_group_size, np.inf),
         )
         alone = self._choose_own_nodes(job)
         if row < 0:
@@ -78,7 +78,7 @@ class GroupPlacement(GroupedPlacement):
             profile.rollout_nodes, profile.train_nodes
         ):
             return alone
-        group = self.book.groups[row].group
+        group = self.registry.groups[row].group
         if new_nodes:
             reason = (
                 f"shares the train nodes of {group}, {new_nodes} rollout nodes added, slack "
@@ -92,10 +92,10 @@ class GroupPlacement(GroupedPlacement):
         """A drifted job stays unless its group is saturated now; then it is admitted anew (WEAVE 5,
         drift).
         """
-        self.book.revise(job, profile)
-        member = self.book.members[job]
+        self.registry.revise(job, profile)
+        member = self.registry.members[job]
         row = member.row
-        table = self.book.table
+        table = self.registry.table
         count = int(table.members[row])
         load = load_s(table.work[row], table.pins[row], count)
         longest = longest_solo_s(table.work[row], count)
@@ -104,9 +104,9 @@ class GroupPlacement(GroupedPlacement):
         return self._readmit(member.spec, now_s)
 
     def _readmit(self, spec: JobSpec, now_s: float) -> tuple[Placement, ...]:
-        before = self.book.members[spec.job].row
+        before = self.registry.members[spec.job].row
         choice = self._choose(spec, now_s)
         if choice is None or choice.row == before:
             return ()
-        self.book.move(spec.job, choice)
-        return (self.book.placement(spec.job),)
+        self.registry.move(spec.job, choice)
+        return (self.registry.placement(spec.job),)

@@ -9,7 +9,7 @@ from slackwater.model.job import JobProfile, JobSpec
 from slackwater.model.placement import Placement, Refusal
 from slackwater.policy.columns import MAX_MEMBERS
 from slackwater.policy.placement.fleet import FleetView
-from slackwater.policy.placement.groups import GroupBook, GroupChoice, choose_isolated
+from slackwater.policy.placement.groups import GroupChoice, GroupRegistry, choose_isolated
 from slackwater.policy.placement.interface import JobProgress
 
 
@@ -25,7 +25,7 @@ class GroupedPlacement(ABC):
             )
         self.fleet = fleet
         self.max_group_size = max_group_size
-        self.book = GroupBook(fleet)
+        self.registry = GroupRegistry(fleet)
 
     @abstractmethod
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
@@ -37,7 +37,7 @@ class GroupedPlacement(ABC):
 
     def place(self, job: JobSpec, now_s: float) -> Placement | Refusal:
         """Find nodes for an arriving job; nothing changes on a refusal."""
-        if job.job in self.book.members:
+        if job.job in self.registry.members:
             raise ConfigError.of("job", job.job, "is placed already; use another name")
         never = self._explain_infeasible(job.profile)
         if never is not None:
@@ -45,12 +45,12 @@ class GroupedPlacement(ABC):
         choice = self._choose(job, now_s)
         if choice is None:
             return Refusal(job.job, self._explain_refusal(job), final=False)
-        self.book.admit(job, choice, self._budget_s(job))
-        return self.book.placement(job.job)
+        self.registry.admit(job, choice, self._budget_s(job))
+        return self.registry.placement(job.job)
 
     def _explain_refusal(self, job: JobSpec) -> str:
         profile, rollout, train = job.profile, self.fleet.rollout, self.fleet.train
-        used = [f"{p.max_nodes - self.book.ledger.free(p.role)} of {p.max_nodes} {p.role}"
+        used = [f"{p.max_nodes - self.registry.ledger.free(p.role)} of {p.max_nodes} {p.role}"
                 for p in (rollout, train)]  # fmt: skip
         return (
             "no group can take it within every member's bound, and its own "
@@ -61,7 +61,7 @@ class GroupedPlacement(ABC):
     def observe(self, progress: Sequence[JobProgress], waiting: Sequence[JobSpec] = ()) -> None:
         """Note how the placed jobs stand; most policies do not look at who waits."""
         del waiting
-        self.book.observe(progress)
+        self.registry.observe(progress)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """First come, first tried."""
@@ -73,27 +73,27 @@ class GroupedPlacement(ABC):
 
     def remove(self, job: JobId) -> None:
         """Forget a job; nodes that no one uses are given back."""
-        self.book.remove(job)
+        self.registry.remove(job)
 
     def revise(self, job: JobId, profile: JobProfile, now_s: float) -> Sequence[Placement]:
         """Take over a changed profile; most policies leave the job where it is."""
         del now_s
-        self.book.revise(job, profile)
+        self.registry.revise(job, profile)
         return ()
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Give a placed job nodes of its own; empty if it has them, or if none are free."""
         del now_s
-        member = self.book.members[job]
-        if len(self.book.groups[member.row].jobs) == 1 and member.pins:
+        member = self.registry.members[job]
+        if len(self.registry.groups[member.row].jobs) == 1 and member.pins:
             return ()
         choice = choose_isolated(
-            self.book, member.spec.profile, "its bound leaves no time for others"
+            self.registry, member.spec.profile, "its bound leaves no time for others"
         )
         if choice is None:
             return ()
-        self.book.move(job, choice)
-        return (self.book.placement(job),)
+        self.registry.move(job, choice)
+        return (self.registry.placement(job),)
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Most policies never move a job."""
@@ -107,16 +107,16 @@ class GroupedPlacement(ABC):
 
     def list_rented(self) -> Sequence[NodeId]:
         """Nodes that are paid for now, sorted."""
-        return self.book.ledger.list_rented()
+        return self.registry.ledger.list_rented()
 
     def take_rent_changes(self) -> tuple[Collection[NodeId], Collection[NodeId]]:
         """Nodes that are paid for no more and newly, since this was asked last."""
-        return self.book.ledger.take_changes()
+        return self.registry.ledger.take_changes()
 
     def hourly_cost(self) -> float:
         """What they cost."""
-        return self.book.ledger.hourly_cost()
+        return self.registry.ledger.hourly_cost()
 
     def check_integrity(self) -> None:
         """Raise AssertionError if memory budgets, pool limits or pinnings do not hold."""
-        self.book.check_integrity()
+        self.registry.check_integrity()

@@ -99,7 +99,7 @@ def bits(mask: int) -> list[int]:
     return [position for position in range(mask.bit_length()) if mask >> position & 1]
 
 
-class GroupBook:
+class GroupRegistry:
     """Keeps groups, members, the table and the ledger in step."""
 
     def __init__(self, fleet: FleetView) -> None:
@@ -373,11 +373,13 @@ class GroupBook:
             assert abs(used_gb - self.table.node_gb[row, slot]) < 1e-3
 
 
-def choose_isolated(book: GroupBook, profile: JobProfile, reason: str) -> GroupChoice | None:
+def choose_isolated(
+    registry: GroupRegistry, profile: JobProfile, reason: str
+) -> GroupChoice | None:
     """A new group with the nodes that the job declares, or None while they are not free."""
     if (
-        book.ledger.free(Role.TRAIN) < profile.train_nodes
-        or book.ledger.free(Role.ROLLOUT) < profile.rollout_nodes
+        registry.ledger.free(Role.TRAIN) < profile.train_nodes
+        or registry.ledger.free(Role.ROLLOUT) < profile.rollout_nodes
     ):
         return None
     return GroupChoice(

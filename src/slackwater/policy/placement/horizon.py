@@ -117,7 +117,9 @@ class HorizonPlacement(GroupedPlacement):
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         self._chosen_trace = None
-        alone = choose_isolated(self.book, job.profile, "no node group has windows for its trace")
+        alone = choose_isolated(
+            self.registry, job.profile, "no node group has windows for its trace"
+        )
         if self._cold_start or (self._mode == "spread" and alone is not None):
             return alone
         fit = self._find_fit(job)
@@ -127,7 +129,7 @@ class HorizonPlacement(GroupedPlacement):
         return self._as_choice(fit)
 
     def _as_choice(self, fit: _HorizonFit) -> GroupChoice:
-        group = self.book.groups[fit.row].group
+        group = self.registry.groups[fit.row].group
         reason = (
             f"its trace fits {group} shifted by {fit.trace.shift_s:.0f} s, one in "
             f"{fit.trace.period_s:.0f} s"
@@ -146,7 +148,7 @@ class HorizonPlacement(GroupedPlacement):
         """The first node group, in order of preference, into whose windows the job fits."""
         rows = [row for row in self._candidates(job) if row != but]
         for new_nodes in (0, job.profile.rollout_nodes):
-            if new_nodes > self.book.ledger.free(Role.ROLLOUT):
+            if new_nodes > self.registry.ledger.free(Role.ROLLOUT):
                 break
             for row in rows[:_GROUPS_TRIED]:
                 fit = self._fit_group(job, row, new_nodes)
@@ -156,7 +158,7 @@ class HorizonPlacement(GroupedPlacement):
 
     def _candidates(self, job: JobSpec) -> list[int]:
         """Groups with time and memory left on their train nodes, the preferred first."""
-        table, profile = self.book.table, job.profile
+        table, profile = self.registry.table, job.profile
         rows = table.rows
         nodes = np.maximum(table.train_nodes[:rows], 1)
         train_s = profile.train_s_on(1) / nodes
@@ -178,7 +180,7 @@ class HorizonPlacement(GroupedPlacement):
         return [int(row) for row in order if fits[row]]
 
     def _fit_group(self, job: JobSpec, row: int, new_nodes: int) -> _HorizonFit | None:
-        group, profile = self.book.groups[row], job.profile
+        group, profile = self.registry.groups[row], job.profile
         fewest, most = self._times(job, len(group.train))
         resident = {self._traces[member].times for member in group.jobs if member in self._traces}
         times = _commensurate(fewest, most, resident)
@@ -204,14 +206,14 @@ class HorizonPlacement(GroupedPlacement):
         """Rollout nodes of the group to try: the least busy that have memory; none if new ones are
         rented.
         """
-        group, profile = self.book.groups[row], job.profile
+        group, profile = self.registry.groups[row], job.profile
         if new_nodes:
             return [0] if len(group.rollout) + new_nodes <= MAX_ROLLOUT_NODES else []
         memory_gb = self.fleet.rollout.node_type.host_memory_gb
         roomy = [
             (len(self._busy(row, 1 << slot)), slot)
             for slot in group.rollout
-            if self.book.table.node_gb[row, slot] + profile.rollout_state_gb <= memory_gb
+            if self.registry.table.node_gb[row, slot] + profile.rollout_state_gb <= memory_gb
         ]
         slots = [slot for _, slot in sorted(roomy)]
         wanted = profile.rollout_nodes
@@ -231,13 +233,13 @@ class HorizonPlacement(GroupedPlacement):
 
     def _collect_windows(self, row: int, pins: int | None) -> Floats:
         busy = _NO_WINDOWS
-        for job in self.book.groups[row].jobs:
+        for job in self.registry.groups[row].jobs:
             trace = self._traces.get(job)
             if trace is None:
                 continue  # Between two footprints: it is about to be fitted anew.
             if pins is None:
                 start, length = trace.shift_s + trace.roll_s, trace.train_s
-            elif self.book.members[job].pins & pins:
+            elif self.registry.members[job].pins & pins:
                 start, length = trace.shift_s, trace.roll_s
             else:
                 continue
@@ -247,10 +249,10 @@ class HorizonPlacement(GroupedPlacement):
         return busy
 
     def _reserve(self, job: JobId) -> None:
-        member = self.book.members[job]
+        member = self.registry.members[job]
         trace = self._chosen_trace
         if trace is None:
-            nodes = len(self.book.groups[member.row].train)
+            nodes = len(self.registry.groups[member.row].train)
             times = max(self._times(member.spec, nodes)[1], 1)
             profile = member.spec.profile
             trace = Trace(0.0, times, profile.rollout_s, profile.train_s_on(nodes))
@@ -259,11 +261,11 @@ class HorizonPlacement(GroupedPlacement):
 
     def _change_footprint(self, job: JobId, trace: Trace, sign: int) -> None:
         """Subtract a footprint from the whole horizon at once (sign -1), or return it."""
-        row = self.book.members[job].row
-        nodes = len(self.book.groups[row].train)
+        row = self.registry.members[job].row
+        nodes = len(self.registry.groups[row].train)
         self._windows.pop(row, None)
         self._duty[row] = self._duty.get(row, 0.0) - sign * trace.train_s * trace.times / HORIZON_S
-        if len(self.book.groups[row].jobs) == 1 and sign > 0:
+        if len(self.registry.groups[row].jobs) == 1 and sign > 0:
             del self._duty[row]
         for turn in range(trace.times):
             start = int(trace.shift_s + trace.roll_s + turn * trace.period_s)
@@ -294,14 +296,14 @@ class HorizonPlacement(GroupedPlacement):
         self._chosen_trace = None
         moved = self._repack(job)
         self._reserve(job)
-        return [self.book.placement(job)] if moved else ()
+        return [self.registry.placement(job)] if moved else ()
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Pack jobs whose first cycle has been profiled."""
         del now_s, profile
         moves = []
         for job, iterations in list(self._unprofiled.items()):
-            if self.book.members[job].left >= iterations:
+            if self.registry.members[job].left >= iterations:
                 continue
             if self._profiled and job not in self._measured:
                 continue
@@ -309,28 +311,28 @@ class HorizonPlacement(GroupedPlacement):
             self._release(job)
             if self._profiled:
                 rollout_s, train_s = self._measured[job]
-                declared = self.book.members[job].spec.profile
-                self.book.revise(job, replace(declared, rollout_s=rollout_s, train_s=train_s))
+                declared = self.registry.members[job].spec.profile
+                self.registry.revise(job, replace(declared, rollout_s=rollout_s, train_s=train_s))
             self._chosen_trace = None
             if self._repack(job):
                 moves.append(job)
             self._reserve(job)
-        return [self.book.placement(job) for job in moves]
+        return [self.registry.placement(job) for job in moves]
 
     def _repack(self, job: JobId) -> bool:
-        member = self.book.members[job]
-        alone = len(self.book.groups[member.row].jobs) == 1
+        member = self.registry.members[job]
+        alone = len(self.registry.groups[member.row].jobs) == 1
         assert job not in self._traces, f"{job} still holds windows"
         fit = self._find_fit(member.spec, but=member.row)
         self._windows.pop(member.row, None)
         if fit is not None:
             self._chosen_trace = fit.trace
-            self.book.move(job, self._as_choice(fit))
+            self.registry.move(job, self._as_choice(fit))
             return True
-        choice = None if alone else choose_isolated(self.book, member.spec.profile, "drifted")
+        choice = None if alone else choose_isolated(self.registry, member.spec.profile, "drifted")
         if choice is None:
             return False
-        self.book.move(job, choice)
+        self.registry.move(job, choice)
         return True
 
 

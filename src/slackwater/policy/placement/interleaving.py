@@ -71,7 +71,7 @@ class Interleaving(GroupedPlacement):
     ) -> None:
         super().__init__(fleet, max_group_size)
         self.thin_groups = thin_groups
-        self._consolidation = Consolidation(self.book, max_group_size)
+        self._consolidation = Consolidation(self.registry, max_group_size)
         self._changed: set[int] = set()
         self._departed_from: set[int] = set()  # groups that a member has left since
         self._search: _MergerSearch | None = None
@@ -85,9 +85,11 @@ class Interleaving(GroupedPlacement):
         super().observe(progress, waiting)
         self._waiting = frozenset(spec.job for spec in waiting)
         if self.fleet.owned:
-            placed = [(member.left, member.spec.profile) for member in self.book.members.values()]
+            placed = [
+                (member.left, member.spec.profile) for member in self.registry.members.values()
+            ]
             self._drain = estimate_drain(placed, waiting, self.fleet.train.max_nodes)
-            self.book.cap_budgets(self._drain.bound_s)
+            self.registry.cap_budgets(self._drain.bound_s)
 
     def admission_order(self, waiting: Sequence[JobSpec]) -> Sequence[JobId]:
         """First come, first tried; on an owned fleet those first that might end last, then the
@@ -117,15 +119,15 @@ class Interleaving(GroupedPlacement):
         placed = super().place(job, now_s)
         if isinstance(placed, Refusal):
             return placed
-        member = self.book.members[job.job]
+        member = self.registry.members[job.job]
         member.moved_s = now_s
         self._fit_plan(member.row)
-        return self.book.placement(job.job)
+        return self.registry.placement(job.job)
 
     def _fit_plan(self, row: int) -> None:
-        cycle = fit_group(self.book, row)
-        assert cycle is not None, f"{self.book.groups[row].group} was admitted without a cycle"
-        adopt_cycle(self.book, row, self.book.groups[row].jobs, cycle)
+        cycle = fit_group(self.registry, row)
+        assert cycle is not None, f"{self.registry.groups[row].group} was admitted without a cycle"
+        adopt_cycle(self.registry, row, self.registry.groups[row].jobs, cycle)
         self._changed.add(row)
 
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
@@ -133,7 +135,9 @@ class Interleaving(GroupedPlacement):
         if self._must_yield(job):
             return None
         if self.fleet.owned and self._waiting <= {job.job}:
-            unshared = choose_isolated(self.book, profile, "its nodes are free and no one waits")
+            unshared = choose_isolated(
+                self.registry, profile, "its nodes are free and no one waits"
+            )
             if unshared is not None:
                 return unshared
         budget_s = self._budget_s(job)
@@ -141,7 +145,7 @@ class Interleaving(GroupedPlacement):
         shared, shared_cost = self._cheapest_shared(job, budget_s, alone_cost)
         best, best_cost = (alone, alone_cost) if shared is None else (shared, shared_cost)
         if self._has_free_nodes(profile):
-            candidate = make_arriving_candidate(job, budget_s, self.book.cap_s(job))
+            candidate = make_arriving_candidate(job, budget_s, self.registry.cap_s(job))
             for row in self._thin_rows(max_members=1)[:_FOLLOWERS_TRIED]:
                 layout = self._consolidation.lay_out_with_arrival(candidate, row, now_s, best_cost)
                 if layout is not None:
@@ -150,7 +154,7 @@ class Interleaving(GroupedPlacement):
         return best
 
     def _has_free_nodes(self, profile: JobProfile) -> bool:
-        ledger = self.book.ledger
+        ledger = self.registry.ledger
         return (
             ledger.free(Role.TRAIN) >= profile.train_nodes
             and ledger.free(Role.ROLLOUT) >= profile.rollout_nodes
@@ -159,14 +163,14 @@ class Interleaving(GroupedPlacement):
     def _choose_new_group(self, profile: JobProfile, pins: int, row: int) -> GroupChoice:
         rollout_nodes = profile.rollout_nodes if pins else 0
         strategy = Strategy.ISOLATE if pins else Strategy.COLOCATE
-        reason = f"new nodes, on which {self.book.groups[row].group} can join it"
+        reason = f"new nodes, on which {self.registry.groups[row].group} can join it"
         return GroupChoice(None, 0, rollout_nodes, profile.train_nodes, strategy, reason)
 
     def _cheapest_shared(
         self, job: JobSpec, budget_s: float, cost_to_beat: float
     ) -> tuple[GroupChoice | None, float]:
         """The group that it joins at the least added cost, if that is below `cost_to_beat`."""
-        table, fleet = self.book.table, self.fleet
+        table, fleet = self.registry.table, self.fleet
         row, pins, new_nodes, cost = scan_cycles(
             table.rows,
             table.members,
@@ -177,13 +181,15 @@ class Interleaving(GroupedPlacement):
             table.work,
             table.pins,
             table.cycle_s,
-            make_arriving_job(job.profile, fleet, job.iterations, budget_s, self.book.cap_s(job)),
-            self.book.scan_limits(self.max_group_size, cost_to_beat, _ARRIVAL_WORK),
+            make_arriving_job(
+                job.profile, fleet, job.iterations, budget_s, self.registry.cap_s(job)
+            ),
+            self.registry.scan_limits(self.max_group_size, cost_to_beat, _ARRIVAL_WORK),
         )
         if row < 0:
             return None, np.inf
         strategy = sharing_strategy(int(pins), int(new_nodes))
-        group = self.book.groups[row].group
+        group = self.registry.groups[row].group
         reason = f"shares the nodes of {group}: adds ${cost:,.2f} until that has ended"
         return GroupChoice(int(row), int(pins), int(new_nodes), 0, strategy, reason), float(cost)
 
@@ -194,7 +200,7 @@ class Interleaving(GroupedPlacement):
         none are free.
         """
         best, best_cost = None, np.inf
-        ledger, fleet = self.book.ledger, self.fleet
+        ledger, fleet = self.registry.ledger, self.fleet
         for nodes in range(1, profile.train_nodes + 1):
             train_s = fleet.train_s(profile, nodes)
             remote_s = profile.rollout_s + train_s + profile.sync_s
@@ -209,7 +215,7 @@ class Interleaving(GroupedPlacement):
                 (0, local_s, fleet.explain_infeasible_local(profile), Strategy.COLOCATE),
             )
             for rollout_nodes, iteration_s, never, strategy in shapes:
-                cost = self.book.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
+                cost = self.registry.worth_per_h(rollout_nodes, nodes) * left * iteration_s / 3600
                 fits = left * iteration_s <= budget_s * (1 + 1e-9) and never is None
                 free = (
                     ledger.free(Role.ROLLOUT) >= rollout_nodes and ledger.free(Role.TRAIN) >= nodes
@@ -222,10 +228,10 @@ class Interleaving(GroupedPlacement):
 
     def remove(self, job: JobId) -> None:
         """Forget a job; the next rebalance sees which others should move together."""
-        row = self.book.members[job].row
+        row = self.registry.members[job].row
         self._changed.add(row)
         self._departed_from.add(row)
-        self.book.remove(job)
+        self.registry.remove(job)
 
     def _replan_without_departed(self, row: int) -> Sequence[Placement]:
         """After a member left: what remains of the plan is kept, unless it breaks iterations, or a
@@ -233,34 +239,34 @@ class Interleaving(GroupedPlacement):
 
         One placement tells the group's new plan; no job changes nodes.
         """
-        book = self.book
-        group = book.groups.get(row)
+        registry = self.registry
+        group = registry.groups.get(row)
         if group is None or group.plan is None or len(group.jobs) == 1:
             return ()
-        book.table.cycle_s[row] = plan_period_s(book, row)
-        cycle = fit_group(book, row)
+        registry.table.cycle_s[row] = plan_period_s(registry, row)
+        cycle = fit_group(registry, row)
         if cycle is None:
             return ()
-        change_h = (cycle.period_s + float(book.table.cycle_s[row])) / 2 / 3600
+        change_h = (cycle.period_s + float(registry.table.cycle_s[row])) / 2 / 3600
         gain = self._consolidation.group_cost(row) - self._consolidation.group_cost_in_cycle(
             row, cycle
         )
-        least = change_h * book.worth_per_h(len(group.rollout), len(group.train))
-        if gain <= least and plan_keeps_caps(book, row):
+        least = change_h * registry.worth_per_h(len(group.rollout), len(group.train))
+        if gain <= least and plan_keeps_caps(registry, row):
             return ()
-        adopt_cycle(book, row, group.jobs, cycle)
-        return (book.placement(group.jobs[0]),)
+        adopt_cycle(registry, row, group.jobs, cycle)
+        return (registry.placement(group.jobs[0]),)
 
     def isolate(self, job: JobId, now_s: float) -> Sequence[Placement]:
         """Give a placed job nodes of its own; empty if it has them, or if none are free."""
-        left = self.book.members[job].row
+        left = self.registry.members[job].row
         moves = super().isolate(job, now_s)
         if moves:
             self._changed.add(left)
-            self._fit_plan(self.book.members[job].row)
+            self._fit_plan(self.registry.members[job].row)
             # Carried out at once, not with the other answers of this instant: it rests from now on.
-            self.book.members[job].moved_s = math.nextafter(now_s, math.inf)
-        return [self.book.placement(move.job) for move in moves]
+            self.registry.members[job].moved_s = math.nextafter(now_s, math.inf)
+        return [self.registry.placement(move.job) for move in moves]
 
     def rebalance(self, now_s: float, profile: JobProfile | None = None) -> Sequence[Placement]:
         """Merge thin groups, or lay a group out anew, if that saves more than the restarts cost.
@@ -302,7 +308,7 @@ class Interleaving(GroupedPlacement):
                     self._begin_search(look.mergers - 1)
                     is_later = False
                 self._changed.clear()
-        return [self.book.placement(job) for job in moves]
+        return [self.registry.placement(job) for job in moves]
 
     def next_rebalance_s(self, profile: JobProfile, now_s: float) -> float | None:
         """When a rebalance has anything to look at: now, or once a job has rested."""
@@ -318,8 +324,11 @@ class Interleaving(GroupedPlacement):
         return not self.fleet.owned or bool(self._waiting)
 
     def _execute_merger(self, merger: Merger, now_s: float) -> dict[JobId, Placement]:
-        left = {self.book.members[job].row for job in merger.jobs} - {merger.row}
-        moves = {job: self.book.placement(job) for job in execute_merger(self.book, merger, now_s)}
+        left = {self.registry.members[job].row for job in merger.jobs} - {merger.row}
+        moves = {
+            job: self.registry.placement(job)
+            for job in execute_merger(self.registry, merger, now_s)
+        }
         self._changed = left | {merger.row}
         for row in left:
             moves.update((told.job, told) for told in self._replan_without_departed(row))
@@ -338,7 +347,7 @@ class Interleaving(GroupedPlacement):
         pairs: deque[tuple[tuple[JobId, ...], int]] = deque()
         thin = self._thin_rows(max_members=3)
         incoming = [
-            (row, jobs) for row in thin for jobs in _movable_subsets(self.book.groups[row].jobs)
+            (row, jobs) for row in thin for jobs in _movable_subsets(self.registry.groups[row].jobs)
         ]
         of_changed = [(row, jobs) for row, jobs in incoming if row in changed]
         for target in thin:
@@ -352,7 +361,7 @@ class Interleaving(GroupedPlacement):
         """Groups of few members, those that changed first, then those whose train nodes have the
         most time left.
         """
-        table = self.book.table
+        table = self.registry.table
         shares = train_shares(table.rows, table.members, table.work, table.pins, max_members)
         changed = np.fromiter(self._changed, np.int64, len(self._changed))
         shares[changed[changed < table.rows]] -= 1e6

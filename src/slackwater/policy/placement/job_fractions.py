@@ -37,14 +37,14 @@ class JobFractions(GroupedPlacement):
         if shared is not None:
             return shared
         if not local:
-            return choose_isolated(self.book, profile, "the cheapest nodes for it, whole")
-        if self.book.ledger.free(Role.TRAIN) < nodes:
+            return choose_isolated(self.registry, profile, "the cheapest nodes for it, whole")
+        if self.registry.ledger.free(Role.TRAIN) < nodes:
             return None
         return GroupChoice(None, 0, 0, nodes, Strategy.COLOCATE, "the cheapest nodes for it, whole")
 
     def _choose_shared(self, job: JobSpec, fraction: float, local: bool) -> GroupChoice | None:
-        profile, table = job.profile, self.book.table
-        for row, group in sorted(self.book.groups.items()):
+        profile, table = job.profile, self.registry.table
+        for row, group in sorted(self.registry.groups.items()):
             same_shape = (
                 len(group.train) == profile.train_nodes
                 and len(group.rollout) == (0 if local else profile.rollout_nodes)
@@ -64,7 +64,7 @@ class JobFractions(GroupedPlacement):
         return None
 
     def _fraction(self, job: JobId) -> float:
-        member = self.book.members[job]
-        work = self.book.table.work[member.row, :, member.index]
+        member = self.registry.members[job]
+        work = self.registry.table.work[member.row, :, member.index]
         profile = member.spec.profile
         return float(work[ROLL_S] + work[TRAIN_S]) / (member.spec.slo * profile.solo_s)

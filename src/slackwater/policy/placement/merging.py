@@ -6,35 +6,36 @@ from slackwater.model.ids import JobId
 from slackwater.model.placement import Strategy
 from slackwater.policy.placement.consolidation import Merger, restart_s
 from slackwater.policy.placement.cycle_plan import adopt_cycle
-from slackwater.policy.placement.groups import GroupBook, GroupChoice, bits
+from slackwater.policy.placement.groups import GroupChoice, GroupRegistry, bits
 
 
-def execute_merger(book: GroupBook, merger: Merger, now_s: float) -> list[JobId]:
+def execute_merger(registry: GroupRegistry, merger: Merger, now_s: float) -> list[JobId]:
     """Move whoever the layout moves, and take up its cycle; the jobs that change nodes.
 
     A layout names nodes that are not there yet by free bits; `real` says which bit each of them
     got.
     """
     row = merger.row
-    real = {1 << slot: 1 << slot for slot in book.groups[row].rollout}
+    real = {1 << slot: 1 << slot for slot in registry.groups[row].rollout}
     moved = []
     for job, wanted in zip(merger.jobs, merger.layout.pins, strict=True):
-        member = book.members[job]
+        member = registry.members[job]
         if member.row == row and member.pins == wanted:
             continue
         named = [1 << slot for slot in bits(wanted)]
         kept = sum(real[bit] for bit in named if bit in real)
         missing = [bit for bit in named if bit not in real]
-        member.budget_s -= restart_s(book, job, now_s)
+        member.budget_s -= restart_s(registry, job, now_s)
         member.moved_s = now_s
-        reason = f"sharing {book.groups[row].group} saves ${merger.gain:.0f}"
+        reason = f"sharing {registry.groups[row].group} saves ${merger.gain:.0f}"
         strategy = sharing_strategy(kept, len(missing))
         opened = (
-            book.move(job, GroupChoice(row, kept, len(missing), 0, strategy, reason)).pins & ~kept
+            registry.move(job, GroupChoice(row, kept, len(missing), 0, strategy, reason)).pins
+            & ~kept
         )
         real.update(zip(missing, (1 << slot for slot in bits(opened)), strict=True))
         moved.append(job)
-    adopt_cycle(book, row, merger.jobs, merger.layout.cycle)
+    adopt_cycle(registry, row, merger.jobs, merger.layout.cycle)
     return moved
 
 

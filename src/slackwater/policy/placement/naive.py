@@ -18,9 +18,9 @@ class _NaivePlacement(GroupedPlacement):
         """Groups with memory for one more, on their train nodes and on enough of their rollout
         nodes.
         """
-        table, fleet, profile = self.book.table, self.fleet, job.profile
+        table, fleet, profile = self.registry.table, self.fleet, job.profile
         rows = []
-        for row, group in self.book.groups.items():
+        for row, group in self.registry.groups.items():
             room_gb = fleet.train.node_type.host_memory_gb - table.train_gb[row]
             fits = profile.train_state_gb <= room_gb and len(group.jobs) < self.max_group_size
             if fits and len(self._roomy_nodes(row, job)) >= profile.rollout_nodes:
@@ -28,9 +28,9 @@ class _NaivePlacement(GroupedPlacement):
         return sorted(rows)
 
     def _roomy_nodes(self, row: int, job: JobSpec) -> list[int]:
-        used_gb = self.book.table.node_gb[row]
+        used_gb = self.registry.table.node_gb[row]
         memory_gb = self.fleet.rollout.node_type.host_memory_gb
-        nodes = bits(int(self.book.table.node_mask[row]))
+        nodes = bits(int(self.registry.table.node_mask[row]))
         return [node for node in nodes if used_gb[node] + job.profile.rollout_state_gb <= memory_gb]
 
     def _join(self, row: int, nodes: list[int], reason: str) -> GroupChoice:
@@ -49,7 +49,7 @@ class RandomPlacement(_NaivePlacement):
     def _choose(self, job: JobSpec, now_s: float) -> GroupChoice | None:
         del now_s
         rows = self._rows_with_memory(job)
-        alone = choose_isolated(self.book, job.profile, "drawn: a new group")
+        alone = choose_isolated(self.registry, job.profile, "drawn: a new group")
         drawn = int(self._draws.integers(len(rows) + (alone is not None or not rows)))
         if drawn == len(rows):
             return alone
@@ -69,7 +69,7 @@ class MostIdlePlacement(_NaivePlacement):
         del now_s
         rows = self._rows_with_memory(job)
         if not rows:
-            return choose_isolated(self.book, job.profile, "no group has memory for it")
+            return choose_isolated(self.registry, job.profile, "no group has memory for it")
         row = max(rows, key=lambda row: (self._idle_share(row), -row))
         nodes = self._roomy_nodes(row, job)
         nodes.sort(key=lambda node: (self._rollout_load_s(row, node), node))
@@ -77,7 +77,7 @@ class MostIdlePlacement(_NaivePlacement):
 
     def _idle_share(self, row: int) -> float:
         """Of the group's node time in one meta-iteration."""
-        table, group = self.book.table, self.book.groups[row]
+        table, group = self.registry.table, self.registry.groups[row]
         work, pins, count = table.work[row], table.pins[row], len(group.jobs)
         cycle_s = max(load_s(work, pins, count), longest_solo_s(work, count))
         busy_s = float(work[TRAIN_S, :count].sum()) * len(group.train)
@@ -86,7 +86,7 @@ class MostIdlePlacement(_NaivePlacement):
         return 1 - busy_s / (cycle_s * (len(group.train) + len(group.rollout)))
 
     def _rollout_load_s(self, row: int, node: int) -> float:
-        table = self.book.table
+        table = self.registry.table
         count = int(table.members[row])
         on_node = (table.pins[row, :count] >> node) & 1
         return float((table.work[row, ROLL_S, :count] * on_node).sum())

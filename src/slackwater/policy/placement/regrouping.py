@@ -63,7 +63,7 @@ class Regrouping(GroupPlacement):
         if now_s < self._next_s:
             return ()
         self._next_s = now_s + self._every_s
-        specs = [member.spec for member in self.book.members.values()]
+        specs = [member.spec for member in self.registry.members.values()]
         found = [self._regroup(order) for order in self._candidate_orders(specs)]
         cheaper = sorted(
             (one for one in found if one and one.hourly_cost() < self.hourly_cost() - 1e-9),
@@ -78,7 +78,7 @@ class Regrouping(GroupPlacement):
 
     def _can_pay(self, job: JobId) -> bool:
         """Whether it keeps its SLO after a restart even if all its iterations take their bound."""
-        member = self.book.members[job]
+        member = self.registry.members[job]
         bound_s = member.left * member.spec.slo * member.spec.profile.solo_s
         return self._budgets_s.get(job, bound_s) - self._restart_s(member.spec.profile) >= bound_s
 
@@ -102,13 +102,13 @@ class Regrouping(GroupPlacement):
         for spec in order:
             if isinstance(scratch.place(spec, 0.0), Refusal):
                 return None
-        mine, found = self.book.ledger, scratch.book.ledger
+        mine, found = self.registry.ledger, scratch.registry.ledger
         fits = all(found.count(role) <= mine.count(role) + mine.free(role) for role in _ROLES)
         return scratch if fits else None
 
     def _list_moving(self, hosts: dict[int, "_Host"]) -> list[JobId]:
         staying = {job for host in hosts.values() for job in host.stay}
-        return [job for job in self.book.members if job not in staying]
+        return [job for job in self.registry.members if job not in staying]
 
     def _adopt(
         self, target: GroupPlacement, hosts: dict[int, "_Host"], moving: list[JobId]
@@ -117,15 +117,15 @@ class Regrouping(GroupPlacement):
         if (self.hourly_cost() - target.hourly_cost()) * _EXPECTED_LIFE_H <= lost:
             return ()
         for job in moving:  # all before any enters: the fleet may have no spare nodes
-            self.book.take_out(job)
-        for row, group in target.book.groups.items():
+            self.registry.take_out(job)
+        for row, group in target.registry.groups.items():
             for job in group.jobs:
                 if job not in hosts[row].stay:
                     self._enter(job, target, row, hosts[row])
-        return [self.book.placement(job) for job in moving]
+        return [self.registry.placement(job) for job in moving]
 
     def _restart_cost(self, job: JobId) -> float:
-        profile = self.book.members[job].spec.profile
+        profile = self.registry.members[job].spec.profile
         price = self.fleet.price_per_h(profile.rollout_nodes, profile.train_nodes)
         return price * self._restart_s(profile) / 3600
 
@@ -139,8 +139,8 @@ class Regrouping(GroupPlacement):
         """
         found = [
             (row, self._try_host(target, row, host))
-            for row, group in target.book.groups.items()
-            for host in sorted({self.book.members[job].row for job in group.jobs})
+            for row, group in target.registry.groups.items()
+            for host in sorted({self.registry.members[job].row for job in group.jobs})
         ]
         found.sort(key=lambda pair: -len(pair[1].stay))
         hosts: dict[int, _Host] = {}
@@ -149,16 +149,16 @@ class Regrouping(GroupPlacement):
             if row not in hosts and host.row not in taken and host.stay:
                 hosts[row] = host
                 taken.add(host.row)
-        return {row: hosts.get(row, _Host(None, {}, set())) for row in target.book.groups}
+        return {row: hosts.get(row, _Host(None, {}, set())) for row in target.registry.groups}
 
     def _try_host(self, target: GroupPlacement, row: int, host: int) -> "_Host":
         """Who could stay in group `host` if it became the target group."""
         made = _Host(host, {}, set())
-        if self.book.table.train_nodes[host] != target.book.table.train_nodes[row]:
+        if self.registry.table.train_nodes[host] != target.registry.table.train_nodes[row]:
             return made
-        for job in target.book.groups[row].jobs:
-            member = self.book.members[job]
-            wanted, had = bits(target.book.members[job].pins), bits(member.pins)
+        for job in target.registry.groups[row].jobs:
+            member = self.registry.members[job]
+            wanted, had = bits(target.registry.members[job].pins), bits(member.pins)
             if member.row != host or len(wanted) != len(had):
                 continue
             pairs = dict(zip(wanted, had, strict=True))
@@ -169,15 +169,15 @@ class Regrouping(GroupPlacement):
 
     def _enter(self, job: JobId, target: GroupPlacement, row: int, host: "_Host") -> None:
         """Move one job to its place in the target."""
-        wanted = bits(target.book.members[job].pins)
+        wanted = bits(target.registry.members[job].pins)
         known = sum(1 << host.slots[slot] for slot in wanted if slot in host.slots)
         fresh = [slot for slot in wanted if slot not in host.slots]
-        train_nodes = int(target.book.table.train_nodes[row]) if host.row is None else 0
+        train_nodes = int(target.registry.table.train_nodes[row]) if host.row is None else 0
         strategy = Strategy.ISOLATE if host.row is None else Strategy.PACK
         choice = GroupChoice(
             host.row, known, len(fresh), train_nodes, strategy, "a cheaper grouping"
         )
-        member = self.book.put_back(job, choice)
+        member = self.registry.put_back(job, choice)
         host.slots |= dict(zip(fresh, bits(member.pins & ~known), strict=True))
         host.row = member.row
 

@@ -43,7 +43,7 @@ class BalancedFinish:
     def window_s(self, state: SeedingState, remote: int) -> float:
         return self.fallback.window_s(state, remote)
 
-    def ends(self, state: SeedingState, view: SeedingView) -> str | None:
+    def stop_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         if view.turns_left == 0:
             return "all turns are done"
         if not self.seeds:
@@ -53,14 +53,14 @@ class BalancedFinish:
         if view.forecast is None or len(view.remaining) == 0:
             few = 2 * view.remote_joined < view.local_engines  # too few to carry on alone
             early = 2 * view.turns_left > view.turns  # nor is there much to train on yet
-            return None if few or early else self.fallback.ends(state, view)
+            return None if few or early else self.fallback.stop_reason(state, view)
         now_s = self._end_s(view, view.forecast, 0.0, self.switch_s)
         later_s = min(self._end_s(view, view.forecast, h, self.switch_s) for h in self.horizons_s)
         if now_s <= later_s:
             return f"the step ends in {now_s:.0f} s, in {later_s:.0f} s with more seeding"
         return None
 
-    def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
+    def resume_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         if view.turns_left == 0:
             return None
         if view.remote_joined == 0:
@@ -78,8 +78,8 @@ class BalancedFinish:
         enough_s = 2 * self.switch_s + self.resume_share * without_s
         return f"saves {saved_s:.0f} of {without_s:.0f} s" if saved_s > enough_s else None
 
-    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
-        learned = self.fallback.after_step(state, times)
+    def learn_from_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
+        learned = self.fallback.learn_from_step(state, times)
         learned = replace(learned, most_remote=count_useful_remote(times, times.seeded_s))
         if not self.remembers:
             return replace(self.start(), most_remote=learned.most_remote)
@@ -122,6 +122,6 @@ class BalancedFinish:
         turns, done = view.remaining, 0.0
         if seed_s:
             together = view.remote_joined + view.local_engines
-            turns, done = forecast.after(turns, together, seed_s)
+            turns, done = forecast.advance(turns, together, seed_s)
         remote = max(view.remote_joined, 1)
         return seed_s + forecast.step_end_s(turns, remote, view.ready_tokens + done, switch_s)

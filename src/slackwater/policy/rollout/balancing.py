@@ -30,7 +30,7 @@ class EngineKnowledge:
 class BalancingPolicy(Protocol):
     """Looks at the fleet now and then, and may move turns."""
 
-    def moves(
+    def plan_moves(
         self, loads: Sequence[InstanceLoad], known: EngineKnowledge
     ) -> Sequence[TurnMove]: ...
 
@@ -39,7 +39,9 @@ class BalancingPolicy(Protocol):
 class NoBalancing:
     """Baseline: turns stay where they were sent."""
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
+    def plan_moves(
+        self, loads: Sequence[InstanceLoad], known: EngineKnowledge
+    ) -> Sequence[TurnMove]:
         return ()
 
 
@@ -50,20 +52,30 @@ class FillIdle:
     one. The paper's monitor loops; one call here carries its loop on until it would rest.
     """
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
-        taking = sorted((load for load in loads if load.accepting), key=lambda load: load.instance)
-        if any(load.pending for load in taking):
-            return self._pending(taking)
-        return self._running(taking, known.plateau) if known.plateau is not None else ()
+    def plan_moves(
+        self, loads: Sequence[InstanceLoad], known: EngineKnowledge
+    ) -> Sequence[TurnMove]:
+        accepting = sorted(
+            (load for load in loads if load.accepting), key=lambda load: load.instance
+        )
+        if any(load.pending for load in accepting):
+            return self._plan_pending_moves(accepting)
+        return (
+            self._plan_running_moves(accepting, known.plateau) if known.plateau is not None else ()
+        )
 
     @staticmethod
-    def _pending(taking: Sequence[InstanceLoad]) -> list[TurnMove]:
-        pending = {load.instance: load.pending for load in taking}
+    def _plan_pending_moves(accepting: Sequence[InstanceLoad]) -> list[TurnMove]:
+        pending = {load.instance: load.pending for load in accepting}
         room = {
-            load.instance: load.max_running - load.in_flight for load in taking if not load.pending
+            load.instance: load.max_running - load.in_flight
+            for load in accepting
+            if not load.pending
         }
-        space = {load.instance: load.kv_tokens - load.kv_load_tokens for load in taking}
-        context = {load.instance: load.kv_load_tokens // max(load.executing, 1) for load in taking}
+        space = {load.instance: load.kv_tokens - load.kv_load_tokens for load in accepting}
+        context = {
+            load.instance: load.kv_load_tokens // max(load.executing, 1) for load in accepting
+        }
         moved: dict[tuple[InstanceId, InstanceId], int] = {}
         while room:
             source = max(pending, key=lambda name: (pending[name], name))
@@ -80,10 +92,10 @@ class FillIdle:
         return [TurnMove(*pair, count, running=False) for pair, count in moved.items()]
 
     @staticmethod
-    def _running(taking: Sequence[InstanceLoad], plateau: int) -> list[TurnMove]:
-        executing = {load.instance: load.executing for load in taking}
+    def _plan_running_moves(accepting: Sequence[InstanceLoad], plateau: int) -> list[TurnMove]:
+        executing = {load.instance: load.executing for load in accepting}
         moves: list[TurnMove] = []
-        for idle in (load for load in taking if load.in_flight == 0):
+        for idle in (load for load in accepting if load.in_flight == 0):
             busiest = max(executing, key=lambda name: (executing[name], name))
             excess = min(executing[busiest] - plateau, idle.max_running)
             if excess <= 0:
@@ -107,20 +119,22 @@ class EvenSteps:
     most_moves: int = 16
     pairs: int = 4
 
-    def moves(self, loads: Sequence[InstanceLoad], known: EngineKnowledge) -> Sequence[TurnMove]:
-        taking = [load for load in loads if load.accepting]
-        pending = self._pending(taking)
+    def plan_moves(
+        self, loads: Sequence[InstanceLoad], known: EngineKnowledge
+    ) -> Sequence[TurnMove]:
+        accepting = [load for load in loads if load.accepting]
+        pending = self._plan_pending_moves(accepting)
         if pending or known.step_time is None:
             return pending
-        return self._running(taking, known.step_time)
+        return self._plan_running_moves(accepting, known.step_time)
 
-    def _pending(self, taking: Sequence[InstanceLoad]) -> list[TurnMove]:
+    def _plan_pending_moves(self, accepting: Sequence[InstanceLoad]) -> list[TurnMove]:
         full = sorted(
-            (load for load in taking if load.pending),
+            (load for load in accepting if load.pending),
             key=lambda load: (-load.pending, load.instance),
         )
         hungry = sorted(
-            (load for load in taking if _is_hungry(load)),
+            (load for load in accepting if _can_receive(load)),
             key=lambda load: (load.kv_load_tokens / load.kv_tokens, load.instance),
         )
         return [
@@ -137,11 +151,13 @@ class EvenSteps:
             for source, target in zip(full[: self.pairs], hungry, strict=False)
         ]
 
-    def _running(self, taking: Sequence[InstanceLoad], step_time: StepTime) -> list[TurnMove]:
+    def _plan_running_moves(
+        self, accepting: Sequence[InstanceLoad], step_time: StepTime
+    ) -> list[TurnMove]:
         def step_s(load: InstanceLoad) -> float:
             return load.slowness * step_time.step_s(load.executing, load.kv_load_tokens)
 
-        by_step = sorted(taking, key=lambda load: (step_s(load), load.instance))
+        by_step = sorted(accepting, key=lambda load: (step_s(load), load.instance))
         moves: list[TurnMove] = []
         for target, source in zip(by_step[: self.pairs], reversed(by_step), strict=False):
             gap_s = step_s(source) - step_s(target)
@@ -157,6 +173,6 @@ class EvenSteps:
         return moves
 
 
-def _is_hungry(load: InstanceLoad) -> bool:
+def _can_receive(load: InstanceLoad) -> bool:
     """Whether it could take more at once; a lent instance may have no memory now."""
     return not load.pending and load.in_flight < load.max_running and load.kv_tokens > 0

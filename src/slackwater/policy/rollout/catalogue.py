@@ -14,7 +14,7 @@ from slackwater.policy.rollout.routing import (
     RoundRobinRouting,
     ShortestQueue,
 )
-from slackwater.policy.rollout.seeding import AdaptiveWindow, Colocated
+from slackwater.policy.rollout.seeding import AdaptiveWindow, ColocatedSeeding
 from slackwater.policy.rollout.warm_routing import KeepWarm
 
 POLICIES: Mapping[str, Mapping[str, type]] = {
@@ -30,12 +30,12 @@ POLICIES: Mapping[str, Mapping[str, type]] = {
     "seeding": {
         "balanced_finish": BalancedFinish,
         "adaptive_window": AdaptiveWindow,
-        "colocated": Colocated,
+        "colocated": ColocatedSeeding,
     },
 }
 
 
-def chosen(decision: str, table: object, at: str) -> Any:
+def decode_policy(decision: str, table: object, at: str) -> Any:
     """The policy for a decision: its name, or a table with its name and its parameters."""
     given = {"name": table} if isinstance(table, str) else table
     if not isinstance(given, Mapping) or "name" not in given:

@@ -50,7 +50,7 @@ class Forecast:
         steps_s: Floats = shared * crowding * self.pace
         return steps_s
 
-    def after(
+    def advance(
         self, turns: RemainingTurns, instances: int, seconds: float
     ) -> tuple[RemainingTurns, float]:
         """The turns left after so many seconds, and the tokens of those that ended."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from slackwater.model.ids import InstanceId, JobId
 from slackwater.model.instance import OWN_KINDS, InstanceKind
-from slackwater.policy.rollout.working_set import Tokens, most_expected, nothing_expected
+from slackwater.policy.rollout.working_set import Tokens, empty_working_set, peak_tokens
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class InstanceLoad:
     kv_load_tokens: int = 0
     residents: int = 0
     resident_tokens: int = 0
-    expected_tokens: Tokens = field(default_factory=nothing_expected)
+    expected_tokens: Tokens = field(default_factory=empty_working_set)
     produced_per_s: float = 0.0
     slowness: float = 1.0
     owned: bool = field(init=False)  # ours to fill, as against lent or preemptible
@@ -55,17 +55,17 @@ class InstanceLoad:
 
     def has_cache_for(self, expected_tokens: Tokens) -> bool:
         """Whether the working set with one more trajectory fits, now and as contexts grow."""
-        return most_expected(self.expected_tokens + expected_tokens) <= self.kv_tokens
+        return peak_tokens(self.expected_tokens + expected_tokens) <= self.kv_tokens
 
-    def kept_slots(self, share: float) -> int:
+    def count_reserved_slots(self, share: float) -> int:
         """How many slots make up that share: at least one, never all."""
         return max(min(max(int(self.max_running * share), 1), self.max_running - 1), 0)
 
-    def less(self, share: float) -> "InstanceLoad":
+    def without_share(self, share: float) -> "InstanceLoad":
         """As it looks to someone who must leave that share of it to others."""
         return replace(
             self,
-            max_running=self.max_running - self.kept_slots(share),
+            max_running=self.max_running - self.count_reserved_slots(share),
             kv_tokens=int(self.kv_tokens * (1.0 - share)),
         )
 

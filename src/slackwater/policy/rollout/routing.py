@@ -8,7 +8,7 @@ from typing import Protocol
 
 from slackwater.model.ids import InstanceId, TrajectoryId, TurnId
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
+from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, empty_working_set
 
 
 @dataclass(slots=True)
@@ -32,7 +32,9 @@ class TurnNeed:
         if self._expected is None:
             growth = self.growth
             self._expected = (
-                nothing_expected() if growth is None else growth.expected(self.context_tokens)
+                empty_working_set()
+                if growth is None
+                else growth.forecast_tokens(self.context_tokens)
             )
         return self._expected
 
@@ -58,7 +60,7 @@ class RoutingPolicy(Protocol):
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination: ...
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         """Whether this one instance may take the turn now (asked when it has room again)."""
 
 
@@ -75,12 +77,12 @@ class RoundRobinRouting:
     started_first: bool = False
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
-        taking = [load for load in eligible if load.accepting]
-        if not taking:
+        accepting = [load for load in eligible if load.accepting]
+        if not accepting:
             return WAIT
-        return Destination(taking[need.sequence % len(taking)].instance)
+        return Destination(accepting[need.sequence % len(accepting)].instance)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         return load.accepting
 
 
@@ -93,13 +95,13 @@ class ShortestQueue:
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         best = min(
-            (load for load in eligible if self.takes(need, load)),
+            (load for load in eligible if self.can_take(need, load)),
             key=lambda load: (load.pending, load.in_flight, load.instance),
             default=None,
         )
         return WAIT if best is None else Destination(best.instance)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         return load.runs_now(need.context_tokens) or load.may_queue(self.pending_limit)
 
 
@@ -113,16 +115,16 @@ class PinnedTrajectory:
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = find_affine(need, eligible)
-        taking = [load for load in eligible if load.accepting]
-        if home is None and not taking:
+        accepting = [load for load in eligible if load.accepting]
+        if home is None and not accepting:
             return WAIT
         if home is None:
-            home = taking[need.sequence % len(taking)]
-        if self.takes(need, home):
+            home = accepting[need.sequence % len(accepting)]
+        if self.can_take(need, home):
             return Destination(home.instance)
         return Destination(bound_to=home.instance)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         return load.runs_now(need.context_tokens)
 
 
@@ -140,7 +142,7 @@ class LeastLoaded:
         )
         return WAIT if best is None else Destination(best.instance)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         return load.runs_now(need.context_tokens)
 
 
@@ -153,9 +155,9 @@ class CacheAffine:
 
     def place(self, need: TurnNeed, eligible: Sequence[InstanceLoad]) -> Destination:
         home = find_affine(need, eligible)
-        if home is not None and self.takes(need, home):
+        if home is not None and self.can_take(need, home):
             return Destination(home.instance)
         return self.otherwise.place(need, eligible)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         return load.runs_now(need.context_tokens)

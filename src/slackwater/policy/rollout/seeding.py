@@ -67,13 +67,13 @@ class SeedingPolicy(Protocol):
     def window_s(self, state: SeedingState, remote: int) -> float:
         """The window to begin a step with when there are `remote` instances."""
 
-    def ends(self, state: SeedingState, view: SeedingView) -> str | None:
+    def stop_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         """Why local engines should stop now, or None."""
 
-    def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
+    def resume_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         """Why a waiting trainer should give its devices to local engines again, or None."""
 
-    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
+    def learn_from_step(self, state: SeedingState, times: StepTimes) -> SeedingState: ...
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
         """How many remote instances such a step can use; None: any number."""
@@ -88,7 +88,7 @@ def count_useful_remote(times: StepTimes, window_s: float) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Colocated:
+class ColocatedSeeding:
     """Baseline: all turns on the training nodes, then training; no remote instance is of use."""
 
     def start(self) -> SeedingState:
@@ -97,13 +97,13 @@ class Colocated:
     def window_s(self, state: SeedingState, remote: int) -> float:
         return state.window_s
 
-    def ends(self, state: SeedingState, view: SeedingView) -> str | None:
+    def stop_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         return "all turns are done" if view.turns_left == 0 else None
 
-    def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
+    def resume_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         return None
 
-    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
+    def learn_from_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         return state
 
     def most_remote(self, state: SeedingState, view: SeedingView) -> int | None:
@@ -131,18 +131,18 @@ class AdaptiveWindow:
             return state.memory.get(remote, state.window_s)
         return state.window_s
 
-    def ends(self, state: SeedingState, view: SeedingView) -> str | None:
+    def stop_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         if view.turns_left == 0:
             return "all turns are done"
         if view.remote_joined == 0 or view.elapsed_s < view.window_s:
             return None
         return f"the window of {view.window_s:.0f} s is over"
 
-    def resumes(self, state: SeedingState, view: SeedingView) -> str | None:
+    def resume_reason(self, state: SeedingState, view: SeedingView) -> str | None:
         stranded = view.turns_left > 0 and view.remote_joined == 0
         return "no remote instance is left" if stranded else None
 
-    def after_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
+    def learn_from_step(self, state: SeedingState, times: StepTimes) -> SeedingState:
         if not self.seeds:
             return replace(state, most_remote=count_useful_remote(times, 0.0))
         change_s = (times.trainer_wait_s - times.remote_wait_s) / self.eta

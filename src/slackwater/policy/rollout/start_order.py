@@ -16,7 +16,7 @@ _KEY_TOKENS = 1024  # a prompt's end tells it from others; hashing a long one ta
 _MUCH_LONGER = 2.0  # than the median; to sort the rest by length would only crowd the caches
 
 
-def prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
+def make_prompt_key(job: JobId, prompt: Sequence[int]) -> PromptKey:
     """What trajectories of one job with the same first prompt share."""
     end = prompt[-_KEY_TOKENS:]
     return PromptKey(

@@ -30,7 +30,7 @@ class StepTime:
         decode_s = self.base_s + self.per_turn_s * batch + self.per_token_s * context_tokens
         return decode_s + self.per_prefilled_s * prefilled_tokens
 
-    def times(self, slowness: float) -> "StepTime":
+    def scale(self, slowness: float) -> "StepTime":
         """The law of an engine that takes so many times as long."""
         return StepTime(
             self.base_s * slowness,

@@ -31,7 +31,7 @@ class KeepWarm:
             best = self._least_loaded(need, faster)
             if best.instance is not None:
                 return best
-        if self.takes(need, home):
+        if self.can_take(need, home):
             return Destination(home.instance)
         if need.resident:
             return Destination(bound_to=home.instance)
@@ -48,11 +48,11 @@ class KeepWarm:
                     break  # our own are in front
                 owned = False
             share = in_flight * load.slowness
-            if share < least and self.takes(need, load):
+            if share < least and self.can_take(need, load):
                 best, least = load, share
         return WAIT if best is None else Destination(best.instance)
 
-    def takes(self, need: TurnNeed, load: InstanceLoad) -> bool:
+    def can_take(self, need: TurnNeed, load: InstanceLoad) -> bool:
         if not load.runs_now(need.context_tokens):
             return False
         if need.resident and need.affine == load.instance:

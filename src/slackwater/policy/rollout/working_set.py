@@ -13,12 +13,12 @@ BINS = 32
 _ENOUGH = 16
 
 
-def nothing_expected() -> Tokens:
+def empty_working_set() -> Tokens:
     """The working set of an instance without trajectories."""
     return np.zeros((2, BINS), dtype=np.int64)
 
 
-def most_expected(tokens: Tokens) -> float:
+def peak_tokens(tokens: Tokens) -> float:
     """The most that a working set will hold as it grows, and one standard deviation."""
     return float((tokens[0] + np.sqrt(tokens[1])).max())
 
@@ -49,7 +49,7 @@ class ContextGrowth:
         self._stays: NDArray[np.float64] | None = None
         self._news = 0
 
-    def grew(self, before_tokens: int, after_tokens: int) -> None:
+    def record_growth(self, before_tokens: int, after_tokens: int) -> None:
         """A turn ended: a context got so far."""
         first, last = self._bin(before_tokens), self._bin(after_tokens)
         for place in range(first, last):
@@ -58,21 +58,21 @@ class ContextGrowth:
         grown = max(after_tokens - before_tokens, 0)
         self._turn_tokens += (grown - self._turn_tokens) / min(self._turns, self._keep)
         if last > first:
-            self._learned(last - first)
+            self._count_changes(last - first)
 
-    def ended(self, context_tokens: int) -> None:
+    def record_end(self, context_tokens: int) -> None:
         """A trajectory is taken to have ended with that context."""
         self._ended[self._bin(context_tokens)] += 1
         self._ends += 1
-        self._learned(1)
+        self._count_changes(1)
 
-    def revived(self, context_tokens: int) -> None:
+    def undo_end(self, context_tokens: int) -> None:
         """It had not ended after all."""
         self._ended[self._bin(context_tokens)] -= 1
         self._ends -= 1
-        self._learned(1)
+        self._count_changes(1)
 
-    def returned(self, pause_s: float) -> None:
+    def record_return(self, pause_s: float) -> None:
         """A trajectory's next turn came after a pause."""
         self._returns += 1
         self._pauses_s.append(pause_s)
@@ -81,19 +81,19 @@ class ContextGrowth:
         if self._returns % _ENOUGH == 0:
             self._sorted_s = None
 
-    def _learned(self, news: int) -> None:
+    def _count_changes(self, news: int) -> None:
         self._news += news
         if self._news >= _ENOUGH:
             self._stays, self._news = None, 0
 
     @property
-    def returns(self) -> bool:
+    def usually_returns(self) -> bool:
         """Whether a trajectory whose turn has ended is more likely to return than not."""
         return self._returns > self._ends
 
-    def pause_s(self, alive: float, longest_s: float) -> float:
+    def estimate_pause_s(self, alive: float, longest_s: float) -> float:
         """After so long a pause a trajectory lives with that probability (Bayes)."""
-        if not self.returns:
+        if not self.usually_returns:
             return 0.0
         if self._sorted_s is None:
             self._sorted_s = np.sort(np.asarray(self._pauses_s))
@@ -103,7 +103,7 @@ class ContextGrowth:
             return longest_s
         return min(float(self._sorted_s[max(index, 0)]), longest_s)
 
-    def expected(self, context_tokens: int, alive: float = 1.0) -> Tokens:
+    def forecast_tokens(self, context_tokens: int, alive: float = 1.0) -> Tokens:
         """Expected tokens of a trajectory after growth by 0, 1, 2, ... bins (0 if ended), and
         variance.
         """

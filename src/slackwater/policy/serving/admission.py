@@ -35,7 +35,7 @@ class AdmissionRule(Protocol):
 def rollout_step_s(state: DeviceState, prompt_tokens: int) -> float:
     """A careful prediction of a rollout step."""
     rollout = state.rollout
-    return state.rollout_factor * state.rollout_cost.mixed_s(
+    return state.rollout_factor * state.rollout_cost.batch_step_s(
         rollout.decoding, rollout.context, prompt_tokens, rollout.prompt_context
     )
 
@@ -92,23 +92,24 @@ class SlackGate:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """Ours. Urgent prompts go first, since delaying them frees nothing; decoding is paced, since a
-    decode step later is the same step; and room is kept for the prompts that may come.
+    """The default rule. Urgent prompts go first: delaying a prompt saves no time. Decoding of the
+    service is slowed down within its SLO: a decode step costs the same whenever it runs. Time is
+    reserved for prompts that are about to arrive.
 
-    - While no queued prompt is urgent (`are_prompts_urgent`), one decode step of the rollout may
-      follow each step of the service. A rollout without a step for `starves_after_s` may have one
-      beside urgent prompts too: otherwise its turns count as stalled and move.
-    - Without queued prompts a step may take what the TTFT promise leaves after the longest wait
-      that may come (`coming_s`), at least `least_share` of the promise. If it carries prompt tokens
-      it takes at most `most_share`, which is the longest that an arrival finds the device taken. On
-      a slow device, whose steps could hardly carry any then, it takes up to `slow_share`, and at
-      most a quarter longer than with a single token.
-    - Between two tokens of the service rollouts have at most `pace` of what TPOT leaves after the
-      service's own step, and nothing while any request's mean is behind. Requests that decode more
-      slowly hold their memory for longer, so the pace falls once less than `ample_memory` of the
-      service's memory is left: to one step after each of the service's, and to none below
-      `tight_memory`.
-    - The chunk is as large as fits.
+    - Prompts are queued: a rollout may run one decode step after each step of the service, unless a
+      prompt is urgent (`are_prompts_urgent`). If it had no step for `starves_after_s` it may run
+      one beside urgent prompts too, because otherwise its turns count as stalled and move away.
+    - No prompts are queued: a rollout step may take what the TTFT objective leaves after the
+      longest wait expected (`recent_wait_s`), and at least `least_share` of the objective. A step
+      with prompt tokens takes at most `most_share` of it, which bounds how long an arriving request
+      finds the device busy. On a slow device such a step would hold few tokens, so it may take
+      `slow_share`, but at most a quarter longer than a step with one prompt token.
+    - The service decodes: between two of its tokens rollouts get at most the share `pace` of the
+      time that TPOT leaves after the service's own step, and none while any request is behind its
+      mean time per token. Requests that decode more slowly hold their memory longer. So the pace
+      falls when less than `ample_memory` of the service's memory is left: down to one step after
+      each step of the service, and to none below `tight_memory`.
+    - The prompt chunk is as large as fits these limits.
     """
 
     pace: float = 0.33
@@ -131,10 +132,10 @@ class Foresight:
     def grant(self, state: DeviceState) -> RolloutGrant | None:
         serving, slo, rollout = state.serving, state.slo, state.rollout
         if serving.queued:
-            return self._between_prompts(state)
-        limit_s = max(slo.ttft_s - state.coming_s, self.least_share * slo.ttft_s)
+            return self._grant_decode_step(state)
+        limit_s = max(slo.ttft_s - state.recent_wait_s, self.least_share * slo.ttft_s)
         if serving.decoding:
-            own_s = state.serving_factor * state.serving_cost.mixed_s(
+            own_s = state.serving_factor * state.serving_cost.batch_step_s(
                 serving.decoding, serving.context, 0, 0.0
             )
             pace = self.pace
@@ -161,13 +162,13 @@ class Foresight:
             return RolloutGrant(0, least_s) if rollout.decoding else None
         return RolloutGrant(tokens, rollout_step_s(state, tokens))
 
-    def _between_prompts(self, state: DeviceState) -> RolloutGrant | None:
+    def _grant_decode_step(self, state: DeviceState) -> RolloutGrant | None:
         """A decode step after one of the service's, while no queued prompt is urgent."""
         serving, rollout = state.serving, state.rollout
         if not state.served_last or not rollout.decoding:
             return None
         step_s = rollout_step_s(state, 0)
-        starves = state.now_s - state.rolled_s > self.starves_after_s
+        starves = state.now_s - state.last_rollout_s > self.starves_after_s
         if not starves and are_prompts_urgent(state, step_s):
             return None
         if serving.decoding:

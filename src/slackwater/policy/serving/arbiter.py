@@ -25,7 +25,7 @@ from slackwater.policy.serving.slack import (
 from slackwater.policy.serving.step_cost import Correction, StepCost, StepWork
 
 
-class Turn(StrEnum):
+class DeviceUse(StrEnum):
     """What the device does next when it is not the rollout's."""
 
     SERVE = "serve"
@@ -33,7 +33,7 @@ class Turn(StrEnum):
     REST = "rest"
 
 
-NextStep: TypeAlias = Turn | RolloutGrant
+NextStep: TypeAlias = DeviceUse | RolloutGrant
 
 
 class Arbiter:
@@ -85,22 +85,22 @@ class Arbiter:
         """Decide. The caller runs it, and says how long it took."""
         state = self._state
         state.now_s, state.serving, state.rollout = now_s, serving, rollout
-        self.look(now_s)
+        self.update_stopped(now_s)
         if not rollout.busy:
-            state.rolled_s = now_s
+            state.last_rollout_s = now_s
         grant = self.mode.admission.grant(state) if rollout.busy and not self.stopped else None
         if grant is not None:
             late = serving.queued and self.mode.stops and longest_wait_s(state) > self.slo.ttft_s
             if not late:
-                state.served_last, state.rolled_s = False, now_s
+                state.served_last, state.last_rollout_s = False, now_s
                 return grant
         if serving.busy:
             state.served_last = True
-            return Turn.PREFILL if self._are_prompts_alone(state) else Turn.SERVE
+            return DeviceUse.PREFILL if self._are_prompts_alone(state) else DeviceUse.SERVE
         if rollout.busy and not self.stopped:
             self._rollout_ratio.relax()
             state.rollout_factor = self._rollout_ratio.upper
-        return Turn.REST
+        return DeviceUse.REST
 
     def _are_prompts_alone(self, state: DeviceState) -> bool:
         """Beside a loan more requests decode, and steps with prompts carry them: urgent prompts run
@@ -116,18 +116,18 @@ class Arbiter:
         state = self._state
         work_s = state.serving_cost.prompt_s(prompt_tokens, 0, state.step_tokens)
         wait_s = self._queue.record_arrival(now_s, state.serving_factor * work_s)
-        state.coming_s = self._queue.longest_s
+        state.recent_wait_s = self._queue.longest_s
         if self.mode.foresees:
             self._forecast.record_answer(now_s, kept=wait_s <= self.slo.ttft_s)
 
     # ---- the promise ----
-    def look(self, now_s: float) -> None:
+    def update_stopped(self, now_s: float) -> None:
         """Set `stopped`, so that nothing is lent, if the promise is broken or would be."""
-        self.stopped = not self.keeps_promise(now_s)
+        self.stopped = not self.keeps_slo(now_s)
 
-    def keeps_promise(self, now_s: float) -> bool:
+    def keeps_slo(self, now_s: float) -> bool:
         """For the lender, from any thread: False takes the device back, in modes that stop."""
-        broken = self._overload.broken(now_s) or self._forecast.broken(now_s)
+        broken = self._overload.is_broken(now_s) or self._forecast.is_broken(now_s)
         return not (self.mode.stops and broken)
 
     def record_first_token(self, now_s: float, ttft_s: float) -> None:
@@ -202,21 +202,21 @@ class Arbiter:
             return self.budget.capacity - self.lent
         return self.budget.capacity if self._lending else self._whole
 
-    def step_began(self, serving_use: int) -> None:
+    def begin_step(self, serving_use: int) -> None:
         """Begin an RL step: set the budget from what the service used since the last one."""
         if self.mode.memory == "preemptive":
-            self.budget = self.budget.for_step(max(self._serving_peak, serving_use))
+            self.budget = self.budget.renew(max(self._serving_peak, serving_use))
             self._watch_budget()
         self._serving_peak = serving_use
 
-    def uses(self, serving_use: int) -> bool:
+    def record_memory_use(self, serving_use: int) -> bool:
         """The service uses so much now; whether that is pressure, which has cut the budget."""
         if serving_use > self._serving_peak:
             self._serving_peak = serving_use
         self._state.memory_left = max(1.0 - serving_use / max(self._pressed_above, 1), 0.0)
         if serving_use <= self._pressed_above:
             return False
-        self.budget = self.budget.under(serving_use)
+        self.budget = self.budget.cut_for(serving_use)
         self._watch_budget()
         return True
 

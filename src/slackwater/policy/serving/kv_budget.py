@@ -26,11 +26,11 @@ class KvBudget:
         kept_free = int(self.headroom * (1.0 - _WATERMARK))
         return self.capacity - self.lent - kept_free
 
-    def for_step(self, serving_peak: int) -> "KvBudget":
+    def renew(self, serving_peak: int) -> "KvBudget":
         """The budget of a new RL step after the service lately used `serving_peak` at most."""
         return replace(self, lent=max(self.capacity - serving_peak - self.headroom, 0))
 
-    def under(self, serving_use: int) -> "KvBudget":
+    def cut_for(self, serving_use: int) -> "KvBudget":
         """The budget for this serving use: the same, or cut until there is no pressure."""
         budget = self
         while budget.lent > 0 and serving_use > budget.pressed_above:

@@ -46,7 +46,7 @@ class LenderRule:
     def must_return(self, kv_share: float, busy_share: float) -> bool:
         return kv_share > self.back_kv or busy_share > self.back_busy
 
-    def rest_after(self, unused_loans: int) -> float:
+    def rest_duration_s(self, unused_loans: int) -> float:
         """How long a node rests when so many loans in a row went unused."""
         return min(
             self.rest_s * 2.0 ** min(unused_loans, 16), max(self.longest_rest_s, self.rest_s)

@@ -54,7 +54,7 @@ MODES: dict[str, LendingMode] = {
 _FORMER_NAMES = {"ours": "foresight"}  # before 0.2; goes in 0.3
 
 
-def mode_of(name: str) -> LendingMode:
+def find_mode(name: str) -> LendingMode:
     """A mode by its name."""
     name = _FORMER_NAMES.get(name, name)
     if name not in MODES:

@@ -21,7 +21,7 @@ class Overload:
         self._misses: deque[float] = deque()
         self.until_s = float("-inf")
 
-    def broken(self, now_s: float) -> bool:
+    def is_broken(self, now_s: float) -> bool:
         """Whether the promise counts as broken now."""
         return now_s < self.until_s
 

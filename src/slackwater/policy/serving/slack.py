@@ -53,9 +53,13 @@ class RolloutState:
 
 @dataclass(slots=True)
 class DeviceState:
-    """What an admission rule looks at. Factors make costs safe; `coming_s` is the longest recent
-    wait for a first token; `rolled_s` is when the rollout last had a step, or no work;
-    `memory_left` is the share of its memory that the service may fill before the budget is cut.
+    """What an admission rule sees of one device.
+
+    Predicted costs are multiplied with `serving_factor` and `rollout_factor`, which cover errors of
+    the prediction. `step_tokens` is the size of a full step of the service. `recent_wait_s` is the
+    longest recent wait for a first token. `served_last` says whether the last step was the
+    service's. `last_rollout_s` is when the rollout last had a step, or no work. `memory_left` is
+    the share of its memory that the service may still fill before rollouts must give some back.
     """
 
     now_s: float
@@ -67,9 +71,9 @@ class DeviceState:
     serving_factor: float = 1.0
     rollout_factor: float = 1.0
     step_tokens: int = 512
-    coming_s: float = 0.0
+    recent_wait_s: float = 0.0
     served_last: bool = True
-    rolled_s: float = 0.0
+    last_rollout_s: float = 0.0
     memory_left: float = 1.0
 
 
@@ -81,7 +85,7 @@ def ttft_slack_s(state: DeviceState) -> float:
     if not queued:
         return NO_LIMIT_S
     cost, size, factor = state.serving_cost, state.step_tokens, state.serving_factor
-    full_s, least_s = factor * cost.prompt.at(size), factor * cost.prompt.at(1)
+    full_s, least_s = factor * cost.prompt.step_s(size), factor * cost.prompt.step_s(1)
     token_s, pair_s = (full_s - least_s) / size, factor * cost.prompt_pair_s
     half_s = pair_s / 2
     slack_s = NO_LIMIT_S
@@ -98,7 +102,7 @@ def longest_wait_s(state: DeviceState) -> float:
     on.
     """
     cost, factor = state.serving_cost, state.serving_factor
-    token_s = factor * cost.prompt.at(state.step_tokens) / state.step_tokens
+    token_s = factor * cost.prompt.step_s(state.step_tokens) / state.step_tokens
     pair_s = factor * cost.prompt_pair_s
     half_s = pair_s / 2
     wait_s, done_s = 0.0, state.now_s
@@ -114,14 +118,14 @@ def are_prompts_urgent(state: DeviceState, later_s: float = 0.0) -> bool:
     such prompts decide how long the slowest requests wait.
     """
     wait_s = longest_wait_s(state) + later_s
-    return len(state.serving.queued) > 0 and wait_s > _URGENT * state.coming_s
+    return len(state.serving.queued) > 0 and wait_s > _URGENT * state.recent_wait_s
 
 
 def prompt_step_s(state: DeviceState) -> float:
     """The service's next step if it is one of prompts alone."""
     queued, cost = state.serving.queued, state.serving_cost
     tokens = min(sum(prompt.tokens for prompt in queued), state.step_tokens)
-    return state.serving_factor * cost.mixed_s(0, 0, tokens, queued[0].context)
+    return state.serving_factor * cost.batch_step_s(0, 0, tokens, queued[0].context)
 
 
 def decode_slack_s(state: DeviceState) -> float:
@@ -129,7 +133,7 @@ def decode_slack_s(state: DeviceState) -> float:
     serving = state.serving
     prompt = max(state.step_tokens - serving.decoding, 1)
     before = serving.queued[0].context + state.step_tokens if serving.queued else 0
-    step_s = state.serving_cost.mixed_s(serving.decoding, serving.context, prompt, before)
+    step_s = state.serving_cost.batch_step_s(serving.decoding, serving.context, prompt, before)
     return serving.mean_due_s - state.now_s - state.serving_factor * step_s
 
 
@@ -138,5 +142,5 @@ def tpot_slack_s(state: DeviceState) -> float:
     serving = state.serving
     if not serving.decoding:
         return NO_LIMIT_S
-    step_s = state.serving_cost.mixed_s(serving.decoding, serving.context, 0, 0.0)
+    step_s = state.serving_cost.batch_step_s(serving.decoding, serving.context, 0, 0.0)
     return serving.oldest_token_s + state.slo.tpot_s - state.now_s - state.serving_factor * step_s

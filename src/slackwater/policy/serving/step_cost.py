@@ -47,14 +47,14 @@ class StepCostCurve:
         if min(self.seconds) <= 0:
             raise ConfigError.of("step cost: seconds", self.seconds, "must be above 0")
 
-    def at(self, rows: int) -> float:
+    def step_s(self, rows: int) -> float:
         """A step of so many rows. Sizes come again and again, so what was found is kept."""
         found = self._asked.get(rows)
         if found is None:
-            found = self._asked[rows] = self._between(rows)
+            found = self._asked[rows] = self._interpolate_s(rows)
         return found
 
-    def _between(self, rows: int) -> float:
+    def _interpolate_s(self, rows: int) -> float:
         sizes, seconds = self.rows, self.seconds
         place = min(max(bisect_left(sizes, rows), 1), len(sizes) - 1)
         first, low, high = sizes[place - 1], seconds[place - 1], seconds[place]
@@ -85,20 +85,20 @@ class StepCost:
     def step_s(self, work: StepWork) -> float:
         """One step."""
         if work.prompt_pairs:
-            dense_s = self.prompt.at(work.rows) + work.prompt_pairs * self.prompt_pair_s
+            dense_s = self.prompt.step_s(work.rows) + work.prompt_pairs * self.prompt_pair_s
         else:
-            dense_s = self.decode.at(work.rows)
+            dense_s = self.decode.step_s(work.rows)
         return dense_s + work.pairs * self.pair_s
 
-    def mixed_s(
+    def batch_step_s(
         self, decoding: int, context: float, prompt_tokens: int, prompt_context: float
     ) -> float:
         """One step of decoding requests and a chunk of a prompt: `step_s` of their `step_work`."""
         if prompt_tokens:
             pairs = prompt_tokens * (prompt_context + prompt_tokens / 2)
-            dense_s = self.prompt.at(decoding + prompt_tokens) + pairs * self.prompt_pair_s
+            dense_s = self.prompt.step_s(decoding + prompt_tokens) + pairs * self.prompt_pair_s
         else:
-            dense_s = self.decode.at(decoding)
+            dense_s = self.decode.step_s(decoding)
         return dense_s + context * self.pair_s
 
     def chunk_within(
@@ -112,10 +112,10 @@ class StepCost:
         spare_s, context_s = limit_s - context * self.pair_s, pair_s * prompt_context
         if most < 1:
             return 0
-        high, high_s = most, curve.at(decoding + most)
+        high, high_s = most, curve.step_s(decoding + most)
         if high_s + most * (context_s + half_s * most) <= spare_s:
             return most
-        low, low_s = 1, curve.at(decoding + 1)
+        low, low_s = 1, curve.step_s(decoding + 1)
         if low_s + context_s + half_s > spare_s:
             return 0
         sizes, seconds = curve.rows, curve.seconds
@@ -137,8 +137,8 @@ class StepCost:
     def prompt_s(self, tokens: int, context: int, step_tokens: int) -> float:
         """A prompt of `tokens` after `context` others, alone, in steps of at most `step_tokens`."""
         whole, rest = divmod(tokens, step_tokens)
-        full_s = whole * self.prompt.at(step_tokens) if whole else 0.0
-        last_s = self.prompt.at(rest) if rest else 0.0
+        full_s = whole * self.prompt.step_s(step_tokens) if whole else 0.0
+        last_s = self.prompt.step_s(rest) if rest else 0.0
         return full_s + last_s + tokens * (context + tokens / 2) * self.prompt_pair_s
 
 
@@ -168,7 +168,7 @@ def _fit(samples: Sequence[tuple[StepWork, float]], kind: str) -> tuple[StepCost
     rising = np.maximum.accumulate(np.array(medians)).tolist()
     curve = StepCostCurve(tuple(sizes), tuple(rising))
     rates = [
-        (took_s - curve.at(work.rows)) / (getattr(work, kind) - least.get(work.rows, 0.0))
+        (took_s - curve.step_s(work.rows)) / (getattr(work, kind) - least.get(work.rows, 0.0))
         for work, took_s in far
         if getattr(work, kind) > 4 * least.get(work.rows, 0.0)
     ]

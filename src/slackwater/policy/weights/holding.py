@@ -26,16 +26,16 @@ class HeldVersion:
     elsewhere: bool = False
 
 
-def choose_victim(held: Iterable[HeldVersion], *, needed_too: bool = False) -> str | None:
+def choose_victim(held: Iterable[HeldVersion], *, include_needed: bool = False) -> str | None:
     """The version that can be missed most: retired, then superseded, then longest not needed. One
-    that turns ask for goes only if `needed_too`: first those held elsewhere, then with fewest
+    that turns ask for goes only if `include_needed`: first those held elsewhere, then with fewest
     turns.
     """
-    found = [version for version in held if needed_too or version.turns == 0]
-    return min(found, key=_worth).version if found else None
+    found = [version for version in held if include_needed or version.turns == 0]
+    return min(found, key=_rank).version if found else None
 
 
-def _worth(held: HeldVersion) -> tuple[bool, int, bool, bool, int, str]:
+def _rank(held: HeldVersion) -> tuple[bool, int, bool, bool, int, str]:
     alone = held.turns > 0 and not held.elsewhere
     later = (not held.retired, not held.superseded, held.needed_at, held.version)
     return (alone, held.turns, *later)

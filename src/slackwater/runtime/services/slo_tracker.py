@@ -120,7 +120,7 @@ class SloTracker:
             request.first_s == _NEVER_S and now_s - request.arrived_s > self.slo.ttft_s
             for request in self._open_requests.values()
         )
-        return late < _MANY_LATE and not self._overload.broken(now_s)
+        return late < _MANY_LATE and not self._overload.is_broken(now_s)
 
     def gauges(self, now_s: float) -> dict[str, float]:
         """Gauges of the last sixty seconds."""

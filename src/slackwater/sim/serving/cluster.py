@@ -137,7 +137,7 @@ class ServingCluster:
                     name,
                     min(node.kv_share(), 1.0),
                     node.busy_share(_REPORT_S),
-                    node.arbiter.keeps_promise(self.body.now_s),
+                    node.arbiter.keeps_slo(self.body.now_s),
                     node.rollout_share(_REPORT_S),
                 )
             )

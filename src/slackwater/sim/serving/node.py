@@ -8,7 +8,7 @@ import numpy as np
 from slackwater.model.ids import NodeId
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import RolloutGrant
-from slackwater.policy.serving.arbiter import Arbiter, Turn
+from slackwater.policy.serving.arbiter import Arbiter, DeviceUse
 from slackwater.policy.serving.modes import LendingMode
 from slackwater.policy.serving.slack import RolloutState
 from slackwater.sim.rollout.engine_cost import SharedDevice, step_cost_of
@@ -102,9 +102,9 @@ class ServingNode:
 
     def lend(self, rollout: RolloutShare, now_s: float) -> None:
         """The rollout's weights are here: an RL step's budget is set."""
-        self.arbiter.look(now_s)
+        self.arbiter.update_stopped(now_s)
         self.arbiter.loan_began()
-        self.arbiter.step_began(self._serving_bytes())
+        self.arbiter.begin_step(self._serving_bytes())
         self.rollout = rollout
         self._set_limit()
         rollout.resize(rollout.max_running, self._loan_tokens())
@@ -114,8 +114,8 @@ class ServingNode:
         """Begin the job's next RL step with a new budget; the requests above it, and its tokens."""
         rollout = self.rollout
         assert rollout is not None
-        self.arbiter.look(now_s)
-        self.arbiter.step_began(self._serving_bytes())
+        self.arbiter.update_stopped(now_s)
+        self.arbiter.begin_step(self._serving_bytes())
         rollout.now_s = max(rollout.now_s, now_s)
         rollout.resize(rollout.max_running, self._loan_tokens())
         given = rollout.give_up(self._loan_tokens())
@@ -168,8 +168,8 @@ class ServingNode:
         if isinstance(step, RolloutGrant):
             assert rollout is not None
             self._roll_out(rollout, step, now_s)
-        elif step is not Turn.REST:
-            self._serve(now_s, decode=step is Turn.SERVE)
+        elif step is not DeviceUse.REST:
+            self._serve(now_s, decode=step is DeviceUse.SERVE)
         else:
             self._running = False
 
@@ -245,7 +245,7 @@ class ServingNode:
         """Cut the rollouts' memory by the service's use; requests that must go are reported."""
         rollout = self.rollout
         served = self._serving_bytes()
-        pressed = self.arbiter.uses(served)
+        pressed = self.arbiter.record_memory_use(served)
         if rollout is None:
             return
         rollout.now_s = max(rollout.now_s, now_s)

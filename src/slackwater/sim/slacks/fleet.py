@@ -20,7 +20,7 @@ from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.node import Role
 from slackwater.model.placement import Phase
 from slackwater.model.spot_trace import SpotEvent
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.sim.cluster.scenario import ClusterScenario, PolicyConfig
 from slackwater.sim.cluster.simulate import new_controller
 from slackwater.sim.core.queue import EventQueue
@@ -280,7 +280,7 @@ def serving_cluster(
         device,
         scenario.serving.slo,
         nodes,
-        mode_of("none" if fleet is None else "foresight"),
+        find_mode("none" if fleet is None else "foresight"),
         turns_per_node=scenario.turns_per_device * device.rollout.devices,
         seed=seed,
         holds=None,

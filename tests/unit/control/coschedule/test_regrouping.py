@@ -49,7 +49,7 @@ def test_a_grouping_that_is_taken_up_costs_less_and_names_every_move() -> None:
         policy.check_integrity()
         assert policy.hourly_cost() < cost or not moves
         for name, old in before.items():
-            new = policy.book.placement(old.job)
+            new = policy.registry.placement(old.job)
             same = (new.rollout_nodes, new.train_nodes) == (old.rollout_nodes, old.train_nodes)
             assert same != (name in moves), f"{name} moved without a word"
         moved += len(moves)

@@ -12,8 +12,8 @@ from slackwater.model.ids import InstanceId, JobId, TrajectoryId, TurnId
 from slackwater.model.instance import InstanceKind
 from slackwater.policy.rollout.balancing import EngineKnowledge, EvenSteps, FillIdle
 from slackwater.policy.rollout.instance_load import InstanceLoad
-from slackwater.policy.rollout.length_law import LengthLaw
 from slackwater.policy.rollout.plateau import ThroughputProfile
+from slackwater.policy.rollout.response_lengths import ResponseLengths
 from slackwater.policy.rollout.routing import (
     CacheAffine,
     Destination,
@@ -23,10 +23,10 @@ from slackwater.policy.rollout.routing import (
     ShortestQueue,
     TurnNeed,
 )
-from slackwater.policy.rollout.start_order import PromptKey, StartOrder, prompt_key
+from slackwater.policy.rollout.start_order import PromptKey, StartOrder, make_prompt_key
 from slackwater.policy.rollout.step_time import Slowness, StepTime, StepTimeFit
 from slackwater.policy.rollout.warm_routing import KeepWarm
-from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, nothing_expected
+from slackwater.policy.rollout.working_set import ContextGrowth, Tokens, empty_working_set
 
 
 def load(name: str, in_flight: int = 0, **fields: Any) -> InstanceLoad:
@@ -38,13 +38,13 @@ def need(affine: str | None = None, context: int = 10, *, resident: bool = False
     home = None if affine is None else InstanceId(affine)
     turn, trajectory = TurnId("t"), TrajectoryId("c")
     never_grows = ContextGrowth(1 << 20)
-    never_grows.ended(context)
+    never_grows.record_end(context)
     return TurnNeed(turn, trajectory, context, home, resident, never_grows)
 
 
 def holding(tokens: int) -> Tokens:
     """What a trajectory that never grows is expected to hold."""
-    expected = nothing_expected()
+    expected = empty_working_set()
     expected[0] = tokens
     return expected
 
@@ -111,24 +111,25 @@ def test_contexts_are_expected_to_grow_as_those_before_them_did() -> None:
     law = ContextGrowth(3200)
     for _ in range(40):
         for reached in range(200, 1001, 100):
-            law.grew(reached - 100, reached)
-        law.ended(1000)
-    young, old = law.expected(100)[0], law.expected(1000)[0]
+            law.record_growth(reached - 100, reached)
+        law.record_end(1000)
+    young, old = law.forecast_tokens(100)[0], law.forecast_tokens(1000)[0]
     assert young.max() == pytest.approx(1000, rel=0.15), "it will have grown to about 1000"
     assert old.argmax() == 0, "it is about to end"
-    assert (law.expected(100, alive=0.5)[0] <= young).all()
+    assert (law.forecast_tokens(100, alive=0.5)[0] <= young).all()
 
 
 def test_a_trajectory_is_taken_to_have_ended_after_longer_than_others_pause() -> None:
-    assert not ContextGrowth(3200).returns, "nothing is known yet"
+    assert not ContextGrowth(3200).usually_returns, "nothing is known yet"
     law = ContextGrowth(3200)
     for number in range(200):
-        law.returned(0.1 if number % 10 else 5.0)
+        law.record_return(0.1 if number % 10 else 5.0)
     for _ in range(20):
-        law.ended(1000)
-    assert law.returns
-    assert law.pause_s(0.75, 60.0) <= law.pause_s(0.5, 60.0) <= law.pause_s(0.1, 60.0) == 5.0
-    assert law.pause_s(0.1, 2.0) == 2.0
+        law.record_end(1000)
+    assert law.usually_returns
+    pauses_s = [law.estimate_pause_s(alive, 60.0) for alive in (0.75, 0.5, 0.1)]
+    assert pauses_s == sorted(pauses_s) and pauses_s[-1] == 5.0
+    assert law.estimate_pause_s(0.1, 2.0) == 2.0
 
 
 LOADS = st.lists(
@@ -177,7 +178,7 @@ def test_a_turn_is_only_placed_where_it_may_go_and_always_the_same_way(
     if placed.instance is not None:
         (chosen,) = [made for made in loads if made.instance == placed.instance]
         assert chosen.accepting
-        assert policy.takes(asked, chosen)
+        assert policy.can_take(asked, chosen)
 
 
 @pytest.mark.parametrize("policy", [FillIdle(), EvenSteps()], ids=lambda p: type(p).__name__)
@@ -189,7 +190,7 @@ def test_moves_go_from_instances_that_have_turns_to_others_with_room_for_them(
     known = EngineKnowledge(plateau, StepTime(0.01, 1e-4, 1e-6))
     taken: dict[str, int] = {}
     given_: dict[str, int] = {}
-    for move in policy.moves(loads, known):
+    for move in policy.plan_moves(loads, known):
         assert move.source != move.target
         assert move.count > 0
         taken[move.source] = taken.get(move.source, 0) + move.count
@@ -204,32 +205,32 @@ def test_moves_go_from_instances_that_have_turns_to_others_with_room_for_them(
 
 
 def test_pending_turns_go_to_an_instance_without_any_until_it_is_full() -> None:
-    moves = FillIdle().moves([load("a", 7), load("b", 2)], EngineKnowledge())
+    moves = FillIdle().plan_moves([load("a", 7), load("b", 2)], EngineKnowledge())
     assert [(m.source, m.target, m.count, m.running) for m in moves] == [("a", "b", 2, False)]
 
 
 def test_running_turns_move_only_beyond_the_plateau_and_only_to_an_idle_instance() -> None:
     busy, idle = load("a", 4), load("b")
-    assert FillIdle().moves([busy, idle], EngineKnowledge(plateau=None)) == ()
-    (move,) = FillIdle().moves([busy, idle], EngineKnowledge(plateau=3))
+    assert FillIdle().plan_moves([busy, idle], EngineKnowledge(plateau=None)) == ()
+    (move,) = FillIdle().plan_moves([busy, idle], EngineKnowledge(plateau=3))
     assert (move.source, move.target, move.count) == ("a", "b", 1)
-    assert list(FillIdle().moves([busy, load("b", 1)], EngineKnowledge(plateau=3))) == []
+    assert list(FillIdle().plan_moves([busy, load("b", 1)], EngineKnowledge(plateau=3))) == []
 
 
 def test_turns_are_not_moved_to_an_instance_whose_memory_was_taken_back() -> None:
     full, bare = load("a", 4, waiting=3), load("b", kv_tokens=0)
-    assert list(EvenSteps().moves([full, bare], EngineKnowledge(None, None))) == []
-    (move,) = EvenSteps().moves([full, bare, load("c")], EngineKnowledge(None, None))
+    assert list(EvenSteps().plan_moves([full, bare], EngineKnowledge(None, None))) == []
+    (move,) = EvenSteps().plan_moves([full, bare, load("c")], EngineKnowledge(None, None))
     assert move.target == "c"
 
 
 def test_even_steps_moves_half_the_difference_and_leaves_small_ones_alone() -> None:
     known = EngineKnowledge(None, StepTime(0.01, 0.001, 1e-5))
     heavy, light = load("a", 4, kv_load_tokens=800), load("b", 0)
-    (move,) = EvenSteps().moves([heavy, light], known)
+    (move,) = EvenSteps().plan_moves([heavy, light], known)
     assert (move.source, move.target, move.count) == ("a", "b", 2)
     nearly = load("b", 3, kv_load_tokens=700)
-    assert list(EvenSteps().moves([heavy, nearly], known)) == []
+    assert list(EvenSteps().plan_moves([heavy, nearly], known)) == []
 
 
 @settings(max_examples=15, deadline=None)
@@ -267,28 +268,28 @@ def test_the_plateau_is_the_smallest_batch_with_nearly_the_best_rate() -> None:
 
 
 def test_the_rest_of_a_turn_is_drawn_from_the_lengths_above_what_it_has() -> None:
-    law = LengthLaw()
+    law = ResponseLengths()
     for tokens in range(1, 1001):
         law.observe(tokens)
-    left = law.sample_left(np.full(500, 600.0))
+    left = law.sample_remaining(np.full(500, 600.0))
     assert left.min() > 0
     assert left.max() <= 400
     assert left.mean() == pytest.approx(200, rel=0.05)
 
 
 def test_a_turn_longer_than_any_that_ended_is_expected_to_go_on_as_long_again() -> None:
-    law = LengthLaw()
+    law = ResponseLengths()
     for _ in range(1000):
         law.observe(10)
-    assert law.sample_left(np.full(200, 1000.0)).mean() == pytest.approx(1000, rel=0.05)
+    assert law.sample_remaining(np.full(200, 1000.0)).mean() == pytest.approx(1000, rel=0.05)
 
 
 def test_a_slow_instance_gives_turns_away_and_gets_fewer_new_ones() -> None:
     law = EngineKnowledge(None, StepTime(0.01, 0.001, 0.0))
     even = [load("a", 20, max_running=64), load("b", 20, max_running=64)]
-    assert EvenSteps().moves(even, law) == []
+    assert EvenSteps().plan_moves(even, law) == []
     uneven = [load("a", 20, max_running=64), load("b", 20, max_running=64, slowness=3.0)]
-    (move,) = EvenSteps().moves(uneven, law)
+    (move,) = EvenSteps().plan_moves(uneven, law)
     assert (move.source, move.target) == ("b", "a")
     chosen = KeepWarm().place(need(), [load("a", 2), load("b", 1, slowness=3.0)])
     assert chosen.instance == "a"
@@ -306,13 +307,13 @@ def test_slowness_is_learned_and_small_differences_count_as_none() -> None:
 
 def test_trajectories_that_last_much_longer_than_most_start_first() -> None:
     order, job = StartOrder(), JobId("job")
-    short, usual, long, unknown = (prompt_key(job, (token,)) for token in range(4))
+    short, usual, long, unknown = (make_prompt_key(job, (token,)) for token in range(4))
     for prompt, lasted_s in ((short, 60.0), (usual, 100.0), (long, 260.0), (long, 90.0)):
         order.record(prompt, lasted_s)
     waiting = [(prompt, 0.0) for prompt in (short, usual, usual, unknown, unknown, long)]
     assert order.order(waiting) == [3, 5, 0, 1, 2, 4]
     assert order.order([*waiting, (short, -261.0)])[0] == 6, "it has waited long enough"
-    assert prompt_key(JobId("other"), (0,)) != short
+    assert make_prompt_key(JobId("other"), (0,)) != short
 
 
 def _plain_order(

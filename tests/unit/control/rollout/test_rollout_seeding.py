@@ -63,7 +63,7 @@ def test_the_window_moves_by_half_the_difference_of_the_waits_and_never_below_ze
     wait: float, remote_wait: float, window: float
 ) -> None:
     policy = AdaptiveWindow(eta=2.0)
-    after = policy.after_step(
+    after = policy.learn_from_step(
         SeedingState(window), times(trainer_wait_s=wait, remote_wait_s=remote_wait)
     )
     assert after.window_s == pytest.approx(max(0.0, window + (wait - remote_wait) / 2))
@@ -71,9 +71,9 @@ def test_the_window_moves_by_half_the_difference_of_the_waits_and_never_below_ze
 
 def test_the_window_that_suited_a_number_of_instances_is_remembered_when_it_returns() -> None:
     policy = AdaptiveWindow(eta=2.0)
-    state = policy.after_step(SeedingState(10.0), times(trainer_wait_s=40.0, remote_now=4))
+    state = policy.learn_from_step(SeedingState(10.0), times(trainer_wait_s=40.0, remote_now=4))
     assert state.memory == {4: 30.0}
-    state = policy.after_step(state, times(trainer_wait_s=100.0, remote_now=2, steady=False))
+    state = policy.learn_from_step(state, times(trainer_wait_s=100.0, remote_now=2, steady=False))
     assert state.memory == {4: 30.0}
     assert policy.window_s(state, 4) == 30.0
     forgetful = AdaptiveWindow(remembers=False)
@@ -81,7 +81,7 @@ def test_the_window_that_suited_a_number_of_instances_is_remembered_when_it_retu
 
 
 def test_no_more_instances_are_worth_having_than_make_rollout_as_short_as_training() -> None:
-    after = AdaptiveWindow().after_step(
+    after = AdaptiveWindow().learn_from_step(
         SeedingState(50.0), times(remote_s=150.0, mean_remote=4.0, train_s=100.0)
     )
     assert after.most_remote == 8  # (150 * 4 + 50 * 4) / 100
@@ -137,43 +137,43 @@ def test_a_step_ends_no_sooner_than_its_training_and_its_last_response(
 def test_seeding_ends_when_the_trainer_is_what_the_step_waits_for() -> None:
     policy = BalancedFinish()
     training_bound = view([100.0] * 10, ready_tokens=1e6)
-    assert policy.ends(policy.start(), training_bound) is not None
+    assert policy.stop_reason(policy.start(), training_bound) is not None
 
 
 def test_seeding_goes_on_while_local_engines_bring_the_end_nearer() -> None:
     policy = BalancedFinish()
     slow = Forecast(StepTime(0.0, 0.01, 0.0), 10**9, train_tokens_per_s=1e9)
-    assert policy.ends(policy.start(), view([5000.0] * 50, forecast=slow)) is None
+    assert policy.stop_reason(policy.start(), view([5000.0] * 50, forecast=slow)) is None
 
 
 def test_with_no_remote_instance_local_engines_never_stop_before_the_work_is_done() -> None:
     for policy in (BalancedFinish(), AdaptiveWindow(initial_s=0.0)):
         alone = view([100.0], remote_ready=0, remote_joined=0, elapsed_s=1e6)
-        assert policy.ends(policy.start(), alone) is None
-        assert policy.ends(policy.start(), view([], turns_left=0)) is not None
-        assert policy.resumes(policy.start(), alone) is not None
+        assert policy.stop_reason(policy.start(), alone) is None
+        assert policy.stop_reason(policy.start(), view([], turns_left=0)) is not None
+        assert policy.resume_reason(policy.start(), alone) is not None
 
 
 def test_the_window_ends_on_time_whether_instances_have_their_weights_or_not() -> None:
     policy = AdaptiveWindow()
     pulling = view([100.0], remote_ready=0, remote_joined=2, window_s=30.0)
-    assert policy.ends(policy.start(), replace(pulling, elapsed_s=29.0)) is None
-    assert policy.ends(policy.start(), replace(pulling, elapsed_s=30.0)) is not None
+    assert policy.stop_reason(policy.start(), replace(pulling, elapsed_s=29.0)) is None
+    assert policy.stop_reason(policy.start(), replace(pulling, elapsed_s=30.0)) is not None
 
 
 def test_without_seeding_the_trainer_takes_its_devices_as_soon_as_anyone_else_is_there() -> None:
     for policy in (BalancedFinish(seeds=False), AdaptiveWindow(seeds=False)):
         begun = view([5000.0] * 50, elapsed_s=0.0, remote_ready=0, remote_joined=1)
-        assert policy.ends(policy.start(), begun) is not None
-        assert policy.ends(policy.start(), replace(begun, remote_joined=0)) is None
-        assert policy.resumes(policy.start(), begun) is None
+        assert policy.stop_reason(policy.start(), begun) is not None
+        assert policy.stop_reason(policy.start(), replace(begun, remote_joined=0)) is None
+        assert policy.resume_reason(policy.start(), begun) is None
 
 
 def test_a_rule_that_remembers_nothing_begins_every_step_as_the_first() -> None:
     taught = times(trained_tokens=5000, trainer_wait_s=30.0)
     keeps, forgets = BalancedFinish(), BalancedFinish(remembers=False)
-    assert keeps.after_step(keeps.start(), taught).train_tokens_per_s == 50.0
-    after = forgets.after_step(forgets.start(), taught)
+    assert keeps.learn_from_step(keeps.start(), taught).train_tokens_per_s == 50.0
+    after = forgets.learn_from_step(forgets.start(), taught)
     assert replace(after, most_remote=None) == forgets.start()
 
 

@@ -22,7 +22,7 @@ from slackwater.model.serving import ServingSlo
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net
 from slackwater.policy.serving.arbiter import Arbiter
-from slackwater.policy.serving.modes import mode_of
+from slackwater.policy.serving.modes import find_mode
 from slackwater.policy.serving.step_cost import StepCost
 
 PAGE = 4096
@@ -101,7 +101,7 @@ class Device:
         self.pool = HostPagePool(pages * PAGE, PAGE)
         self.service = engine(SERVICE, self.pool)
         slo = ServingSlo(0.5, 0.15)
-        arbiter = Arbiter(mode_of(mode), slo, COST, COST, capacity=self.pool.capacity)
+        arbiter = Arbiter(find_mode(mode), slo, COST, COST, capacity=self.pool.capacity)
         self.clock = Clock()
         self.executor = CoservingExecutor(self.service, arbiter, self.clock)
         self.served: Tokens = {}
@@ -394,7 +394,7 @@ def test_a_promise_that_is_broken_takes_every_page_and_gives_them_back_when_it_i
     for request in wanted:
         device.executor.serve(request)
     clock = device.clock
-    while device.executor.keeps_promise():
+    while device.executor.keeps_slo():
         assert device.service.busy
         device.step()
     device.step()
@@ -431,4 +431,4 @@ def test_prompts_that_are_in_the_cache_are_no_load_to_the_service() -> None:
         clock.now_s -= 0.01  # all of them at once
         device.executor.serve(request)
         assert device.service.count_uncached_tokens(request.request_id) <= 16
-    assert device.executor.keeps_promise()
+    assert device.executor.keeps_slo()

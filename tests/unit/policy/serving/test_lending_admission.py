@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from slackwater.model.errors import ConfigError
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import Foresight, RolloutGrant, SlackGate, rollout_step_s
-from slackwater.policy.serving.arbiter import Arbiter, NextStep, Turn
-from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.arbiter import Arbiter, DeviceUse, NextStep
+from slackwater.policy.serving.modes import MODES, find_mode
 from slackwater.policy.serving.prompt_queue import STRETCH, PromptQueue
 from slackwater.policy.serving.slack import (
     DeviceState,
@@ -38,7 +38,7 @@ ROLLOUT = RolloutState(decoding=8, context=8000, prompt_tokens=3000)
 def device(
     serving: ServingState, rollout: RolloutState = ROLLOUT, now_s: float = 10.0
 ) -> DeviceState:
-    return DeviceState(now_s, SLO, serving, rollout, COST, COST, rolled_s=now_s)
+    return DeviceState(now_s, SLO, serving, rollout, COST, COST, last_rollout_s=now_s)
 
 
 def test_an_idle_device_is_lent_in_every_mode_that_lends() -> None:
@@ -72,13 +72,13 @@ def test_each_gate_looks_at_its_own_promise_alone() -> None:
         ("foresight", late_prompt, False),
         ("foresight", late_token, False),
     ):
-        assert (mode_of(name).admission.grant(device(serving)) is not None) == lends, name
+        assert (find_mode(name).admission.grant(device(serving)) is not None) == lends, name
 
 
 def test_ours_keeps_room_for_the_work_that_may_come() -> None:
     calm = device(ServingState(), replace(ROLLOUT, decoding=0, context=0))
     grant = Foresight(most_share=1.0, most_tokens=10_000).grant(calm)
-    calm.coming_s = 0.42
+    calm.recent_wait_s = 0.42
     less = Foresight(most_share=1.0, most_tokens=10_000).grant(calm)
     assert grant is not None and less is not None
     assert 0 < less.prompt_tokens < grant.prompt_tokens
@@ -87,12 +87,12 @@ def test_ours_keeps_room_for_the_work_that_may_come() -> None:
 
 @given(st.floats(0.5, 4.0), st.floats(0.0, 0.6))
 def test_a_fifth_of_a_step_with_prompts_is_for_them_up_to_a_tenth_of_the_promise(
-    slowness: float, coming_s: float
+    slowness: float, recent_wait_s: float
 ) -> None:
     state = device(ServingState(), replace(ROLLOUT, decoding=0, context=0))
-    state.rollout_factor, state.coming_s = slowness, coming_s
+    state.rollout_factor, state.recent_wait_s = slowness, recent_wait_s
     grant = Foresight().grant(state)
-    room_s = max(SLO.ttft_s - coming_s, 0.04 * SLO.ttft_s)
+    room_s = max(SLO.ttft_s - recent_wait_s, 0.04 * SLO.ttft_s)
     one_s = rollout_step_s(state, 1)
     longest_s = min(max(0.04 * SLO.ttft_s, 1.25 * one_s), 0.1 * SLO.ttft_s, room_s)
     if longest_s > 1.1 * one_s:
@@ -121,11 +121,11 @@ def test_a_rollout_decodes_between_prompts_that_wait_for_less_than_others_did() 
     wait_s = longest_wait_s(state)
     assert wait_s == pytest.approx(0.02 + COST.prompt_s(512, 0, 512), rel=0.01)
     step_s = rollout_step_s(state, 0)
-    state.coming_s = 2.01 * STRETCH * (wait_s + step_s)
+    state.recent_wait_s = 2.01 * STRETCH * (wait_s + step_s)
     assert Foresight().grant(state) == RolloutGrant(0, step_s)
-    state.coming_s = 1.99 * STRETCH * (wait_s + step_s)
+    state.recent_wait_s = 1.99 * STRETCH * (wait_s + step_s)
     assert Foresight().grant(state) is None, "a slow request would be slower"
-    state.coming_s, state.served_last = 1.0, False
+    state.recent_wait_s, state.served_last = 1.0, False
     assert Foresight().grant(state) is None, "a step of the service comes first"
     state.served_last, queued.mean_due_s = True, 10.02
     assert Foresight().grant(state) is None, "a request that decodes is late"
@@ -133,7 +133,7 @@ def test_a_rollout_decodes_between_prompts_that_wait_for_less_than_others_did() 
 
 def test_a_rollout_beside_urgent_prompts_has_a_step_a_second() -> None:
     """Without one for two seconds its turns would move."""
-    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(find_mode("foresight"), SLO, COST, COST, capacity=1000)
     arbiter.record_arrival(0.0, 8000)
     serving, now_s, steps = ServingState([QueuedPrompt(0.0, 8000)]), 0.0, 0
     while now_s < 10.0:
@@ -142,7 +142,7 @@ def test_a_rollout_beside_urgent_prompts_has_a_step_a_second() -> None:
         if isinstance(step, RolloutGrant):
             steps += 1
             assert step.prompt_tokens == 0
-        now_s += step.step_s if isinstance(step, RolloutGrant) else COST.prompt.at(512)
+        now_s += step.step_s if isinstance(step, RolloutGrant) else COST.prompt.step_s(512)
     assert 8 <= steps <= 10
 
 
@@ -150,21 +150,21 @@ def test_urgent_prompts_run_without_the_decoding_requests_that_can_wait() -> Non
     serving = ServingState([QueuedPrompt(10.0, 2000)], 40, 40_000, 10.0, 12.0)
 
     def turn(mode: str, *, lending: bool = True, longer: int = 0) -> NextStep:
-        arbiter = Arbiter(mode_of(mode), SLO, COST, COST, capacity=1000)
+        arbiter = Arbiter(find_mode(mode), SLO, COST, COST, capacity=1000)
         if lending:
             arbiter.loan_began()
         arbiter.record_arrival(9.0, 2000 + longer)
         return arbiter.next_step(10.0, serving, RolloutState())
 
-    assert turn("foresight") is Turn.PREFILL
-    assert turn("foresight", longer=3000) is Turn.SERVE, "others waited for much longer"
-    assert turn("foresight", lending=False) is Turn.SERVE, "alone it serves as it did"
-    assert turn("dual") is Turn.SERVE
-    serving.mean_due_s = 10.0 + 1.5 * COST.prompt.at(512)
-    assert turn("foresight") is Turn.SERVE, "one would be late"
+    assert turn("foresight") is DeviceUse.PREFILL
+    assert turn("foresight", longer=3000) is DeviceUse.SERVE, "others waited for much longer"
+    assert turn("foresight", lending=False) is DeviceUse.SERVE, "alone it serves as it did"
+    assert turn("dual") is DeviceUse.SERVE
+    serving.mean_due_s = 10.0 + 1.5 * COST.prompt.step_s(512)
+    assert turn("foresight") is DeviceUse.SERVE, "one would be late"
     serving.mean_due_s = 12.0
     serving.decoding = serving.context = 0
-    assert turn("foresight") is Turn.SERVE
+    assert turn("foresight") is DeviceUse.SERVE
 
 
 def test_memory_bounds_that_do_not_rise_are_refused() -> None:
@@ -191,11 +191,11 @@ rollouts = st.builds(
 
 @given(servings, rollouts, st.sampled_from(["dual", "foresight"]), st.floats(0.0, 0.6))
 def test_a_step_that_is_granted_fits_both_slacks(
-    serving: ServingState, rollout: RolloutState, name: str, coming_s: float
+    serving: ServingState, rollout: RolloutState, name: str, recent_wait_s: float
 ) -> None:
     state = device(serving, rollout)
-    state.coming_s = coming_s
-    grant = mode_of(name).admission.grant(state) if rollout.busy else None
+    state.recent_wait_s = recent_wait_s
+    grant = find_mode(name).admission.grant(state) if rollout.busy else None
     if grant is not None:
         assert grant.step_s == rollout_step_s(state, grant.prompt_tokens)
         assert grant.step_s <= ttft_slack_s(state)
@@ -206,18 +206,18 @@ def test_a_step_that_is_granted_fits_both_slacks(
 
 @given(servings, rollouts, st.floats(0.0, 0.6))
 def test_no_decoding_request_is_late_because_prompts_ran_alone(
-    serving: ServingState, rollout: RolloutState, coming_s: float
+    serving: ServingState, rollout: RolloutState, recent_wait_s: float
 ) -> None:
-    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(find_mode("foresight"), SLO, COST, COST, capacity=1000)
     arbiter.loan_began()
-    arbiter.record_arrival(10.0, int(coming_s * 10_000))
-    if arbiter.next_step(10.0, serving, rollout) is Turn.PREFILL:
+    arbiter.record_arrival(10.0, int(recent_wait_s * 10_000))
+    if arbiter.next_step(10.0, serving, rollout) is DeviceUse.PREFILL:
         assert serving.queued and serving.decoding
         first = serving.queued[0].context
         tokens = min(sum(prompt.tokens for prompt in serving.queued), 512)
         rest = max(512 - serving.decoding, 1)
-        next_s = COST.mixed_s(serving.decoding, serving.context, rest, first + 512)
-        assert 10.0 + COST.mixed_s(0, 0, tokens, first) + next_s <= serving.mean_due_s + 1e-9
+        next_s = COST.batch_step_s(serving.decoding, serving.context, rest, first + 512)
+        assert 10.0 + COST.batch_step_s(0, 0, tokens, first) + next_s <= serving.mean_due_s + 1e-9
 
 
 @given(servings, rollouts)
@@ -234,22 +234,22 @@ def test_a_rollout_is_never_given_two_steps_in_a_row_by_a_gate_while_the_service
 def test_the_service_goes_on_whatever_the_mode(
     serving: ServingState, rollout: RolloutState, name: str
 ) -> None:
-    arbiter = Arbiter(mode_of(name), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(find_mode(name), SLO, COST, COST, capacity=1000)
     now_s, steps = 10.0, []
     for _ in range(40):
         step = arbiter.next_step(now_s, serving, rollout)
         steps.append(step)
         now_s += step.step_s if isinstance(step, RolloutGrant) else 0.0
-        if step is Turn.SERVE:
+        if step is DeviceUse.SERVE:
             break
-    assert (Turn.SERVE in steps) == serving.busy
+    assert (DeviceUse.SERVE in steps) == serving.busy
     if not serving.busy and not (rollout.busy and MODES[name].lends):
-        assert steps[0] is Turn.REST
+        assert steps[0] is DeviceUse.REST
 
 
 def test_a_prompt_costs_its_chunks_and_its_attention() -> None:
     two = COST.prompt_s(1024, 0, 512)
-    assert two == pytest.approx(2 * COST.prompt.at(512) + 1024 * 512 * COST.prompt_pair_s)
+    assert two == pytest.approx(2 * COST.prompt.step_s(512) + 1024 * 512 * COST.prompt_pair_s)
     assert COST.prompt_s(1024, 5000, 512) > two
 
 
@@ -268,9 +268,9 @@ def test_the_chunk_is_the_largest_that_fits(
     found = cost.chunk_within(limit_s, decoding, context, before, most)
     assert 0 <= found <= most
     if found:
-        assert cost.mixed_s(decoding, context, found, before) <= limit_s * (1 + 1e-9)
+        assert cost.batch_step_s(decoding, context, found, before) <= limit_s * (1 + 1e-9)
     if found < most:
-        assert cost.mixed_s(decoding, context, found + 1, before) > limit_s * (1 - 1e-9)
+        assert cost.batch_step_s(decoding, context, found + 1, before) > limit_s * (1 - 1e-9)
 
 
 def test_costs_are_found_again_from_measured_steps() -> None:
@@ -303,12 +303,12 @@ def test_a_correction_follows_a_device_that_became_slower() -> None:
 
 
 def test_a_rollout_that_once_took_very_long_is_tried_again_when_the_service_is_idle() -> None:
-    arbiter = Arbiter(mode_of("foresight"), SLO, COST, COST, capacity=1000)
+    arbiter = Arbiter(find_mode("foresight"), SLO, COST, COST, capacity=1000)
     for _ in range(20):
         arbiter.record_rollout_step(StepWork(8, 8000.0), 2.0)
     waiting = RolloutState(prompt_tokens=3000)
     steps = [arbiter.next_step(10.0, ServingState(), waiting) for _ in range(500)]
-    assert steps[0] is Turn.REST
+    assert steps[0] is DeviceUse.REST
     assert isinstance(steps[-1], RolloutGrant)
 
 

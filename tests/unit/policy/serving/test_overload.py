@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from slackwater.model.serving import ServingSlo
 from slackwater.policy.serving.admission import RolloutGrant
-from slackwater.policy.serving.arbiter import Arbiter, Turn
-from slackwater.policy.serving.modes import MODES, mode_of
+from slackwater.policy.serving.arbiter import Arbiter, DeviceUse
+from slackwater.policy.serving.modes import MODES, find_mode
 from slackwater.policy.serving.overload import Overload
 from slackwater.policy.serving.prompt_queue import STRETCH
 from slackwater.policy.serving.slack import QueuedPrompt, RolloutState, ServingState
@@ -20,8 +20,8 @@ STOPPING = sorted(name for name, mode in MODES.items() if mode.stops)
 
 
 def arbiter_of(mode: str) -> Arbiter:
-    arbiter = Arbiter(mode_of(mode), SLO, COST, COST, capacity=1000)
-    arbiter.step_began(100)
+    arbiter = Arbiter(find_mode(mode), SLO, COST, COST, capacity=1000)
+    arbiter.begin_step(100)
     return arbiter
 
 
@@ -45,19 +45,19 @@ def test_a_promise_is_broken_while_more_than_its_share_of_the_last_window_missed
             overload.record_miss(now_s)
     requests = sum(at_s > now_s - 10.0 for at_s in came)
     misses = sum(at_s > now_s - 10.0 for at_s in missed)
-    assert overload.broken(now_s) == (misses >= 2 and misses > (1.0 - 0.9) * requests)
+    assert overload.is_broken(now_s) == (misses >= 2 and misses > (1.0 - 0.9) * requests)
     recent = sum(at_s > now_s + later_s - 10.0 for at_s in missed)
-    if overload.broken(now_s):
-        assert overload.broken(now_s + later_s) == (recent >= 2)
+    if overload.is_broken(now_s):
+        assert overload.is_broken(now_s + later_s) == (recent >= 2)
 
 
 def test_one_late_request_says_nothing() -> None:
     overload = Overload(0.99)
     overload.record_answer(1.0, kept=False)
-    assert not overload.broken(1.0)
+    assert not overload.is_broken(1.0)
     overload.record_answer(2.0, kept=False)
-    assert overload.broken(2.0)
-    assert not overload.broken(31.5)
+    assert overload.is_broken(2.0)
+    assert not overload.is_broken(31.5)
 
 
 arrivals = st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 16_000)), max_size=80)
@@ -82,8 +82,8 @@ def test_nothing_is_lent_while_stretched_prompts_would_break_the_promise(
         step = ours.next_step(now_s, ServingState(), ROLLOUT)
         assert isinstance(step, RolloutGrant) != broken
         assert ours.stopped == broken and (ours.lent == 0) == broken
-        assert dual.keeps_promise(now_s), "dual looks at what has happened only"
-    assert ours.keeps_promise(now_s + 31.0)
+        assert dual.keeps_slo(now_s), "dual looks at what has happened only"
+    assert ours.keeps_slo(now_s + 31.0)
 
 
 @given(
@@ -100,10 +100,10 @@ def test_a_service_that_breaks_its_promise_lends_neither_time_nor_memory(
         arbiter.record_first_token(now_s, ttft_s)
         serving.oldest_token_s, serving.mean_due_s = now_s, now_s + 0.15
         step = arbiter.next_step(now_s, serving, ROLLOUT)
-        if arbiter.keeps_promise(now_s):
+        if arbiter.keeps_slo(now_s):
             assert arbiter.lent == lent
         else:
-            assert step is Turn.SERVE
+            assert step is DeviceUse.SERVE
             assert arbiter.lent == 0
     step = arbiter.next_step(now_s + 31.0, ServingState(), ROLLOUT)
     assert isinstance(step, RolloutGrant), "what is over is over"
@@ -115,7 +115,7 @@ def test_slow_tokens_after_a_first_one_in_time_break_the_promise_too() -> None:
     for _ in range(3):
         arbiter.record_first_token(1.0, 0.1)
         arbiter.record_end(1.0, 0.1, 0.2)
-    assert not arbiter.keeps_promise(1.0)
+    assert not arbiter.keeps_slo(1.0)
 
 
 def test_a_queue_that_misses_its_promise_as_a_whole_stops_a_gate_that_sees_each_prompt_alone() -> (
@@ -124,7 +124,7 @@ def test_a_queue_that_misses_its_promise_as_a_whole_stops_a_gate_that_sees_each_
     """Twenty prompts of 20 ms each: the first ten make it, and each would alone."""
     queued = [QueuedPrompt(9.9, 512) for _ in range(40)]
     arbiter = arbiter_of("dual")
-    assert arbiter.next_step(10.0, ServingState(queued), ROLLOUT) is Turn.SERVE
+    assert arbiter.next_step(10.0, ServingState(queued), ROLLOUT) is DeviceUse.SERVE
     assert isinstance(arbiter.next_step(10.0, ServingState(queued[:3]), ROLLOUT), RolloutGrant)
 
 
@@ -135,5 +135,5 @@ def test_the_ways_it_is_compared_with_go_on(mode: str) -> None:
     for _ in range(10):
         arbiter.record_first_token(1.0, 3.0)
     arbiter.next_step(1.0, ServingState(), ROLLOUT)
-    assert arbiter.keeps_promise(1.0)
+    assert arbiter.keeps_slo(1.0)
     assert arbiter.lent == lent

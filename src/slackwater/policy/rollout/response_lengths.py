@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-class LengthLaw:
+class ResponseLengths:
     """The lengths of the last `keep` responses, as an empirical distribution."""
 
     def __init__(self, keep: int = 4096) -> None:
@@ -26,7 +26,7 @@ class LengthLaw:
     def mean(self) -> float:
         return float(self._table().mean()) if self._lengths else 0.0
 
-    def sample_left(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
+    def sample_remaining(self, made: NDArray[np.float64]) -> NDArray[np.float64]:
         """A likely rest for each turn that has `made` tokens, spread evenly over the lengths above
         it.
 
