@@ -1,11 +1,13 @@
-"""Files that appear whole, and folders of files that must not change while in use."""
+"""Files that appear whole, locks on files, and folders that must not change while in use."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from slackwater.model.errors import UnavailableError
 
@@ -39,3 +41,33 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def read_object(file: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none that can be read."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def try_lock(file: Path) -> int | None:
+    """A descriptor that holds the file's lock; None while another process holds it."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_locked(file: Path) -> bool:
+    """Whether a live process holds the file's lock."""
+    if not file.exists():
+        return False
+    descriptor = try_lock(file)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None

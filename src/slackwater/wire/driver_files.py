@@ -8,14 +8,13 @@
 Standard library only: the keeper must start fast.
 """
 
-import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from slackwater.model.folder import write_whole
+from slackwater.model.folder import is_locked, read_object, try_lock, write_whole
 
 PIECE_BYTES = 2 << 20
 PIECES_KEPT = 4
@@ -56,36 +55,24 @@ class DriverFiles:
     # ---- liveness ----
     def take_lock(self) -> int | None:
         """A descriptor that holds the lock, or None while another process holds it."""
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
+        return try_lock(self.root / "lock")
 
     def lives(self) -> bool:
         """Whether a keeper or its driver lives."""
-        if not (self.root / "lock").exists():
-            return False
-        descriptor = self.take_lock()
-        if descriptor is None:
-            return True
-        os.close(descriptor)
-        return False
+        return is_locked(self.root / "lock")
 
     def write_keeper(self, keeper: DriverKeeperRecord) -> None:
         self._write("keeper.json", asdict(keeper))
 
     def keeper(self) -> DriverKeeperRecord | None:
-        found = self._read("keeper.json")
+        found = read_object(self.root / "keeper.json")
         return None if found is None else DriverKeeperRecord(**found)
 
     def write_exit(self, ended: Exit) -> None:
         self._write("exit.json", asdict(ended))
 
     def exit(self) -> Exit | None:
-        found = self._read("exit.json")
+        found = read_object(self.root / "exit.json")
         return None if found is None else Exit(**found)
 
     def forget_exit(self) -> None:
@@ -93,13 +80,6 @@ class DriverFiles:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         write_whole(self.root / name, json.dumps(value))
-
-    def _read(self, name: str) -> dict[str, Any] | None:
-        try:
-            found = json.loads((self.root / name).read_text())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
 
     # ---- drivers' logs ----
     def pieces(self) -> list[tuple[int, Path]]:

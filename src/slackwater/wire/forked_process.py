@@ -33,16 +33,24 @@ class ForkedProcess(Popen[bytes]):
         self.pid, self._child_created = self._forked, True
 
     async def wait_in_loop(self) -> int:
-        """Its exit status, once the kernel tells the event loop that it has ended."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        descriptor = os.pidfd_open(self.pid)
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        """Its exit status, once it has ended."""
+        await wait_for_exit(self.pid)
         return self.wait()
+
+
+async def wait_for_exit(process: int, lives: Callable[[], bool] = lambda: True) -> None:
+    """Wait until the kernel tells the event loop that a process has ended; ProcessLookupError if
+    there is none. `lives` tells it from another that has got its number.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    descriptor = os.pidfd_open(process)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        if lives():
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def fork(run: Callable[[], None], command: list[str], keep: Sequence[int]) -> ForkedProcess:

@@ -18,6 +18,7 @@ from typing import IO, Protocol
 from slackwater.control.operations.restarts import RestartPolicy
 from slackwater.model.ids import NodeId
 from slackwater.runtime.priority import come_first, give_way
+from slackwater.wire.forked_process import wait_for_exit
 from slackwater.wire.join_token import write_token
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class AgentPlan:
     options: tuple[str, ...] = ()
 
     def arguments(self, join: JoinAddress) -> tuple[str, ...]:
-        """Of the agent's process."""
+        """The command line of the agent's process."""
         pool = () if self.pool is None else ("--pool", self.pool)
         named = ("--node", self.node, "--files", self.files, "--logs", self.logs)
         site = ("--site", self.site) if self.site else ()
@@ -81,25 +82,18 @@ class AgentPlan:
         cores = ("--cores", ",".join(map(str, self.cores))) if self.cores else ()
         return ("-m", _AGENT, *connect, *named, *pool, *site, *cores, *self.options)
 
-    def environment(self, join: JoinAddress) -> dict[str, str]:
-        """Of the agent's process."""
-        return join.environment(self.node, self.pool)
-
 
 class AgentLauncher(Protocol):
     """Starts agents and restarts them when they die."""
 
     def start(self, plans: Sequence[AgentPlan], join: JoinAddress) -> None:
         """Start agents."""
-        ...
 
     def deaths(self, node: NodeId) -> int | None:
         """How often in a row the node's agent has ended; None if another starts and watches it."""
-        ...
 
     async def close(self) -> None:
         """End the agents that it started, and clean up."""
-        ...
 
 
 class JoiningAgents:
@@ -143,16 +137,8 @@ class OutlivedAgent:
 
     async def wait(self) -> int:
         """Wait until it has ended; its status is unknown, so 0."""
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
         with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(self.pid)
-            loop.add_reader(handle, ended.set)
-            try:
-                if self.lives():
-                    await ended.wait()
-            finally:
-                loop.remove_reader(handle)
-                os.close(handle)
+            await wait_for_exit(self.pid, self.lives)
         self.returncode = 0
         return 0
 
@@ -221,7 +207,7 @@ class LocalAgents:
             await asyncio.sleep(delay_s)
 
     async def _start(self, plan: AgentPlan, join: JoinAddress) -> asyncio.subprocess.Process:
-        environment = os.environ | plan.environment(join)
+        environment = os.environ | join.environment(plan.node, plan.pool)
         with (self._logs / f"agent-{plan.node}.log").open("ab") as log:
             process = await _spawn(_command(plan, join), environment, log)
         if plan.cores:  # before it starts a worker, which inherits both

@@ -16,6 +16,7 @@ from slackwater.runtime.launch.port import (
     Tell,
     WorkerProcess,
 )
+from slackwater.runtime.net.background import wait_until_set
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +151,7 @@ class Children:
             self._tell(StartFailed(instance, error, retry_in_s))
             if retry_in_s is None:
                 return f"it did not start in {self._attempts} attempts: {error}"
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(retry_in_s):
-                    await child.unwanted.wait()
-            if child.unwanted.is_set():
+            if await wait_until_set(child.unwanted, retry_in_s):
                 return child.why
         raise AssertionError("the last attempt returns")
 

@@ -3,8 +3,9 @@ on the devices that the fleet controller assigns.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
 from slackwater.runtime.launch.worker_plans import ENGINE, WorkerPlans, deployment_requests
 from slackwater.runtime.live_driver import FleetDriver, loop_time
+from slackwater.runtime.net.background import wait_until_set
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.state_directory import StateDirectory
@@ -47,11 +49,6 @@ from slackwater.wire.certificate import Certificate
 
 if TYPE_CHECKING:
     from slackwater.runtime.net.depot import Depot
-
-import contextlib
-from collections.abc import Collection
-
-from slackwater.wire.agent import NodeFacts
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +329,7 @@ class ReturningEngines:
         self._begun = True
         self._check()
 
-    def add_node(self, facts: NodeFacts) -> None:
+    def add_node(self, facts: agent_messages.NodeFacts) -> None:
         """A node has connected: expect the engines that run on it."""
         orders = (running.order for running in facts.running)
         self._engines |= {WorkerId(each.worker) for each in orders if each.module == self._module}
@@ -352,9 +349,7 @@ class ReturningEngines:
 
     async def wait(self, limit_s: float) -> None:
         """Wait until no engine is expected any more, at most `limit_s`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._all.wait()
+        await wait_until_set(self._all, limit_s)
 
     def forget(self) -> None:
         """The service stops, and its nodes with it."""

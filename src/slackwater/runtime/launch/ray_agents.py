@@ -155,8 +155,9 @@ class RayAgents:
             get_if_exists=False,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
         )
+        environment = join.environment(node, self._pool)
         logger.info("ray: bringing up node=%s", node)
-        return holder.remote(plan.arguments(join), plan.environment(join)), group
+        return holder.remote(plan.arguments(join), environment), group
 
     def _drop(self, node_id: str) -> None:
         import ray

@@ -6,7 +6,6 @@ own; only local engines, which work while a trainer does not, are on the devices
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -22,6 +21,7 @@ from slackwater.model.device import (
     usable_devices,
 )
 from slackwater.model.errors import ConfigError
+from slackwater.model.folder import read_object
 from slackwater.model.ids import DeploymentId, NodeId
 from slackwater.model.instance import InstanceKind
 from slackwater.runtime.launch.fleet_file import LOCAL_NODE, FleetNode, FleetPool
@@ -278,11 +278,7 @@ def weights_mb(directory: Path) -> int:
 
 def _model_config(directory: Path) -> dict[str, Any]:
     """Empty where there is none: whoever reads the model says what is wrong with it."""
-    try:
-        config = json.loads((directory / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return read_object(directory / "config.json") or {}
 
 
 def reward_models(settings: ServiceSettings) -> BaseModels:

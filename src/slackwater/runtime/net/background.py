@@ -1,6 +1,7 @@
-"""Background tasks; if one fails, the service stops."""
+"""Background tasks, and waiting with a limit."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -8,8 +9,16 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
+async def wait_until_set(event: asyncio.Event, limit_s: float) -> bool:
+    """Wait for an event, at most `limit_s`; whether it is set."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
+
+
 class Background:
-    """Owns tasks; `failed` is called with the error of a task."""
+    """Owns tasks; `failed` is called with the error of a task, which stops the service."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed

@@ -27,7 +27,7 @@ from slackwater.model.ids import (
 from slackwater.model.tenant_limits import TenantLimits
 from slackwater.runtime.executors.actions import ActionExecutor
 from slackwater.runtime.live_driver import loop_time
-from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.background import Background, wait_until_set
 from slackwater.runtime.services.action_table import (
     SERVICE_FACT,
     ActionEntry,
@@ -103,9 +103,7 @@ class ActionService:
         while not self._stopping.is_set():
             before_s = time.time() - self._results_kept_s
             await self._store.call(partial(log.drop_ended, before_s=before_s))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_FORGET_EVERY_S):
-                    await self._stopping.wait()
+            await wait_until_set(self._stopping, _FORGET_EVERY_S)
 
     # ---- limits of tenants ----
     def limits_of(self, tenant: TenantId) -> TenantLimits:
@@ -122,9 +120,8 @@ class ActionService:
             yield
         except UnavailableError:
             if self._is_shared:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._broker.state.tenant(tenant).long_pause_s()):
-                        await self._stopping.wait()
+                pause_s = self._broker.state.tenant(tenant).long_pause_s()
+                await wait_until_set(self._stopping, pause_s)
             raise
 
     def memory_of(self, tenant: TenantId, environment: str | None) -> int | None:
@@ -198,9 +195,7 @@ class ActionService:
             if live.tenant != tenant:
                 raise _unknown_action(name)
             if not self._closed:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(hold_s):
-                        await live.ended.wait()
+                await wait_until_set(live.ended, hold_s)
             if name in self._table.actions:
                 return None
         return await self._find_result(tenant, name)
@@ -232,9 +227,7 @@ class ActionService:
     async def wait_until_started(self, tenant: TenantId, name: ActionId, hold_s: float) -> bool:
         """Wait up to `hold_s`; whether the action has started, so that its permit is held."""
         live = self._find_open(tenant, name)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(hold_s):
-                await live.started.wait()
+        await wait_until_set(live.started, hold_s)
         return live.attempt is not None
 
     def finish_permit(self, tenant: TenantId, name: ActionId, ran_s: float) -> None:
@@ -291,9 +284,7 @@ class ActionService:
     async def wait_until_open(self, tenant: TenantId, name: EnvironmentId, hold_s: float) -> bool:
         """Wait up to `hold_s`; whether it is open. NotFoundError: it ended, and why."""
         entry = self._find_environment(tenant, name)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(hold_s):
-                await entry.ready.wait()
+        await wait_until_set(entry.ready, hold_s)
         if entry.ended is not None:
             raise NotFoundError(f"environment: {name!r} has ended: {entry.ended}")
         return entry.ready.is_set() and not self._closed

@@ -14,6 +14,7 @@ from slackwater.model.ids import SamplingSessionId, SessionId
 from slackwater.model.session import SamplingSession, TrainedModel
 from slackwater.runtime.executors.engines import EngineExecutor
 from slackwater.runtime.executors.trainers import TrainerExecutor
+from slackwater.runtime.net.background import wait_until_set
 from slackwater.runtime.services.jobs import Jobs
 from slackwater.runtime.services.sampling import SamplingService
 from slackwater.runtime.services.sessions import Sessions
@@ -72,11 +73,7 @@ class Housekeeping:
             self.jobs.end_idle()
             await self.jobs.save()
             await self.traces.save()
-            try:
-                async with asyncio.timeout(_EVERY_S):
-                    await self._stopping.wait()
-            except TimeoutError:
-                continue
+            await wait_until_set(self._stopping, _EVERY_S)
 
     async def _expire(self) -> None:
         now_s = time.time()

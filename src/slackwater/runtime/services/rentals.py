@@ -30,6 +30,7 @@ from slackwater.model.ids import NodeId
 from slackwater.runtime.launch.fleet_file import FleetFile
 from slackwater.runtime.launch.rental_provider import RentalProvider
 from slackwater.runtime.live_driver import FleetDriver, live_driver, loop_time
+from slackwater.runtime.net.background import wait_until_set
 
 logger = logging.getLogger(__name__)
 
@@ -216,10 +217,7 @@ class RentalService:
         if rental.is_here:
             rental.gone.clear()
             self._hooks.leave(node, _LEAVES_WITHIN_S)
-            try:
-                async with asyncio.timeout(_LEAVES_WITHIN_S + 10):
-                    await rental.gone.wait()
-            except TimeoutError:
+            if not await wait_until_set(rental.gone, _LEAVES_WITHIN_S + 10):
                 logger.warning("node stayed node=%s", node)
         await self._end(node, rental)
 

@@ -7,7 +7,6 @@ cursor, a unique time in microseconds, which stays valid across a restart of the
 """
 
 import asyncio
-import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,7 +16,7 @@ import msgspec
 
 from slackwater.model.ids import RequestId, SamplingSessionId, TenantId
 from slackwater.model.operation import FaultOwner, OpStatus
-from slackwater.runtime.net.background import Background
+from slackwater.runtime.net.background import Background, wait_until_set
 
 if TYPE_CHECKING:  # a front end has no database
     from slackwater.runtime.store.database import Store, Write
@@ -115,9 +114,7 @@ class FutureBoard:
             event = self._waiting[request]
             if event is None:
                 event = self._waiting[request] = asyncio.Event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(hold_s):
-                    await event.wait()
+            await wait_until_set(event, hold_s)
         return request not in self._waiting
 
     def close(self) -> None:
@@ -173,10 +170,7 @@ class FinishedRequestFeed:
         found = self._after(session, cursor)
         if not found and not self._closed:
             news = self._news[session] = asyncio.Event()
-            try:
-                async with asyncio.timeout(hold_s):
-                    await news.wait()
-            except TimeoutError:
+            if not await wait_until_set(news, hold_s):
                 return [], cursor
             found = self._after(session, cursor)
         return list(found.values()), max(found, default=cursor)

@@ -1,7 +1,6 @@
 """The folder with all state of a service; one service at a time may use it."""
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -12,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from slackwater.model.errors import ConfigError, RefusedError
-from slackwater.model.folder import fingerprint, write_whole
+from slackwater.model.folder import fingerprint, is_locked, read_object, try_lock, write_whole
 from slackwater.model.ids import ModelId
 from slackwater.model.uri import Uri
 
@@ -109,18 +108,14 @@ class StateDirectory:
 
     def lock(self) -> None:
         """Lock the folder for this process; RefusedError says who has it."""
-        descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
+        self._lock = try_lock(self.root / "lock")
+        if self._lock is None:
             running = self.read_server() or {}
             where = running.get("url", "not ready yet")
             raise RefusedError(
                 f"a service is running on {self.root} (pid {running.get('pid', '?')}, {where}): "
                 f"stop it with `slackwater down --state {self.root}`, or give another --state"
-            ) from None
-        self._lock = descriptor
+            )
 
     def unlock(self) -> None:
         """Unlock the folder; the kernel does it too when the process dies."""
@@ -131,17 +126,7 @@ class StateDirectory:
 
     def is_locked(self) -> bool:
         """Whether a live process has it."""
-        path = self.root / "lock"
-        if not path.exists():
-            return False
-        descriptor = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-        return False
+        return is_locked(self.root / "lock")
 
     @property
     def server_file(self) -> Path:
@@ -152,8 +137,4 @@ class StateDirectory:
         write_whole(self.server_file, json.dumps(facts))
 
     def read_server(self) -> dict[str, Any] | None:
-        try:
-            found = json.loads(self.server_file.read_text())
-        except (OSError, ValueError):
-            return None
-        return found if isinstance(found, dict) else None
+        return read_object(self.server_file)

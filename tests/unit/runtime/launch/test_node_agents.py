@@ -86,7 +86,7 @@ async def started(
             *(sys.executable, *plan.arguments(join), *options),
             stdout=log,
             stderr=log,
-            env=os.environ | plan.environment(join) | {"PYTHONPATH": _python_path()},
+            env=os.environ | join.environment(NODE, None) | {"PYTHONPATH": _python_path()},
         )
     return process, said
 
