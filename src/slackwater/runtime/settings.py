@@ -18,10 +18,12 @@ from slackwater.model.serving import ServingSlo
 from slackwater.model.tenant_limits import OperatorLimits
 from slackwater.policy.serving.modes import find_mode
 from slackwater.runtime.launch.fleet_file import (
+    LOCAL_NODE,
     MAX_COUNT,
     FleetFile,
+    FleetNode,
+    FleetPool,
     check_unique,
-    single_node_fleet,
 )
 from slackwater.runtime.launch.instance_list import InstanceList, ListedInstance
 
@@ -282,17 +284,21 @@ class ServiceSettings:
     @property
     def whole_fleet(self) -> FleetFile:
         """The fleet of the file, or one node without a file."""
-        return self.fleet or single_node_fleet(
-            self.engines,
-            self.local_engines,
-            self.trainers,
-            self.sandboxes,
-            int(self.rewards is not None),
+        if self.fleet is not None:
+            return self.fleet
+        pool = FleetPool(
+            LOCAL_NODE,
+            engines=self.engines,
+            local_engines=self.local_engines,
             local_engine=self.local_engine,
-            layouts=(self.engine_layout, self.trainer_layout),
-            devices=self.devices,
-            gpu_ids=self.gpu_ids,
+            trainers=self.trainers,
+            sandboxes=self.sandboxes,
+            rewards=int(self.rewards is not None),
+            engine_layout=self.engine_layout,
+            trainer_layout=self.trainer_layout,
         )
+        node = FleetNode(LOCAL_NODE, pool.name, devices=self.devices, gpu_ids=self.gpu_ids)
+        return FleetFile((pool,), (node,))
 
     @property
     def brokers_actions(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from slackwater.model.device import Device
+from slackwater.model.ids import WorkerId
 from slackwater.model.payload import Payload
 from slackwater.wire.frames import Message
 
@@ -23,6 +24,14 @@ RANK = "SLACKWATER_RANK"
 WORLD_SIZE = "SLACKWATER_WORLD_SIZE"
 RENDEZVOUS = "SLACKWATER_RENDEZVOUS"
 LAYOUT = "SLACKWATER_LAYOUT"
+
+
+AGENT_PREFIX = "agent:"
+
+
+def agent_name(node: str) -> WorkerId:
+    """The name under which a node's agent connects."""
+    return WorkerId(f"{AGENT_PREFIX}{node}")
 
 
 class StatePlace(msgspec.Struct, frozen=True):

@@ -97,11 +97,6 @@ class FrameDecoder:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame."""
-        return len(self._buffer)
-
     def allow(self, max_bytes: int) -> None:
         """Set the largest frame from now on."""
         self._max_bytes = max_bytes

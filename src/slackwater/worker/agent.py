@@ -78,7 +78,7 @@ class NodeAgent:
                 wire.RunningWorker(group.order, group.pid) for group in self._groups.values()
             )
         facts = _facts(self._options, self.relay, state_place, running)
-        hello = messages.Hello(f"agent:{self._options.node}", "agent", node=facts)
+        hello = messages.Hello(wire.agent_name(self._options.node), "agent", node=facts)
         hung_up = threading.Event()
         with Connection(
             self._address, hello, secret(), pin=pin(), on_orphaned=hung_up.set

@@ -5,11 +5,11 @@ import logging
 from slackwater.control.weights import commands, events
 from slackwater.model.ids import NodeId
 from slackwater.model.payload import Payload
-from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
+from slackwater.wire.agent import agent_name
 
 logger = logging.getLogger(__name__)
 

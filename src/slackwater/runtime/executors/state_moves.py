@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from slackwater.control.operations import commands
 from slackwater.model.ids import NodeId, WorkerId
-from slackwater.runtime.launch.nodes import agent_name
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import agent as agent_messages
+from slackwater.wire.agent import agent_name
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from slackwater.runtime.launch.agents import (
 from slackwater.runtime.launch.fleet_file import FleetFile
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
-from slackwater.runtime.launch.nodes import Nodes, agent_name
+from slackwater.runtime.launch.nodes import Nodes
 from slackwater.runtime.launch.port import WorkerPlan, WorkerProcess
 from slackwater.runtime.launch.supervisor import WorkerSupervisor
 from slackwater.runtime.launch.worker_plans import ENGINE, WorkerPlans, deployment_requests
@@ -45,6 +45,7 @@ from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
+from slackwater.wire.agent import agent_name
 from slackwater.wire.certificate import Certificate
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class LaunchedFleet:
     def revoke(self, node: str) -> None:
         """Revoke every token of the node, and disconnect it."""
         self._keys.revoke(node)
-        self._hub.hang_up(agent_name(NodeId(node)))
+        self._hub.hang_up(agent_name(node))
 
     def _places(self, directory: str | None, join: JoinAddress) -> tuple[str, str]:
         """The files option and the log folder of a node of the local launcher."""

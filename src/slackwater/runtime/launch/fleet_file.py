@@ -212,34 +212,6 @@ def check_unique(field: str, names: Sequence[str]) -> None:
         raise ConfigError.of(f"{field}: names", repeated, "must be named once each")
 
 
-def single_node_fleet(
-    engines: int | None,
-    local_engines: int,
-    trainers: int,
-    sandboxes: int = 0,
-    rewards: int = 0,
-    *,
-    local_engine: EngineName = "embedded",
-    layouts: tuple[str, str] = ("", ""),
-    devices: int = 1,
-    gpu_ids: tuple[str, ...] = (),
-) -> FleetFile:
-    """The fleet of `slackwater up` without a file; `layouts` are those of engines and trainers."""
-    engine_layout, trainer_layout = layouts
-    pool = FleetPool(
-        name=LOCAL_NODE,
-        engines=engines,
-        local_engines=local_engines,
-        local_engine=local_engine,
-        trainers=trainers,
-        sandboxes=sandboxes,
-        rewards=rewards,
-        engine_layout=engine_layout,
-        trainer_layout=trainer_layout,
-    )
-    return FleetFile((pool,), (FleetNode(LOCAL_NODE, "local", devices=devices, gpu_ids=gpu_ids),))
-
-
 def read_fleet_file(file: Path) -> FleetFile:
     """The fleet, or an error that names what is wrong with the file."""
     return decode(FleetFile, read_toml("--fleet", file))

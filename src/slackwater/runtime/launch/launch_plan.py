@@ -10,6 +10,7 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from slackwater.model.device import count_ranks
@@ -19,10 +20,9 @@ from slackwater.model.uri import Uri, part_of, version_uri, whole_uri
 from slackwater.runtime.launch.node_keys import NodeKeys
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.wire import lending, messages
-from slackwater.wire.agent import NodeFacts
+from slackwater.wire.agent import AGENT_PREFIX, NodeFacts, agent_name
 from slackwater.wire.certificate import fingerprint_of
 
-_AGENT = "agent:"
 _LOAN = "~"  # a serving worker's loans are connected as WORKER~1, WORKER~2, ...
 _RECENT = 512  # URIs that a worker was told last; each is used at once, or told again
 _COSERVING = "slackwater.worker.coserving_worker"
@@ -152,13 +152,13 @@ class LaunchPlan:
 
     # ---- for the hub ----
     def key_of(self, request: messages.ConnectRequest) -> bytes | None:
-        if request.worker.startswith(_AGENT):
-            return self._keys.key(request.worker.removeprefix(_AGENT), request.pool).encode()
+        if request.worker.startswith(AGENT_PREFIX):
+            return self._keys.key(request.worker.removeprefix(AGENT_PREFIX), request.pool).encode()
         known = self._workers.get(_lender(WorkerId(request.worker)))
         return None if known is None else known.key.encode()
 
     def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
-        if request.worker.startswith(_AGENT):
+        if request.worker.startswith(AGENT_PREFIX):
             _check_agent(request, hello)
             return
         known = self._workers.get(_lender(WorkerId(hello.worker)))
@@ -179,7 +179,8 @@ class LaunchPlan:
             _check_engine(known, hello.engine)
         elif hello.rewards is not None:
             _require("rewards: node", hello.rewards.node, known.option("--node"))
-            staged = [known.plan.arguments[i + 1] for i in _places(known, "--stage")]
+            options = pairwise(known.plan.arguments)
+            staged = [value for option, value in options if option == "--stage"]
             named = [str(service.service) for service in hello.rewards.services]
             named += hello.rewards.failed
             _require("rewards: services", sorted(named), sorted(staged))
@@ -209,7 +210,7 @@ class LaunchPlan:
 
 def _check_agent(request: messages.ConnectRequest, hello: messages.Hello) -> None:
     _require("role", hello.role, "agent")
-    if hello.node is None or f"{_AGENT}{hello.node.node}" != hello.worker:
+    if hello.node is None or agent_name(hello.node.node) != hello.worker:
         raise ConfigError.of("hello: worker", hello.worker, "must be agent:NODE of its node")
     if (hello.node.pool or "") != request.pool:
         fix = f"must be {request.pool!r}, the pool of its token; take a new one for another pool"
@@ -244,10 +245,6 @@ def _check_loan(known: PlannedWorker, hello: messages.Hello) -> None:
 def _require(field_: str, claimed: object, planned: object) -> None:
     if claimed != planned:
         raise ConfigError.of(f"hello: {field_}", claimed, f"must be {planned!r}, as planned")
-
-
-def _places(known: PlannedWorker, option: str) -> list[int]:
-    return [at for at, part in enumerate(known.plan.arguments) if part == option]
 
 
 def _lender(worker: WorkerId) -> WorkerId:

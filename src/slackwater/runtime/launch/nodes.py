@@ -15,6 +15,7 @@ from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
+from slackwater.wire.agent import agent_name
 
 logger = logging.getLogger(__name__)
 
@@ -205,11 +206,6 @@ class Nodes:
             }
             for name, node in sorted(self._nodes.items())
         ]
-
-
-def agent_name(node: NodeId) -> WorkerId:
-    """The name under which a node's agent is connected."""
-    return WorkerId(f"agent:{node}")
 
 
 def _order(worker: WorkerId, plan: WorkerPlan, key: str) -> agent_messages.StartWorker:

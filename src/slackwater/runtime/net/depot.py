@@ -22,7 +22,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -30,6 +29,7 @@ from aiohttp import web
 from slackwater.model.errors import ConfigError, NotFoundError, RefusedError, SlackwaterError
 from slackwater.model.folder import describe_change, fingerprint
 from slackwater.model.uri import Uri, digest_file
+from slackwater.runtime.launch.launch_plan import LaunchPlan, PlannedWorker
 from slackwater.runtime.net.listening import (
     MOST_STRANGERS,
     UnprovenPeers,
@@ -45,37 +45,17 @@ _HANG_UP = {"Connection": "close"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class DepotReader(Protocol):
-    """A worker, as far as the depot must know it."""
-
-    @property
-    def worker(self) -> str: ...
-    @property
-    def writes(self) -> Mapping[str, str | None]: ...
-    def may_read(self, uri: Uri) -> bool: ...
-    def check_commit(self, uri: Uri, upload: str) -> None: ...
-    def record_commit(self, uri: Uri, upload: str) -> None: ...
-
-
-_asking: ContextVar[DepotReader] = ContextVar("asking")  # of the request that is being answered
-
-
-class DepotReaders(Protocol):
-    """Who may ask."""
-
-    def holder_of(self, key: str) -> DepotReader | None:
-        """The worker whose key this is."""
-        ...
+_asking: ContextVar[PlannedWorker] = ContextVar("asking")  # of the request that is being answered
 
 
 class Depot:
-    """Serves `root` (the state directory) and the models' own directories."""
+    """Serves `root` (the state directory) and the models' directories to the plan's workers."""
 
     def __init__(
         self,
         root: Path,
         models: Mapping[str, Path],
-        readers: DepotReaders,
+        plan: LaunchPlan,
         *,
         most_strangers: int = MOST_STRANGERS,
         stranger_s: float = STRANGER_S,
@@ -83,7 +63,7 @@ class Depot:
         self._root = root
         self._models = dict(models)
         self._fingerprints = {name: fingerprint(path) for name, path in models.items()}
-        self._readers = readers
+        self._plan = plan
         self._uploads = root / "uploads"
         self._strangers = UnprovenPeers(most_strangers, stranger_s)
         self._digests: dict[Path, str] = {}  # of files that were uploaded and not committed yet
@@ -150,7 +130,7 @@ class Depot:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        reader = self._readers.holder_of(key)
+        reader = self._plan.holder_of(key)
         if reader is None:
             return web.Response(
                 status=401, text="this key is of no worker that runs", headers=_HANG_UP
@@ -222,7 +202,7 @@ class Depot:
             reader.record_commit(uri, upload)
         return web.Response()
 
-    def _upload(self, reader: DepotReader, upload: str) -> Path:
+    def _upload(self, reader: PlannedWorker, upload: str) -> Path:
         """Where a worker puts what it uploads; another's uploads have other places."""
         owner = hashlib.sha256(reader.worker.encode()).hexdigest()[:16]
         return self._uploads / f"{owner}-{upload}"

@@ -37,23 +37,20 @@ from slackwater.wire.frames import (
 from slackwater.wire.messages import PROTOCOL
 from slackwater.wire.proof import NONCE_BYTES, new_nonce, peer_proof, plane_proof
 
+logger = logging.getLogger(__name__)
+
+_READ_BYTES = 1 << 20  # all that a reader holds
+_BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
+
 
 class Credentials(Protocol):
     """What the hub asks about a peer: the key of its name, and whether its claims are plausible."""
 
     def key_of(self, request: messages.ConnectRequest) -> bytes | None:
         """The key of the name that wants to connect; None if nobody of that name is expected."""
-        ...
 
     def check(self, request: messages.ConnectRequest, hello: messages.Hello) -> None:
         """A SlackwaterError if the peer, which has proved its name, claims what it may not."""
-        ...
-
-
-logger = logging.getLogger(__name__)
-
-_READ_BYTES = 1 << 20  # all that a reader holds
-_BUFFER_BYTES = 1 << 16  # of every connection, also of unproven peers
 
 
 class WorkerListener(Protocol):
@@ -107,7 +104,6 @@ class WorkerHub:
         self._context = context
         self._writers: dict[WorkerId, asyncio.StreamWriter] = {}
         self._strangers = UnprovenPeers(most_strangers, hello_timeout_s)
-        self._decoders: dict[asyncio.Task[None], FrameDecoder] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.address = ("127.0.0.1", 0)
@@ -127,11 +123,6 @@ class WorkerHub:
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-
-    @property
-    def strangers_bytes(self) -> int:
-        """What is kept of the frames of peers that have not proved themselves."""
-        return sum(decoder.buffered_bytes for decoder in self._decoders.values())
 
     def workers(self) -> tuple[WorkerId, ...]:
         return tuple(sorted(self._writers))
@@ -162,14 +153,9 @@ class WorkerHub:
 
     def _end_connection(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._mark_proven(task)
+        self._strangers.remove(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a connection ended by an error", exc_info=error)
-
-    def _mark_proven(self, task: asyncio.Task[None]) -> None:
-        """The peer of a connection has proved itself, or is gone."""
-        self._strangers.remove(task)
-        self._decoders.pop(task, None)
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -194,11 +180,10 @@ class WorkerHub:
         decoder = FrameDecoder(MAX_STRANGER_FRAME_BYTES)
         task = asyncio.current_task()
         assert task is not None
-        self._decoders[task] = decoder
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 request = await self._prove(reader, writer, decoder)
-                self._mark_proven(task)
+                self._strangers.remove(task)
                 decoder.allow(MAX_FRAME_BYTES)
                 hello, rest = await self._hello(request, reader, decoder)
         except asyncio.CancelledError:  # by `UnprovenPeers`, or because the hub closes
@@ -241,11 +226,8 @@ class WorkerHub:
             self._refuse(writer, str(error))
             return
         reason = "the control plane is stopping"
-        handle_frames, silent_after_s = (
-            partial(listener.handle_frames, worker),
-            self._silent_after_s,
-        )
-        connection = WorkerConnection(decoder, handle_frames, silent_after_s=silent_after_s)
+        handle_frames = partial(listener.handle_frames, worker)
+        connection = WorkerConnection(decoder, handle_frames, silent_after_s=self._silent_after_s)
         try:
             connection.take_over(cast("asyncio.Transport", writer.transport), reader, rest)
             reason = await connection.ended

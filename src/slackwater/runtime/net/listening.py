@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.model.errors import ConfigError, UnavailableError
-from slackwater.wire.proof import STRANGER_S
 
 logger = logging.getLogger(__name__)
 
 _ACCEPT_AGAIN_S = 0.1
+MOST_STRANGERS = 128
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -35,7 +35,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
 
 
 def bind_same_port(host: str, port: int, port_file: Path | None) -> socket.socket:
-    """As `bound_socket`; where any port would do, the one that was bound before, which the file
+    """As `bind_socket`; where any port would do, the one that was bound before, which the file
     keeps, so that who outlived the last control plane finds this one.
     """
     if port_file is None:
@@ -76,9 +76,6 @@ async def accept_connections(listening: socket.socket) -> AsyncIterator[tuple[so
                 yield connection
 
 
-MOST_STRANGERS = 128
-
-
 class UnprovenPeers:
     """Closes what does not prove itself within `within_s`, or is the oldest of more than `most`.
 
@@ -86,7 +83,7 @@ class UnprovenPeers:
     it out.
     """
 
-    def __init__(self, most: int = MOST_STRANGERS, within_s: float = STRANGER_S) -> None:
+    def __init__(self, most: int, within_s: float) -> None:
         self._most = most
         self._within_s = within_s
         self._open: dict[object, tuple[Callable[[], object], asyncio.TimerHandle]] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from slackwater.control.fleet.controller import FleetController
 from slackwater.control.rollout.instances import InstanceRecord
-from slackwater.model.errors import ConfigError, NotFoundError
+from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import InstanceId, NodeId, WorkerId
 from slackwater.model.instance import InstanceState
 from slackwater.model.spot_trace import SpotEvent
@@ -117,8 +117,8 @@ class InstanceService:
         self._check(request)
         for event in events:
             self._requests[InstanceId(event.instance_id)] = request
-        played = SpotReplay(events, self._children, speed=speed, notice_s=notice_s)
-        task = asyncio.get_running_loop().create_task(played.run())
+        played = replay_trace(events, self._children, speed=speed, notice_s=notice_s)
+        task = asyncio.get_running_loop().create_task(played)
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)
 
@@ -242,42 +242,21 @@ class InstanceService:
         }
 
 
-class SpotReplay:
+async def replay_trace(
+    events: Sequence[SpotEvent], children: Children, *, speed: float, notice_s: float
+) -> None:
     """Adds start instances, removes end them; a second of the trace takes `1 / speed` seconds.
 
     A remove gives `notice_s` (of real time) to the instance; with none it is killed at once.
     """
-
-    def __init__(
-        self,
-        events: Sequence[SpotEvent],
-        onto: Children,
-        *,
-        speed: float = 1.0,
-        notice_s: float = 0.0,
-    ) -> None:
-        if speed <= 0:
-            raise ConfigError.of("spot replay: speed", speed, "must be above 0")
-        if notice_s < 0:
-            raise ConfigError.of("spot replay: notice_s", notice_s, "must be at least 0")
-        self._events = tuple(events)
-        self._onto = onto
-        self._speed = speed
-        self._notice_s = notice_s
-
-    async def run(self) -> None:
-        """Play the trace to its end."""
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
-        for event in self._events:
-            await asyncio.sleep(began_s + event.t_s / self._speed - loop.time())
-            if event.event == "add":
-                self._onto.start(InstanceId(event.instance_id))
-            else:
-                self._take(InstanceId(event.instance_id))
-
-    def _take(self, instance: InstanceId) -> None:
-        if self._notice_s > 0:
-            self._onto.notice(instance, self._notice_s)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    for event in events:
+        instance = InstanceId(event.instance_id)
+        await asyncio.sleep(began_s + event.t_s / speed - loop.time())
+        if event.event == "add":
+            children.start(instance)
+        elif notice_s > 0:
+            children.notice(instance, notice_s)
         else:
-            self._onto.kill(instance)
+            children.kill(instance)

@@ -10,7 +10,13 @@ from slackwater.runtime.executors.trainers import TrainerExecutor
 from slackwater.runtime.launch.fleet import LaunchedFleet
 from slackwater.runtime.services.instances import InstanceService
 from slackwater.wire import messages
-from slackwater.wire.agent import NodeLeaving, PayloadArrived, PayloadFailed, StateSent
+from slackwater.wire.agent import (
+    AGENT_PREFIX,
+    NodeLeaving,
+    PayloadArrived,
+    PayloadFailed,
+    StateSent,
+)
 from slackwater.wire.frames import Frame, FrameKind
 from slackwater.wire.memory import MEMORY_GAUGE
 
@@ -157,4 +163,4 @@ class Workers:
 
 
 def _node_of(agent: WorkerId) -> NodeId:
-    return NodeId(agent.removeprefix("agent:"))
+    return NodeId(agent.removeprefix(AGENT_PREFIX))

@@ -21,7 +21,7 @@ from slackwater.runtime.launch.port import (
     ProviderEvent,
     StartFailed,
 )
-from slackwater.runtime.services.instances import SpotReplay
+from slackwater.runtime.services.instances import replay_trace
 
 LEAVES_ON_TERM = ("sleep", "60")
 STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
@@ -166,7 +166,7 @@ def test_a_spot_trace_is_replayed_in_scaled_time(notice_s: float) -> None:
         trace = spot_events(["t_s,event,instance_id", "0,add,i1", "10,add,i2", "40,remove,i1"])
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        await SpotReplay(trace, provider, speed=100.0, notice_s=notice_s).run()
+        await replay_trace(trace, provider, speed=100.0, notice_s=notice_s)
         assert loop.time() - began_s >= 0.4
         await told.until(lambda t: bool(t.of(InstanceEnded)))
         assert bool(told.of(InstanceNoticed)) == (notice_s > 0)

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from slackwater.model.errors import ConfigError
-from slackwater.runtime.launch.fleet_file import FleetFile, read_fleet_file, single_node_fleet
+from slackwater.runtime.launch.fleet_file import (
+    FleetFile,
+    FleetNode,
+    FleetPool,
+    read_fleet_file,
+)
 
 POOL = '[[pools]]\nname = "mixed"\nengines = 2\ntrainers = 1\n'
 NODE = '[[nodes]]\nname = "a"\npool = "mixed"\n'
@@ -53,7 +58,8 @@ def test_a_wrong_file_is_refused_in_one_line(tmp_path: Path, text: str, said: st
 
 
 def test_a_node_of_no_pool_is_refused_by_name() -> None:
+    fleet = FleetFile((FleetPool("local"),), (FleetNode("local", "local"),))
     with pytest.raises(ConfigError, match="node: 'stray' is not listed"):
-        single_node_fleet(1, 0, 1).pool_of("stray", None)
+        fleet.pool_of("stray", None)
     with pytest.raises(ConfigError, match="node stray: pool: 'gpu' is not a pool of the fleet"):
-        single_node_fleet(1, 0, 1).pool_of("stray", "gpu")
+        fleet.pool_of("stray", "gpu")

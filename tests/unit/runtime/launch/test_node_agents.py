@@ -17,12 +17,13 @@ from slackwater.model.ids import NodeId, WorkerId
 from slackwater.runtime.launch.agents import AgentPlan, JoinAddress
 from slackwater.runtime.launch.launch_plan import LaunchPlan
 from slackwater.runtime.launch.node_keys import NodeKeys
-from slackwater.runtime.launch.nodes import Nodes, agent_name
+from slackwater.runtime.launch.nodes import Nodes
 from slackwater.runtime.launch.port import WorkerPlan
 from slackwater.runtime.net.hub import WorkerHub
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as says
 from slackwater.wire import messages
+from slackwater.wire.agent import agent_name
 from slackwater.wire.certificate import Certificate
 from slackwater.wire.frames import Frame
 
