@@ -282,8 +282,10 @@ class Engine:
         for row in np.nonzero(table.watched[slots])[0].tolist():
             slot = int(slots[row])
             stopped[row] = self._stops_by_text(slot, int(tokens[row])) or stopped[row]
-            if (error := self._failure(slot)) is not None:
-                failed.append(self._fail(slot, error))
+            sequence = self._scheduler.sequence(slot)
+            if sequence.guide is not None and sequence.guide.failed is not None:
+                self._remove(sequence)
+                failed.append(RequestFailure(sequence.request.request_id, sequence.guide.failed))
         ended = stopped | (at + 1 >= table.limit[slots])
         return [
             self._end(slot, "stop" if stop else "length")
@@ -301,15 +303,6 @@ class Engine:
                 return True
         made = int(self._slots.length[slot]) - len(sequence.request.prompt)
         return bool(params.stop_strings) and made >= params.min_tokens and self._hits_string(slot)
-
-    def _failure(self, slot: int) -> str | None:
-        guide = self._scheduler.sequence(slot).guide
-        return None if guide is None else guide.failed
-
-    def _fail(self, slot: int, error: str) -> RequestFailure:
-        sequence = self._scheduler.sequence(slot)
-        self._remove(sequence)
-        return RequestFailure(sequence.request.request_id, error)
 
     def _end(self, slot: int, reason: StopReason) -> FinishedGeneration:
         sequence = self._scheduler.sequence(slot)

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slackwater.engine.pages import PageArena
+from slackwater.engine.config import EngineConfig
+from slackwater.engine.pages import PageArena, PagePool
+from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.lora import LoraAdapter
 
@@ -57,6 +59,15 @@ class SamplingColumns:
         return SamplingColumns(
             self.temperature[rows], self.top_p[rows], self.top_k[rows], self.uniform[rows]
         )
+
+
+def cache_arena(pool: PagePool, block_bytes: int, config: EngineConfig) -> PageArena:
+    """The memory of a cache, over the whole pool."""
+    room = pool.capacity * pool.page_bytes
+    if room < 2 * block_bytes:
+        fix = f"must hold 2 blocks of {block_bytes} bytes"
+        raise ConfigError.of("kv_bytes", config.kv_bytes, fix)
+    return PageArena(pool, room)
 
 
 class Executor(Protocol):

@@ -97,7 +97,7 @@ class StepTimeModel:
 
 
 class OwnerShares:
-    """`share` cuts a step's token counts; `record_step_time` learns from the step that was run.
+    """`share` cuts a step's token counts; `step_time` learns from steps with one token per row.
 
     State is kept in arrays by slot: a step of a small model takes a fifth of a millisecond, and
     finding the owners of its rows must not lengthen it.
@@ -175,10 +175,6 @@ class OwnerShares:
             if allowed < wants[code]:
                 self._cut(np.flatnonzero((owner == code) & (counts > 0)), allowed, slots, counts)
         return True
-
-    def record_step_time(self, tokens: int, seconds: float) -> None:
-        """Learn from a step in which every row had one token."""
-        self.step_time.add(tokens, seconds)
 
     def charge_prompts(self, tokens: Mapping[str, int], seconds: float) -> None:
         """Charge a step to the owners of the prompt tokens in it (none: a pure decode step).

@@ -92,13 +92,6 @@ class HostPagePool:
     def give_back(self, page: int) -> None:
         self._free.append(page)
 
-    def free_pages(self) -> int:
-        return len(self._free)
-
-    def shuffle(self, permute: Callable[[int], NDArray[np.int64]]) -> None:
-        """Reorder the free pages, as after long use; for measurements."""
-        self._free = [self._free[place] for place in permute(len(self._free)).tolist()]
-
     def trim(self) -> None:
         """Punch holes into the memfd where pages are free."""
         for page in (*self._free, *self._aside):
@@ -162,7 +155,7 @@ class PageArena:
         self.size_bytes = pages * pool.page_bytes
         self.address = pool.reserve(self.size_bytes)
         self.limit: int | None = None
-        self.on_exhausted: Callable[[int], None] = lambda pages: None
+        self.on_exhausted: Callable[[int], object] = lambda pages: None
         self._page_of: list[int | None] = [None] * pages
         self._users = [0] * pages
         self._mapped_pages = 0

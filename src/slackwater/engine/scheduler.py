@@ -206,7 +206,7 @@ class Scheduler:
             owners.mark_served(plan.slots)
         first = plan is self._turn_plan and self._turn_steps == TURN_STEPS
         if decodes_only and not first:
-            owners.record_step_time(rows, seconds)
+            owners.step_time.add(rows, seconds)
 
     def mark_computed(self, plan: StepPlan) -> None:
         """The planned tokens are in the cache: count them, and name the blocks that they filled."""

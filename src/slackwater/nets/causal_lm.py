@@ -46,27 +46,22 @@ def _scale_by_wavelength(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 class RotaryTable:
-    """Cosines and sines of every position so far, `[positions, head_dim / 2]` each."""
+    """Cosines and sines of every position, `[positions, head_dim / 2]` each."""
 
     def __init__(self, config: NetConfig) -> None:
         self._config = config
         self._cos = torch.empty(0)
         self._sin = torch.empty(0)
 
-    def reserve(self, positions: int, device: torch.device, dtype: torch.dtype) -> None:
-        """Fill the table up to `positions`, on the device and in the type of the model."""
-        if self._cos.shape[0] >= positions and (self._cos.device, self._cos.dtype) == (
-            device,
-            dtype,
-        ):
-            return
-        rounded = max(256, 1 << (positions - 1).bit_length())
+    def fill(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Fill the table, on the device and in the type of the model."""
+        rounded = max(256, 1 << (self._config.max_positions - 1).bit_length())
         angles = torch.outer(torch.arange(rounded).float(), inverse_frequencies(self._config))
         self._cos = angles.cos().to(device=device, dtype=dtype)
         self._sin = angles.sin().to(device=device, dtype=dtype)
 
     def lookup(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of `positions`, which must be reserved."""
+        """The rows of `positions`."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def tables(self) -> tuple[Tensor, Tensor]:
@@ -90,9 +85,6 @@ class Pass:
     adapter: LoraAdapter | None
     parallel: TensorParallel | None = None
 
-    def linear(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
-        return self.linears(x, ((layer, name),))[0]
-
     def enter(self, x: Tensor) -> Tensor:
         """The input of column-parallel products: its gradients are summed over the ranks."""
         return x if self.parallel is None else self.parallel.enter(x)
@@ -100,7 +92,7 @@ class Pass:
     def leave(self, x: Tensor, layer: nn.Linear, name: str) -> Tensor:
         """A row-parallel product, summed over the ranks; the bias is added once."""
         if self.parallel is None:
-            return self.linear(x, layer, name)
+            return self.linears(x, ((layer, name),))[0]
         named = ((layer.weight, None, name),)
         out = self.parallel.sum(apply_linears(x, named, self.adapter, self.ops)[0])
         return out if layer.bias is None else out + layer.bias

@@ -99,7 +99,7 @@ def empty_net(
 ) -> CausalLM:
     """A model, or a rank's part of one, with uninitialized weights."""
     net = _allocate(config, dtype, device, parallel)
-    net.rotary.reserve(config.max_positions, device, dtype)
+    net.rotary.fill(device, dtype)
     return net
 
 

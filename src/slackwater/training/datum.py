@@ -4,7 +4,6 @@ All arrays of a datum are aligned to `tokens`: position i predicts `target_token
 has shifted them already), and `weights`, `logprobs` and `advantages` belong to that prediction.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,10 +92,3 @@ def _check_tokens(where: str, tokens: npt.NDArray[np.generic], vocab_size: int) 
     if outside.any():
         value = int(ids[outside][0])
         raise ConfigError.of(where, value, f"must be a token from 0 to {vocab_size - 1}")
-
-
-def check_config(config: Mapping[str, float]) -> None:
-    """Refuse loss settings that are not finite numbers."""
-    for key, value in config.items():
-        if not math.isfinite(value):
-            raise ConfigError.of(f"loss_fn_config.{key}", value, "must be a finite number")

@@ -20,7 +20,7 @@ def target_logprobs(
     targets: Tensor,
     logits: Logits,
     vocab_size: int,
-    parallel: TensorParallel | None = None,
+    parallel: TensorParallel | None,
 ) -> Tensor:
     """`[M, K]` in fp32: log p(targets[m, k] | hidden[rows[m]]). Several m may use one row.
 

@@ -5,6 +5,7 @@
 which may be negative.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -35,6 +36,8 @@ class Loss:
     def resolve_config(self, name: str, given: LossConfig) -> dict[str, float]:
         """The defaults with the given values; unknown keys and invalid values are refused."""
         for key, number in given.items():
+            if not math.isfinite(number):
+                raise ConfigError.of(f"loss_fn_config.{key}", number, "must be a finite number")
             if key not in self.config:
                 takes = ", ".join(self.config) or "no keys"
                 fix = f"is no setting of {name}, which takes {takes}"

@@ -33,13 +33,13 @@ class ManagedState:
         flat = self.trainer.flat
         found = [
             StoredPart(
-                StateKey(self._job, self._model, name, kind, 0, part.stop - part.start),
+                self._key(kind, name),
                 _dtype(vector),
                 vector.element_size(),
                 PartRole.SCRATCH if kind in _SCRATCH else PartRole.KEPT,
             )
             for kind, vector in flat.vectors().items()
-            for name, (part, _) in flat.slices.items()
+            for name in flat.slices
         ]
         return found + [
             StoredPart(self._frozen_key(name), _dtype(t), t.element_size(), PartRole.FROZEN)
@@ -51,10 +51,10 @@ class ManagedState:
         otherwise it holds them already.
         """
         flat, frozen = self.trainer.flat, self.trainer.frozen()
-        places: dict[str, Tensor] = {}
-        for kind in self._kinds:
-            run = [tensors[self._key(kind, name)] for name in flat.slices]
-            places[kind] = _join_views(run)
+        places = {
+            kind: _join_views([tensors[self._key(kind, name)] for name in flat.slices])
+            for kind in self._kinds
+        }
         with torch.no_grad():
             if self._first and not about:
                 for kind, vector in flat.vectors().items():
@@ -79,7 +79,7 @@ class ManagedState:
         return {"meta": meta.to_json(), "empty_kinds": empty, "seq": self.seq}
 
     def _key(self, kind: str, name: str) -> StateKey:
-        part, _ = self.trainer.flat.slices[name]
+        part = self.trainer.flat.slices[name]
         return StateKey(self._job, self._model, name, kind, 0, part.stop - part.start)
 
     def _frozen_key(self, name: str) -> StateKey:

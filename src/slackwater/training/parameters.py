@@ -51,7 +51,10 @@ def _words_sum(flat: Tensor) -> int:
 
 
 class FlatParameters:
-    """Master weights, gradient and moments; `steps` counts updates for Adam's bias correction."""
+    """Master weights, gradient and moments; `steps` counts updates for Adam's bias correction.
+
+    `slices` are the parameters' places in each of the vectors.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = dict(parameters)
@@ -59,12 +62,12 @@ class FlatParameters:
         size = sum(parameter.numel() for parameter in self._parameters.values())
         self._live = torch.empty(size, dtype=first.dtype, device=first.device)
         self._live_gradient = torch.zeros_like(self._live)
-        self._slices: dict[str, slice] = {}
+        self.slices: dict[str, slice] = {}
         self._shapes = {name: parameter.shape for name, parameter in self._parameters.items()}
         start = 0
         for name, parameter in self._parameters.items():
             part = slice(start, start + parameter.numel())
-            self._slices[name] = part
+            self.slices[name] = part
             self._live[part] = parameter.detach().reshape(-1)
             parameter.data = self._live[part].view_as(parameter)
             parameter.grad = self._live_gradient[part].view_as(parameter)
@@ -93,7 +96,7 @@ class FlatParameters:
         self._live_gradient = self.gradient if fp32 else vectors["live_gradient"]
         self._refresh()
         for name, parameter in self._parameters.items():
-            part, shape = self._slices[name], self._shapes[name]
+            part, shape = self.slices[name], self._shapes[name]
             parameter.data = self._live[part].view(shape)
             parameter.grad = self._live_gradient[part].view(shape)
 
@@ -148,14 +151,9 @@ class FlatParameters:
     def _norm(self) -> float:
         return float(torch.linalg.vector_norm(self.gradient))
 
-    @property
-    def slices(self) -> Mapping[str, tuple[slice, torch.Size]]:
-        """Each parameter's slice of a vector, and its shape."""
-        return {name: (part, self._shapes[name]) for name, part in self._slices.items()}
-
     def views_by_name(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector of this layout by parameter name, as views."""
-        return {name: vector[part].view(self._shapes[name]) for name, part in self._slices.items()}
+        return {name: vector[part].view(self._shapes[name]) for name, part in self.slices.items()}
 
     def live(self) -> dict[str, Tensor]:
         """The net's own tensors, in its dtype, as views."""
@@ -174,7 +172,7 @@ class FlatParameters:
     def fill(self, vector: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Write named tensors into a vector of this layout; the net sees new weights at once."""
         self.check(tensors)
-        for name, part in self._slices.items():
+        for name, part in self.slices.items():
             vector[part] = tensors[name].reshape(-1).to(vector)
         if vector is self.master:
             self._refresh()

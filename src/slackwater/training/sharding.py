@@ -42,7 +42,7 @@ def load_sharded_net(
     if ranks.layout.dp > 1:
         _shard_over_data(net, ranks)
     net.to_empty(device=device)
-    net.rotary.reserve(config.max_positions, torch.device(device), dtype)
+    net.rotary.fill(torch.device(device), dtype)
     shapes = net_shapes(config)
     plan = ShardMap(shapes, config.head_dim, ranks.layout).rank(ranks.rank)
     boxes = {piece.tensor: piece.box for piece in plan.pieces}
@@ -97,12 +97,12 @@ class ShardedParameters(FlatParameters):
         super().__init__(own)
         shapes = {name: tuple(shape) for name, shape in self._shapes.items()}
         whole = {p.name for p in parameters_of(shapes) if p.cut is TensorSplit.NOT}
-        self._whole = [part for name, part in self._slices.items() if name in whole]
-        self._cut = [part for name, part in self._slices.items() if name not in whole]
+        self._whole = [part for name, part in self.slices.items() if name in whole]
+        self._cut = [part for name, part in self.slices.items() if name not in whole]
         # Tensors that every rank has whole, but whose gradient covers only its heads or columns.
         self._partial = [
             part
-            for name, part in self._slices.items()
+            for name, part in self.slices.items()
             if name in whole and any(kind in name for kind in (".lora_", "q_norm", "k_norm"))
         ]
 
@@ -110,7 +110,7 @@ class ShardedParameters(FlatParameters):
         """Move the gradients of FSDP's shards to the flat gradient."""
         for name, shard in self._shards.items():
             if shard.grad is not None:
-                part = self._slices[name]
+                part = self.slices[name]
                 self._live_gradient[part] += local_tensor(shard.grad).reshape(-1)
                 shard.grad = None
         super().collect()
@@ -151,4 +151,4 @@ class ShardedParameters(FlatParameters):
         with torch.no_grad():
             for name, shard in self._shards.items():
                 local = local_tensor(shard)
-                local.copy_(self._live[self._slices[name]].view(local.shape))
+                local.copy_(self._live[self.slices[name]].view(local.shape))

@@ -21,7 +21,7 @@ from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import load_net, net_shapes, net_tensors
 from slackwater.nets.lora import LoraAdapter, LoraSpec
 from slackwater.nets.ranks import Ranks
-from slackwater.training.datum import Datum, PassOutput, check_config, check_data
+from slackwater.training.datum import Datum, PassOutput, check_data
 from slackwater.training.losses import find_loss
 from slackwater.training.packed_pass import PackedPass
 from slackwater.training.parameters import FlatParameters, base_sum
@@ -167,7 +167,6 @@ class Trainer:
     ) -> PassOutput:
         """Log-probs and loss of the data; unless `forward_only`, accumulate the loss's gradient."""
         loss = find_loss(loss_fn)
-        check_config(config)
         settings = loss.resolve_config(loss_fn, config)
         net = self._net.config
         check_data(data, loss, net.vocab_size, net.max_positions)
@@ -282,9 +281,7 @@ class Trainer:
         are otherwise reset. The saved tensors are fp32; this trainer's dtype stays.
         """
         state = self._read(directory)
-        if state.meta.lora != self._meta.lora and _shape(state.meta.lora) != _shape(
-            self._meta.lora
-        ):
+        if _shape(state.meta.lora) != _shape(self._meta.lora):
             raise ConfigError.of("state's lora", state.meta.lora, f"must be {self._meta.lora} here")
         if not _same_base(state.meta, self._meta):
             raise ConfigError.of("state", str(directory), "was trained over another base model")

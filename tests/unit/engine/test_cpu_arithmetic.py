@@ -15,7 +15,6 @@ from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_row
 from slackwater.engine.cpu.panel_kernel import PANEL
 from slackwater.engine.cpu.panel_writer import LINE, PanelWriter
 from slackwater.engine.cpu.weights import (
-    AdapterSpan,
     Floats,
     LibraryWeight,
     PanelWeight,
@@ -241,7 +240,7 @@ def test_the_forward_pass_is_the_model(
     tables, slots = np.array([[1, 2], [3, 4]], np.int32), np.repeat([0, 1], [12, 18])
     cache = np.full(5 * floats, np.nan, np.float32)
     rows = PagedRows(cache, np.uint64(floats), tables, slots, positions.numpy())
-    spans = (AdapterSpan(12, 30, SiteAdapters(adapter, run.sites(), kind)),)
+    spans = [(12, 30, SiteAdapters(adapter, run.sites(), kind))]
     hidden = run.run_layers(tokens.numpy(), rows, spans)
     found = run.logits(hidden, spans)
     attention = PackedCausalAttention((0, 12, 30))

@@ -17,7 +17,7 @@ from slackwater.engine.cuda.adapter_rows import (
     units_of,
 )
 from slackwater.engine.cuda.sites import CudaProductSite
-from slackwater.engine.cuda.step_shape import StepShape, graph_rows
+from slackwater.engine.cuda.step_shape import StepShape, graph_rows, input_columns
 from slackwater.engine.executor import RowBatch, SamplingColumns
 from slackwater.nets.config import NetConfig
 from slackwater.nets.lora import LoraAdapter, LoraSpec
@@ -108,7 +108,7 @@ def test_a_steps_numbers_are_found_where_the_graph_reads_them() -> None:
     words = shape.fill(buffer, batch, tables, columns)
     shape.fill_adapters(buffer, [(3, 9, AdapterSlot(2, 2, 0.5))])
     assert (buffer[words:] == -7).all()
-    read = {name: buffer[start:stop] for name, (start, stop) in shape.columns().items()}
+    read = {name: buffer[start:stop] for name, (start, stop) in input_columns(shape).items()}
     assert read["tokens"].tolist() == [*range(19), 0, 0, 0, 0, 0]
     assert (read["positions"][:19] == batch.positions).all() and not read["positions"][19:].any()
     assert (read["uniform"].view(np.float32)[:19] == numbers[1]).all()

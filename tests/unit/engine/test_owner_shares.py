@@ -26,7 +26,7 @@ def knowing_shares(*owners: str) -> OwnerShares:
     shares = OwnerShares(300)
     shares.step_time.most_tokens(1, 0.25, 1, 1)
     for tokens in (1, 20, 50) * 5:
-        shares.record_step_time(tokens, FIXED_S + TOKEN_S * tokens)
+        shares.step_time.add(tokens, FIXED_S + TOKEN_S * tokens)
     enter(shares, *owners)
     assert shares.refresh_active_owners(0.0) == (len(set(owners)) > 1)
     return shares
@@ -139,7 +139,7 @@ def test_rows_that_are_held_back_take_turns() -> None:
     shares, served = knowing_shares("quiet", *["loud"] * 30), set[int]()
     for _ in range(30):
         rows = np.flatnonzero(cut(shares, [1] * 31))
-        shares.record_step_time(len(rows), FIXED_S + TOKEN_S * len(rows))
+        shares.step_time.add(len(rows), FIXED_S + TOKEN_S * len(rows))
         shares.mark_served(rows)
         served.update(rows.tolist())
     assert served == set(range(31))

@@ -188,7 +188,8 @@ class CoservingExecutor:
         if self.rollout is not None:
             raise RefusedError("the device is lent already; take it back first")
         self.rollout = rollout
-        rollout.arena.on_exhausted = self._free_pages_for_rollout
+        # Within its budget, the rollout has priority over the service's unused prefixes.
+        rollout.arena.on_exhausted = self.service.reclaim_pages
         self._progress_s = self._clock()
         self.begin_rl_step()
 
@@ -207,9 +208,8 @@ class CoservingExecutor:
         if rollout is None:
             self._pool.set_aside(0)
             return ()
-        while (youngest := rollout.youngest()) is not None:
-            rollout.abort(youngest)
-            self._given_back.append(youngest)
+        while self._give_back_youngest(rollout):
+            pass
         rollout.close()
         self._pool.set_aside(0)
         return self._take_given_back()
@@ -341,31 +341,26 @@ class CoservingExecutor:
             return
         self._shrink(max(rollout.arena.mapped_pages - pages, 0))
 
-    def _free_pages_for_rollout(self, pages: int) -> None:
-        """Within its budget, the rollout has priority over the service's unused prefixes."""
-        self.service.reclaim_pages(pages)
-
     def _shrink(self, pages: int) -> None:
         """Reduce the rollout to `pages` mapped pages: idle ones first, then prefixes, requests."""
         rollout = self.rollout
         assert rollout is not None
         arena = rollout.arena
         least = max(pages, self._min_pages(rollout))
-        surplus = arena.mapped_pages - least
-        if surplus > 0:
-            arena.reclaim(surplus)
-        if arena.mapped_pages > least:
-            now_s = self._clock()
-            rollout.evict_prefixes(now_s, float("inf"))
-            arena.reclaim(arena.mapped_pages - least)
+        arena.reclaim(max(arena.mapped_pages - least, 0))
         while arena.mapped_pages > least:
-            youngest = rollout.youngest()
-            if youngest is None:
-                break
-            rollout.abort(youngest)
-            self._given_back.append(youngest)
             rollout.evict_prefixes(self._clock(), float("inf"))
             arena.reclaim(arena.mapped_pages - least)
+            if arena.mapped_pages > least and not self._give_back_youngest(rollout):
+                break
+
+    def _give_back_youngest(self, rollout: Engine) -> bool:
+        youngest = rollout.youngest()
+        if youngest is None:
+            return False
+        rollout.abort(youngest)
+        self._given_back.append(youngest)
+        return True
 
     def _min_pages(self, rollout: Engine) -> int:
         """The pages of the scratch block, which an idle rollout keeps."""

@@ -13,6 +13,7 @@ from slackwater.policy.serving.step_cost import StepCost, StepWork, fit_step_cos
 
 _FIRST_ID = 2**32 - 4096  # no client's request has such a number
 _DECODES = 6
+_BATCHES = (1, 4, 16, 64)
 _EMPTY_STEPS = 3  # in a row: nothing runs, and nothing will
 
 
@@ -20,14 +21,12 @@ def measure_step_cost(
     engine: Engine,
     vocab_size: int,
     prompts: Sequence[int] = (16, 64, 128, 256, 512),
-    batches: Sequence[int] = (1, 4, 16, 64),
-    seed: int = 0,
 ) -> StepCost:
     """Run prompts, batches and one long context of several sizes through an idle engine."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     config, longest = engine.config, engine.max_context - _DECODES - 2
     sizes = sorted({min(size, longest, config.max_step_tokens) for size in prompts})
-    batches = sorted({min(batch, config.max_running) for batch in batches})
+    batches = sorted({min(batch, config.max_running) for batch in _BATCHES})
     prompted: list[tuple[StepWork, float]] = []
     decoded: list[tuple[StepWork, float]] = []
     for tokens in (*sizes, *sizes, *sizes):

@@ -13,9 +13,16 @@ from slackwater.engine.config import EngineConfig
 from slackwater.engine.cpu.attention import BLOCK_TOKENS
 from slackwater.engine.cpu.compiled import compile_loop, exp_nonpositive, lane_max, lane_sum
 from slackwater.engine.cpu.forward_pass import CpuForwardPass, PagedRows
-from slackwater.engine.cpu.weights import AdapterSpan, LibraryWeight, PanelWeight, SiteAdapters
-from slackwater.engine.executor import Executor, RowBatch, Sampled, SamplingColumns, Spans
-from slackwater.engine.pages import HostPagePool, PageArena, PagePool, host_view
+from slackwater.engine.cpu.weights import AdapterSpans, LibraryWeight, PanelWeight, SiteAdapters
+from slackwater.engine.executor import (
+    Executor,
+    RowBatch,
+    Sampled,
+    SamplingColumns,
+    Spans,
+    cache_arena,
+)
+from slackwater.engine.pages import HostPagePool, PagePool, host_view
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.config import NetConfig
@@ -125,13 +132,8 @@ class CpuExecutor(Executor):
 
     def __init__(self, net: NetConfig, config: EngineConfig, pool: PagePool | None = None) -> None:
         self.block_bytes = net.kv_values_per_token * BLOCK_TOKENS * 4
-        self._pool = pool or HostPagePool(config.kv_bytes, config.page_bytes)
-        room = self._pool.capacity * self._pool.page_bytes
-        if room < 2 * self.block_bytes:
-            raise ConfigError.of(
-                "kv_bytes", config.kv_bytes, f"must hold 2 blocks of {self.block_bytes} bytes"
-            )
-        self.arena = PageArena(self._pool, room)
+        pool = pool or HostPagePool(config.kv_bytes, config.page_bytes)
+        self.arena = cache_arena(pool, self.block_bytes, config)
         blocks = self.arena.size_bytes // self.block_bytes
         elements = self.block_bytes // 4
         self._block_floats = np.uint64(elements)
@@ -175,5 +177,5 @@ class CpuExecutor(Executor):
         self._passes.clear()
         self.arena.close()
 
-    def _spans(self, spans: Spans) -> tuple[AdapterSpan, ...]:
-        return tuple(AdapterSpan(start, stop, self._adapters[lora]) for start, stop, lora in spans)
+    def _spans(self, spans: Spans) -> AdapterSpans:
+        return [(start, stop, self._adapters[lora]) for start, stop, lora in spans]

@@ -16,7 +16,7 @@ from torch import nn
 from slackwater.engine.cpu.attention import attend_rows
 from slackwater.engine.cpu.ops import add_and_norm_rows, norm_rows, silu_mul_rows
 from slackwater.engine.cpu.panel_writer import PanelWriter
-from slackwater.engine.cpu.weights import AdapterSpan, Floats, NewWeight, ProductSite, apply
+from slackwater.engine.cpu.weights import AdapterSpans, Floats, NewWeight, ProductSite, apply
 from slackwater.nets.causal_lm import CausalLM, Layer, RmsNorm
 from slackwater.nets.config import NetConfig
 from slackwater.nets.loading import net_tensors
@@ -111,9 +111,7 @@ class CpuForwardPass:
             yield from (layer.qkv, layer.o, layer.gate_up, layer.down)
         yield self._unembedding
 
-    def run_layers(
-        self, tokens: NDArray[np.int64], rows: PagedRows, spans: tuple[AdapterSpan, ...]
-    ) -> Floats:
+    def run_layers(self, tokens: NDArray[np.int64], rows: PagedRows, spans: AdapterSpans) -> Floats:
         """The rows after the last norm, in memory that the next pass overwrites."""
         buffers, eps = self._get_buffers(len(tokens)), self._eps
         heads, kv_heads = np.uint64(self._config.num_heads), np.uint64(self._config.num_kv_heads)
@@ -137,7 +135,7 @@ class CpuForwardPass:
             add_and_norm_rows(normed, residual, self._norms[number], eps, normed)
         return normed
 
-    def logits(self, hidden: Floats, spans: tuple[AdapterSpan, ...]) -> Floats:
+    def logits(self, hidden: Floats, spans: AdapterSpans) -> Floats:
         """Logits of the rows, in memory that the next pass overwrites."""
         rows = len(hidden)
         if len(self._logits) < rows:

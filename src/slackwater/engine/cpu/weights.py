@@ -1,12 +1,12 @@
 """Layouts of a weight matrix on the CPU: in panels for our kernel, or by column for PyTorch."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -132,19 +132,13 @@ class SiteAdapters:
             up.product(low, out, adds=True)
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterSpan:
-    """Rows `start` to `stop` of a batch go through this adapter."""
-
-    start: int
-    stop: int
-    adapter: SiteAdapters
+AdapterSpans: TypeAlias = Sequence[tuple[int, int, SiteAdapters]]  # rows from, to, their adapter
 
 
-def apply(site: ProductSite, x: Floats, out: Floats, spans: tuple[AdapterSpan, ...]) -> None:
+def apply(site: ProductSite, x: Floats, out: Floats, spans: AdapterSpans) -> None:
     """The site's outputs for the rows `x`."""
     site.weight.product(x, out)
     if site.bias is not None:
         out += site.bias
-    for span in spans:
-        span.adapter.add(site, x[span.start : span.stop], out[span.start : span.stop])
+    for start, stop, adapter in spans:
+        adapter.add(site, x[start:stop], out[start:stop])

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +20,13 @@ from slackwater.engine.cuda.attention import (
 )
 from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.sampling import launch_sampling
-from slackwater.engine.cuda.step_shape import QueuedStep, SlotSpans, StepShape, graph_rows
+from slackwater.engine.cuda.step_shape import (
+    QueuedStep,
+    SlotSpans,
+    StepShape,
+    graph_rows,
+    input_columns,
+)
 from slackwater.engine.executor import RowBatch, Sampled, SamplingColumns
 
 _WARM_UPS = 2
@@ -65,7 +72,7 @@ class DecodeGraphs:
         self._cache, self._block_elements, self._kv_heads = cache, block_elements, kv_heads
         rows = graph_rows(rows)
         self._table_width, self._fixed_spans = table_width, fixed_spans
-        words = StepShape(rows, 1, 1 << 10, table_width).columns()["tables"][1]
+        words = input_columns(StepShape(rows, 1, 1 << 10, table_width))["tables"][1]
         self._buffers = [_HostBuffer(words, rows) for _ in range(2)]
         self._turn = 0
         self._inputs = torch.zeros(words, dtype=torch.int32, device=cache.device)
@@ -86,7 +93,7 @@ class DecodeGraphs:
         """Queue a step, with the batch's tokens or with `tokens` that are on the device already."""
         rows = graph_rows(len(batch.tokens))
         span = span_tokens(rows * self._kv_heads, fixed=self._fixed_spans)
-        cuts = _power_of_2(-(-(int(batch.positions.max()) + 1) // span))
+        cuts = triton.next_power_of_2(-(-(int(batch.positions.max()) + 1) // span))
         width = min(self._table_width, cuts * (span // BLOCK_TOKENS), tables.shape[1])
         units = max((held.first + held.units for _, _, held in spans), default=0)
         extent = min(extent_of(units), model.units) if units else 0
@@ -104,7 +111,8 @@ class DecodeGraphs:
             self._inputs[: len(tokens)].copy_(tokens)
         key = (id(model), shape)
         if key not in self._captured:
-            self._captured[key] = self._capture(model, shape)
+            with _products_for(shape.rows):
+                self._captured[key] = self._capture(model, shape)
         captured = self._captured[key]
         captured.graph.replay()
         lines = tables[batch.slots, :width]
@@ -147,7 +155,7 @@ class DecodeGraphs:
         self._cache = torch.empty(0, device=self._cache.device)
 
     def _forward(self, model: CudaForwardPass, shape: StepShape) -> tuple[Tensor, Tensor]:
-        places = shape.columns()
+        places = input_columns(shape)
         column = {name: self._inputs[start:stop] for name, (start, stop) in places.items()}
         tables = column["tables"].view(shape.rows, shape.table_width)
         where = CudaPagedRows(
@@ -172,10 +180,6 @@ class DecodeGraphs:
 
     def _capture(self, model: CudaForwardPass, shape: StepShape) -> _CapturedGraph:
         self.captures += 1
-        with _products_for(shape.rows):
-            return self._capture_on_side_stream(model, shape)
-
-    def _capture_on_side_stream(self, model: CudaForwardPass, shape: StepShape) -> _CapturedGraph:
         new_stream: Any = torch.cuda.Stream
         side = new_stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -200,7 +204,3 @@ def _products_for(rows: int) -> Iterator[None]:
         yield
     finally:
         choose(before)
-
-
-def _power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()

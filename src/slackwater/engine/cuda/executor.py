@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,8 +35,15 @@ from slackwater.engine.cuda.forward_pass import CudaForwardPass
 from slackwater.engine.cuda.pages import CudaPagePool, device_view
 from slackwater.engine.cuda.sampling import CudaSampler
 from slackwater.engine.cuda.step_shape import QueuedStep
-from slackwater.engine.executor import Executor, RowBatch, Sampled, SamplingColumns, Spans
-from slackwater.engine.pages import PageArena, PagePool
+from slackwater.engine.executor import (
+    Executor,
+    RowBatch,
+    Sampled,
+    SamplingColumns,
+    Spans,
+    cache_arena,
+)
+from slackwater.engine.pages import PagePool
 from slackwater.model.errors import ConfigError
 from slackwater.nets.causal_lm import CausalLM
 from slackwater.nets.loading import net_tensors
@@ -116,12 +124,8 @@ class CudaExecutor(Executor):
         width = net.dtype.itemsize
         self.block_bytes = shape.kv_values_per_token * BLOCK_TOKENS * width
         self._block_elements = self.block_bytes // width
-        self._pool = pool or CudaPagePool(config.kv_bytes, config.page_bytes, device)
-        room = self._pool.capacity * self._pool.page_bytes
-        if room < 2 * self.block_bytes:
-            fix = f"must hold 2 blocks of {self.block_bytes} bytes"
-            raise ConfigError.of("kv_bytes", config.kv_bytes, fix)
-        self.arena = PageArena(self._pool, room)
+        pool = pool or CudaPagePool(config.kv_bytes, config.page_bytes, device)
+        self.arena = cache_arena(pool, self.block_bytes, config)
         self.arena.hold(0, self.block_bytes)  # PyTorch reads the first address of a view
         self._cache = device_view(self.arena, device).view(net.dtype)
         context = min(config.max_context or shape.max_positions, shape.max_positions)
@@ -268,7 +272,7 @@ class CudaExecutor(Executor):
             self._to_device(lines.astype(np.int32)),
             self._to_device(batch.positions.astype(np.int32)),
             span,
-            _power_of_2(-(-longest // span)),
+            triton.next_power_of_2(-(-longest // span)),
             tiles,
         )
 
@@ -287,7 +291,3 @@ def _tiles(lines: NDArray[np.int64], positions: NDArray[np.int64], most: int) ->
         for start in range(first, stop, most)
     ]
     return np.array(tiles, np.int32)
-
-
-def _power_of_2(value: int) -> int:
-    return 1 << (value - 1).bit_length()

@@ -45,6 +45,10 @@ class _Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
 
+    @property
+    def sites(self) -> tuple[CudaProductSite, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
     @classmethod
     def from_layer(cls, layer: Layer, number: int, *, leads: bool) -> "_Layer":
         """`leads`: of the ranks that share the layer, this one adds the biases."""
@@ -141,8 +145,7 @@ class CudaForwardPass:
     def _step(self, rows: int, adapters: AdapterRows | None) -> _Step:
         """Few rows use our own products if these are better for most sites of a layer."""
         extent = 0 if adapters is None else adapters.extent
-        layer = self._layers[0]
-        sites = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        sites = self._layers[0].sites
         assert self._parallel is None or adapters is None or not adapters.fused, "sums come first"
         few = rows <= FEW_ROWS and not self._invariant and (adapters is None or adapters.fused)
         few = few and self._parallel is None
@@ -151,8 +154,7 @@ class CudaForwardPass:
         return _Step(adapters, extent, few, early_start(few), preloaded)
 
     def _sites(self) -> list[CudaProductSite]:
-        layers = [(layer.qkv, layer.o, layer.gate_up, layer.down) for layer in self._layers]
-        return [self._head, *(site for sites in layers for site in sites)]
+        return [self._head, *(site for layer in self._layers for site in layer.sites)]
 
     def _product(self, site: CudaProductSite, x: Tensor, step: _Step) -> Tensor:
         """`[parts, rows, outputs and low-rank states]`; the next kernel adds the parts up."""

@@ -109,10 +109,6 @@ class StepShape:
     def tiles(self) -> int:
         return most_tiles(self.rows, self.extent) if self.extent else 0
 
-    def columns(self) -> Mapping[str, tuple[int, int]]:
-        """Where each column begins and ends."""
-        return _columns(self)
-
     def fill(
         self,
         buffer: NDArray[np.int32],
@@ -121,7 +117,7 @@ class StepShape:
         sampling: SamplingColumns,
     ) -> int:
         """Write a step's inputs, padded with token 0 of the scratch block; the words used."""
-        count, rows, places = len(batch.tokens), self.rows, _columns(self)
+        count, rows, places = len(batch.tokens), self.rows, input_columns(self)
         numbers = buffer[: 4 * rows].reshape(4, rows)
         numbers[0, :count], numbers[1, :count] = batch.tokens, batch.positions
         drawn = numbers[2:].view(np.float32)
@@ -137,7 +133,7 @@ class StepShape:
 
     def fill_adapters(self, buffer: NDArray[np.int32], spans: SlotSpans) -> None:
         """Write which rows use which adapter; the same until the batch changes."""
-        places = _columns(self)
+        places = input_columns(self)
         start, stop = places["adapted"]
         buffer[start:stop].reshape(-1, ROW_FIELDS)[:] = row_columns(self.rows, spans)
         start, stop = places["tiles"]
@@ -147,7 +143,8 @@ class StepShape:
 
 
 @lru_cache(maxsize=1024)
-def _columns(shape: StepShape) -> Mapping[str, tuple[int, int]]:
+def input_columns(shape: StepShape) -> Mapping[str, tuple[int, int]]:
+    """Where each column of a step's inputs begins and ends."""
     sizes = {
         "tokens": shape.rows,
         "positions": shape.rows,

@@ -77,14 +77,6 @@ class _Linears(torch.autograd.Function):
         return dx, None, *found
 
 
-def joint_linears(x: Tensor, layers: Sequence[AdaptedWeight], scale: float) -> tuple[Tensor, ...]:
-    """Every layer's output for x."""
-    parts = [part for layer in layers for part in (layer.weight, layer.bias, layer.a, layer.b)]
-    apply: Any = _Linears.apply
-    outputs: tuple[Tensor, ...] = apply(x, scale, *parts)
-    return outputs
-
-
 def _group_by_layer(parts: Sequence[Tensor | None]) -> list[tuple[Tensor | None, ...]]:
     return [tuple(parts[start : start + 4]) for start in range(0, len(parts), 4)]
 
@@ -207,7 +199,10 @@ class CudaOps(KernelOps):
     def linears(
         self, x: Tensor, layers: Sequence[AdaptedWeight], scale: float
     ) -> tuple[Tensor, ...]:
-        return joint_linears(x, layers, scale)
+        parts = [part for layer in layers for part in (layer.weight, layer.bias, layer.a, layer.b)]
+        apply: Any = _Linears.apply
+        outputs: tuple[Tensor, ...] = apply(x, scale, *parts)
+        return outputs
 
 
 def _heads(heads: int, size: int) -> dict[str, int]:

@@ -138,23 +138,23 @@ class Device:
 
 def test_the_memory_of_a_rollouts_weights_is_the_services_again_when_the_loan_ends() -> None:
     device = Device(400)
-    free = device.pool.free_pages()
+    free = len(device.pool._free)
     device.executor.reserve_weight_pages(100 * PAGE)
-    assert device.pool.free_pages() == free - 100
+    assert len(device.pool._free) == free - 100
     device.lend()
     assert device.executor.arbiter.serving_limit == 300
     assert device.executor.arbiter.lent <= 300
     device.executor.take_back()
-    assert device.pool.free_pages() == free
+    assert len(device.pool._free) == free
     assert device.executor.arbiter.serving_limit == 400
 
 
 def test_weights_that_leave_the_service_too_little_memory_are_refused() -> None:
     device = Device(400)
-    free = device.pool.free_pages()
+    free = len(device.pool._free)
     with pytest.raises(RefusedError, match="needs the memory"):
         device.executor.reserve_weight_pages(400 * PAGE)
-    assert device.pool.free_pages() == free
+    assert len(device.pool._free) == free
     assert device.executor.arbiter.serving_limit == 400
 
 
@@ -245,16 +245,16 @@ def test_a_service_that_needs_the_memory_gets_it_and_no_token_of_the_rollout_is_
 
 def test_a_rollout_that_leaves_gives_every_page_back() -> None:
     device = Device(300)
-    before = device.pool.free_pages()
+    before = len(device.pool._free)
     device.lend()
     for request in requests(ROLLOUT, 6, 2):
         device.roll_out(request)
     for _ in range(20):
         device.step()
-    assert device.pool.free_pages() < before
+    assert len(device.pool._free) < before
     given = device.executor.take_back()
     assert set(given) == set(device.waiting)
-    assert device.pool.free_pages() == before
+    assert len(device.pool._free) == before
 
 
 def test_a_rollout_that_finds_no_memory_says_that_it_is_stalled() -> None:
@@ -314,7 +314,7 @@ def test_a_service_whose_prefixes_fill_the_pool_makes_room_for_a_rollout() -> No
         while device.executor.busy:
             device.step()
     assert device.service.num_unused_prefixes > 0
-    while device.pool.free_pages():
+    while len(device.pool._free):
         device.pool.take()
     with pytest.raises(RefusedError, match="raise --kv-mb"):
         device.lend()
