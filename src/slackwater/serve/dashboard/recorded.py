@@ -237,9 +237,12 @@ def _find_run(run: Path) -> tuple[Path | None, dict[str, Path]]:
     if not run.is_dir():
         fix = "must be a trace, or the folder of a demo, a service or a training run"
         raise ConfigError.of("RUN", str(run), fix)
-    services = (run / "service", run)
-    traces = [*_newest_timelines(services), run / "timeline.json"]
-    trace = next((path for path in traces if path.is_file()), None)
+    newest = [
+        path
+        for service in (run / "service", run)
+        for path in sorted((service / "timelines").glob("run-*.json"))[-1:]
+    ]
+    trace = next((path for path in (*newest, run / "timeline.json") if path.is_file()), None)
     folders = {
         folder.name: folder
         for place in (run / "jobs", run / "service" / "jobs")
@@ -251,15 +254,6 @@ def _find_run(run: Path) -> tuple[Path | None, dict[str, Path]]:
         fix = "holds no timelines, no jobs and no metrics.jsonl"
         raise ConfigError.of("RUN", str(run), fix)
     return trace, folders
-
-
-def _newest_timelines(services: tuple[Path, ...]) -> list[Path]:
-    """The last timeline of each service folder."""
-    return [
-        path
-        for service in services
-        for path in sorted((service / "timelines").glob("run-*.json"))[-1:]
-    ]
 
 
 def _is_node(lane: TimelineLane) -> bool:

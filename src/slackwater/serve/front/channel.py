@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -46,11 +46,7 @@ class FrontChannel:
         """The control plane is ready: send every front end its setup."""
         self.is_open = True
         for front in self._fronts:
-            self.send_setup(front)
-
-    def send_setup(self, front: "_Front") -> None:
-        if self.is_open:
-            front.connection.send(self._setup())
+            front.send_setup()
 
     def connect(self) -> asyncio.Protocol:
         """A new front end's connection."""
@@ -58,7 +54,8 @@ class FrontChannel:
         self._fronts.add(front)
         return front.connection
 
-    def _setup(self) -> wire.Setup:
+    def setup(self) -> wire.Setup:
+        """What a front end needs before it serves."""
         settings = self.plane.settings
         return wire.Setup(
             dict(self.plane.tenants.keys()),
@@ -122,7 +119,12 @@ class _Front:
         self._waiting: dict[int, tuple[TenantId, int]] = {}
         self._unsent = _empty_columns()
         self._reported_spent = self._plane.queues.shares.totals.copy()
-        self.connection = _FrontConnection(self, channel.send_setup)
+        self.connection = _FrontConnection(self)
+
+    def send_setup(self) -> None:
+        """Send the first record, once the control plane is ready."""
+        if self._channel.is_open:
+            self.connection.send(self._channel.setup())
 
     def receive_frame(self, body: bytes) -> None:
         """Queue a frame's records; FrameError closes the connection."""
@@ -283,12 +285,6 @@ class _Front:
             self.refuse(message.number, error)
 
     # ---- results of turns ----
-    def send_tokens(self, turn: "_Choice", more: TurnTokens) -> None:
-        if more.topk or more.prompt_logprobs is not None:
-            self.send(wire.AnnotatedTokens(turn.number, _encode(more)))
-            return
-        self.queue_tokens(turn.number, more.tokens, more.logprobs)
-
     def queue_tokens(self, number: int, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Send these as columns, together with all other tokens of a few milliseconds."""
         numbers, counts, all_tokens, all_logprobs = self._unsent
@@ -321,13 +317,13 @@ def _empty_columns() -> "tuple[array[int], array[int], array[int], array[float]]
 class _FrontConnection(ChannelConnection):
     """A front end's connection; its first record is the setup."""
 
-    def __init__(self, front: _Front, on_connected: Callable[[_Front], None]) -> None:
+    def __init__(self, front: _Front) -> None:
         super().__init__(front.receive_frame, front.handle_disconnect, gather_s=0.0)
-        self._front, self._on_connected = front, on_connected
+        self._front = front
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._on_connected(self._front)
+        self._front.send_setup()
 
     def flush(self) -> None:
         self._front.gather()
@@ -347,7 +343,10 @@ class _Choice:
         self.tenant, self.base_model = tenant, base_model
 
     def append(self, more: TurnTokens) -> None:
-        self.front.send_tokens(self, more)
+        if more.topk or more.prompt_logprobs is not None:
+            self.front.send(wire.AnnotatedTokens(self.number, _encode(more)))
+        else:
+            self.stream(more.tokens, more.logprobs)
 
     def stream(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         self.front.queue_tokens(self.number, tokens, logprobs)

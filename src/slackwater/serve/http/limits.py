@@ -136,9 +136,11 @@ class BodyLimits:
             small = len(body) <= LARGE_JSON_BYTES
             if small and _is_json(headers) and (why := find_text_error(body)):
                 await send_refusal(scope, send, 422, f"body: {why}")
-            else:
-                path = None if file is None else file.path
-                await self._run_in_turn(scope, ReadBody(body, receive, path), send, tenant)
+                return
+            replay = ReadBody(body, receive, None if file is None else file.path)
+            if tenant is not None:
+                await self._shares.wait_turn(tenant)
+            await self._app({**scope, TENANT: tenant, BODY: replay}, replay, send)
         finally:
             body_bytes.release()
             if file is not None:
@@ -193,13 +195,6 @@ class BodyLimits:
         except OSError as error:
             why = f"body: {body_bytes.size} bytes cannot be stored ({error.strerror}); try again"
             raise RefusedBodyError(503, why) from None
-
-    async def _run_in_turn(
-        self, scope: Scope, body: ReadBody, send: Send, tenant: TenantId | None
-    ) -> None:
-        if tenant is not None:
-            await self._shares.wait_turn(tenant)
-        await self._app({**scope, TENANT: tenant, BODY: body}, body, send)
 
 
 def _without_encoding(scope: Scope) -> list[tuple[bytes, bytes]]:

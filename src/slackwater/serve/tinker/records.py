@@ -107,14 +107,12 @@ class Downloads:
         now_s = time.time()
         token = self._tokens.get((of, name))
         if token is None:
-            for key in [key for key, old in self._tokens.items() if self._has_ended(old, now_s)]:
-                del self._offers[self._tokens.pop(key)]
+            for key, old in tuple(self._tokens.items()):
+                if self._offers[old].ends_s <= now_s:
+                    del self._tokens[key], self._offers[old]
             token = self._tokens[of, name] = secrets.token_urlsafe(24)
         self._offers[token] = _Offer(content, name, now_s + LINK_LIVES_S)
         return f"{request.base_url}downloads/{token}/{quote(name)}", now_s + LINK_LIVES_S
-
-    def _has_ended(self, token: str, now_s: float) -> bool:
-        return self._offers[token].ends_s <= now_s
 
     def take(self, token: str, name: str) -> Content:
         """The content of a link; the file name must match."""
