@@ -9,6 +9,7 @@ import pytest
 import torch
 from state_bodies import PlainBody, hint_next, part, tiers_of
 
+from harness.residency_checks import check_residency
 from slackwater.model.errors import ConfigError, RefusedError, UnavailableError
 from slackwater.model.residency import PartRole, StateBudgets, StoredPart, Tier
 from slackwater.state.device import DeviceTier
@@ -74,7 +75,7 @@ def test_no_byte_differs_after_any_sequence_of_moves(tmp_path: Path, seed: int) 
                 with node.device.use(name, timeout_s=30.0):
                     node.bodies[name].change(generator)
         with node.manager.lock:
-            node.manager.controller.check_integrity()
+            check_residency(node.manager.controller)
     for name in names:
         with node.device.use(name, timeout_s=30.0):
             pass
@@ -134,7 +135,7 @@ def test_adapters_over_one_base_keep_their_bytes_whoever_leaves_or_dies(
                 with node.device.use(names[slot], timeout_s=30.0):
                     node.bodies[names[slot]].change(generator)
         with node.manager.lock:
-            node.manager.controller.check_integrity()
+            check_residency(node.manager.controller)
     for name in names:
         with node.device.use(name, timeout_s=30.0):
             pass

@@ -1,1 +1,1 @@
-"""The book of a node's states: which tier each is on, who waits for it, what moves."""
+"""The states of one node: the tier of each, who waits for it, and what moves."""

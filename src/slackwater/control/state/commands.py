@@ -1,4 +1,4 @@
-"""What the book of states asks of its body."""
+"""Commands of the residency controller to the node's state manager."""
 
 from slackwater.control.message import Message
 from slackwater.model.residency import Tier

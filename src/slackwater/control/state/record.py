@@ -1,4 +1,4 @@
-"""What the book of states knows: every deployment and every shared image, and who reads whose."""
+"""The records of a node's states: every deployment and shared image, and which reads which."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -161,17 +161,6 @@ class ResidencyRecords(dict[str, Record]):
             f"needs {need} bytes of host memory now, {free} of {budgets.host_bytes} are free; "
             "evict another first"
         )
-
-    def check_lending(self) -> None:
-        """Raise AssertionError where a lender does not have what its borrowers rely on."""
-        for record in self.values():
-            lenders = list(self.lenders(record))
-            if record.loading:
-                assert all(r.readable for r in lenders)
-            if not record.doomed and record.tier is Tier.DEVICE:
-                assert not any(r.is_base and r.blank for r in lenders)
-            if record.unowned and not record.doomed:
-                assert any(self.borrowers(record))
 
 
 @dataclass(frozen=True, slots=True)

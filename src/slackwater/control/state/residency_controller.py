@@ -16,14 +16,12 @@ from slackwater.control.state.record import Record, ResidencyRecords, ResidencyW
 from slackwater.model.residency import StateBudgets, Tier
 from slackwater.policy.state.eviction import choose_victims, may_evict
 
-Out = list[commands.StateCommand]
 Room = tuple[Tier, str]  # a tier of the node, or one of its devices
-FullRooms = set[Room]
 Claim = ResidencyWait | int  # somebody waits, or the hint names it at this place
 
 
 class ResidencyController:
-    """See the module. `check_integrity()` holds after every event."""
+    """See the module."""
 
     def __init__(self, budgets: StateBudgets) -> None:
         self.budgets = budgets
@@ -33,6 +31,7 @@ class ResidencyController:
         self._holding: tuple[str, ...] = ()
         self.found = self.waited = 0  # operations whose state was there, or not
         self.early = 0  # loads that ended before anybody waited for them
+        self._out: list[commands.StateCommand] = []
 
     def tier(self, deployment: str) -> Tier | None:
         """Where the newest copy is; None if the deployment is not known."""
@@ -49,30 +48,30 @@ class ResidencyController:
         return self._records.bytes_in_use(tier, device)
 
     def handle(self, event: events.StateEvent) -> Sequence[commands.StateCommand]:
-        out: Out = []
+        self._out = []
         match event:
             case events.DeploymentRegistered():
-                self._register(event, out)
+                self._register(event)
             case events.ResidencyAsked(_, ticket, name, tier, lease):
-                self._wait(ResidencyWait(ticket, name, tier, True, lease), event.now_s, out)
+                self._wait(ResidencyWait(ticket, name, tier, True, lease), event.now_s)
             case events.EvictionAsked(_, ticket, name, tier):
                 self._unhint(name)
-                self._wait(ResidencyWait(ticket, name, tier, False, False), event.now_s, out)
+                self._wait(ResidencyWait(ticket, name, tier, False, False), event.now_s)
             case events.MoveDone(_, name, to):
-                self._finish_move(name, to, out)
+                self._finish_move(name, to)
             case events.MoveFailed(_, name, to, reason):
-                self._fail_move(name, to, reason, out)
+                self._fail_move(name, to, reason)
             case events.NextHinted(_, names, holding):
                 self._hint, self._holding = names, holding
             case events.HolderGone(_, holder):
-                self._holder_gone(holder, out)
+                self._holder_gone(holder)
             case events.DeploymentForgotten(_, name):
-                self._forget(name, out)
+                self._forget(name)
             case _:
                 self._note(event)
-        self._serve(event.now_s, out)
-        self._prefetch(out)
-        return out
+        self._serve(event.now_s)
+        self._prefetch()
+        return self._out
 
     def _note(self, event: events.NotedEvent) -> None:
         """Events that by themselves ask for nothing."""
@@ -90,17 +89,17 @@ class ResidencyController:
             case _:
                 assert_never(event)
 
-    def _register(self, event: events.DeploymentRegistered, out: Out) -> None:
+    def _register(self, event: events.DeploymentRegistered) -> None:
         known = self._records.get(event.deployment)
         if known is not None:
             again = (known.device_bytes, known.host_bytes) == (event.device_bytes, event.host_bytes)
             if known.holder is not None or known.doomed or known.bereft or not again:
                 why = "is held by " + known.holder if known.holder else "has another size here"
                 why = f"{known.bereft}, which it shares, is gone" if known.bereft else why
-                out.append(commands.Refuse(event.deployment, f"state of {event.deployment}: {why}"))
+                self._refuse(event.deployment, why)
                 return
             known.holder, known.device, known.unowned = event.holder, event.device, False
-            out.append(commands.Admit(event.deployment, known.blank))
+            self._out.append(commands.Admit(event.deployment, known.blank))
             return
         record = Record(
             event.deployment,
@@ -120,7 +119,7 @@ class ResidencyController:
         beside = (self.budgets, record, brought)
         reason = self._records.find_misfit(*beside) or self._records.explain_no_room(*beside)
         if reason:
-            out.append(commands.Refuse(record.name, f"state of {record.name}: {reason}"))
+            self._refuse(record.name, reason)
             return
         for new in (*brought, record):
             self._records[new.name] = new
@@ -128,14 +127,17 @@ class ResidencyController:
             if lender.is_base:
                 lender.doomed = False
                 lender.warm = lender.warm or record.warm
-        out.append(commands.Admit(record.name, blank=True))
+        self._out.append(commands.Admit(record.name, blank=True))
 
-    def _wait(self, wait: ResidencyWait, now_s: float, out: Out) -> None:
+    def _refuse(self, deployment: str, why: str) -> None:
+        self._out.append(commands.Refuse(deployment, f"state of {deployment}: {why}"))
+
+    def _wait(self, wait: ResidencyWait, now_s: float) -> None:
         record, state = self._records.get(wait.deployment), f"state of {wait.deployment}"
         if record is None or record.doomed:
-            out.append(commands.AnswerTicket(wait.ticket, f"{state}: is not known here"))
+            self._out.append(commands.AnswerTicket(wait.ticket, f"{state}: is not known here"))
         elif wait.up and wait.tier is Tier.DEVICE and record.holder is None:
-            out.append(commands.AnswerTicket(wait.ticket, f"{state}: its worker has gone"))
+            self._out.append(commands.AnswerTicket(wait.ticket, f"{state}: its worker has gone"))
         else:
             record.last_used_s = now_s
             for piece in self._records.pieces(record):
@@ -166,7 +168,7 @@ class ResidencyController:
         if record is not None and record.tier is Tier.HOST:
             record.blank, record.on_host = False, True
 
-    def _finish_move(self, name: str, to: Tier, out: Out) -> None:
+    def _finish_move(self, name: str, to: Tier) -> None:
         record = self._records.get(name)
         if record is None or record.moving_to is not to:
             return
@@ -183,20 +185,20 @@ class ResidencyController:
                         base.blank, base.on_host = False, True  # filled on the way
                 if record.on_disk:  # it is about to differ
                     record.on_disk = False
-                    out.append(commands.FreeTier(name, Tier.DISK))
+                    self._out.append(commands.FreeTier(name, Tier.DISK))
             case Tier.HOST:
                 record.on_host = not record.blank
             case Tier.DISK:
                 record.on_disk = down and not record.blank
                 record.on_host = False
-                out.append(commands.FreeTier(name, Tier.HOST))
+                self._out.append(commands.FreeTier(name, Tier.HOST))
         if record.doomed:
-            self._forget(name, out)
+            self._forget(name)
         for other in self._records.values():  # room was made, or may have been
             if down and other is not record:
                 other.stuck = None
 
-    def _fail_move(self, name: str, to: Tier, reason: str, out: Out) -> None:
+    def _fail_move(self, name: str, to: Tier, reason: str) -> None:
         record = self._records.get(name)
         if record is None:
             return
@@ -207,43 +209,43 @@ class ResidencyController:
         else:
             return
         if record.doomed:
-            self._forget(name, out)
+            self._forget(name)
             return
         for wait in list(self._waits):
             wanted = self._records[wait.deployment]
             pieces = self._records.pieces(wanted) if wait.up else [wanted]
             if record in pieces and (to > record.tier) == wait.up:
-                self._answer(wait, out, reason)
+                self._answer(wait, reason)
 
-    def _holder_gone(self, holder: str, out: Out) -> None:
+    def _holder_gone(self, holder: str) -> None:
         for record in [r for r in self._records.values() if r.holder == holder]:
             record.holder, record.leases, record.following = None, 0, False
             touched = record.tier is Tier.DEVICE or record.moving_to is Tier.DEVICE
             for wait in [w for w in self._waits if w.deployment == record.name]:
                 if wait.tier is Tier.DEVICE or touched:
-                    self._answer(wait, out, f"state of {record.name}: its worker has gone")
+                    self._answer(wait, f"state of {record.name}: its worker has gone")
             if not touched:
                 continue
             was_newest = record.tier is Tier.DEVICE
             record.moving_to = None
             record.tier = Tier.HOST
             if record.doomed:
-                self._forget(record.name, out)
+                self._forget(record.name)
             elif not was_newest:
                 continue  # it was only on its way there
             elif record.on_host:
-                out.append(commands.ReportFallback(record.name))
+                self._out.append(commands.ReportFallback(record.name))
             else:
-                self._forget(record.name, out, lost=True)
-                out.append(commands.ReportStateLost(record.name))
+                self._forget(record.name, lost=True)
+                self._out.append(commands.ReportStateLost(record.name))
 
-    def _forget(self, name: str, out: Out, *, lost: bool = False) -> None:
+    def _forget(self, name: str, *, lost: bool = False) -> None:
         """It goes as soon as nothing moves or reads it; what others borrow goes with the last."""
         record = self._records.get(name)
         if record is None:
             return
         for wait in [w for w in self._waits if w.deployment == name]:
-            self._answer(wait, out, f"state of {name}: was forgotten")
+            self._answer(wait, f"state of {name}: was forgotten")
         for borrower in self._records.borrowers(record):
             if lost:
                 borrower.bereft = name
@@ -254,85 +256,83 @@ class ResidencyController:
         if record.moving_to is not None or record.readers:
             record.doomed = True
         else:
-            self._remove(record, out)
+            self._remove(record)
 
-    def _remove(self, record: Record, out: Out) -> None:
+    def _remove(self, record: Record) -> None:
         name = record.name
         del self._records[name]
         if record.tier is Tier.DEVICE:
-            out.append(commands.FreeTier(name, Tier.DEVICE))
+            self._out.append(commands.FreeTier(name, Tier.DEVICE))
         if record.tier >= Tier.HOST:
-            out.append(commands.FreeTier(name, Tier.HOST))
+            self._out.append(commands.FreeTier(name, Tier.HOST))
         if record.on_disk:
-            out.append(commands.FreeTier(name, Tier.DISK))
-        out.append(commands.Drop(name))
+            self._out.append(commands.FreeTier(name, Tier.DISK))
+        self._out.append(commands.Drop(name))
         for lender in list(self._records.lenders(record)):
             if lender.unowned:
-                self._forget(lender.name, out)
+                self._forget(lender.name)
         for other in self._records.values():
             other.stuck = None
 
-    def _answer(self, wait: ResidencyWait, out: Out, refused: str | None = None) -> None:
+    def _answer(self, wait: ResidencyWait, refused: str | None = None) -> None:
         self._waits.remove(wait)
-        out.append(commands.AnswerTicket(wait.ticket, refused))
+        self._out.append(commands.AnswerTicket(wait.ticket, refused))
 
-    def _serve(self, now_s: float, out: Out) -> None:
+    def _serve(self, now_s: float) -> None:
         """Answer and advance the waits, the oldest first; later ones do not take its room."""
         for doomed in [r for r in self._records.values() if r.doomed]:
             if not doomed.readers:
-                self._forget(doomed.name, out)
-        full: FullRooms = set()
+                self._forget(doomed.name)
+        full: set[Room] = set()
         for wait in list(self._waits):
             record = self._records.get(wait.deployment)
             if record is None or wait not in self._waits:
                 continue
             if wait.up:
-                self._serve_up(wait, record, full, out)
+                self._serve_up(wait, record, full)
                 if wait not in self._waits:
                     record.last_used_s = now_s
             else:
-                self._serve_down(wait, record, out)
+                self._serve_down(wait, record)
 
-    def _serve_up(self, wait: ResidencyWait, record: Record, full: FullRooms, out: Out) -> None:
+    def _serve_up(self, wait: ResidencyWait, record: Record, full: set[Room]) -> None:
         if record.bereft and record.tier is not Tier.DEVICE:
             why = f"state of {record.name}: {record.bereft}, which it shares, is gone"
-            self._answer(wait, out, why)
+            self._answer(wait, why)
             return
         there = record.moving_to is None and record.tier >= wait.tier
         if there and self._records.is_assembled(record):
             record.leases += wait.lease
             if wait.lease:
                 self._unhint(record.name)
-            self._answer(wait, out)
+            self._answer(wait)
             return
         on_disk = [p for p in self._records.pieces(record) if p.tier is Tier.DISK]
         for piece in [p for p in on_disk if p.moving_to is None]:
-            if not self._raise_for(wait, piece, Tier.HOST, full, out):
+            if not self._raise_for(wait, piece, Tier.HOST, full):
                 return
         if record.moving_to is not None:
-            self._follow(wait, record, full, out)
+            self._follow(wait, record, full)
         elif wait.tier is Tier.DEVICE and self._records.is_assembled(record):
-            self._raise_for(wait, record, Tier.DEVICE, full, out)
+            self._raise_for(wait, record, Tier.DEVICE, full)
 
-    def _serve_down(self, wait: ResidencyWait, record: Record, out: Out) -> None:
+    def _serve_down(self, wait: ResidencyWait, record: Record) -> None:
         if record.moving_to is not None:
             return
         if record.tier > wait.tier and self._records.may_sink(record):
-            self._sink(record, out)
+            self._sink(record)
         if wait in self._waits and record.tier <= wait.tier and record.moving_to is None:
-            self._answer(wait, out)
+            self._answer(wait)
 
-    def _raise_for(
-        self, wait: ResidencyWait, piece: Record, to: Tier, full: FullRooms, out: Out
-    ) -> bool:
+    def _raise_for(self, wait: ResidencyWait, piece: Record, to: Tier, full: set[Room]) -> bool:
         room = _room(to, piece)
-        if room not in full and self._rise(piece, to, wait, out):
+        if room not in full and self._rise(piece, to, wait):
             return True
         full.add(room)
-        self._give_up_if_hopeless(wait, room, out)
+        self._give_up_if_hopeless(wait, room)
         return False
 
-    def _follow(self, wait: ResidencyWait, record: Record, full: FullRooms, out: Out) -> None:
+    def _follow(self, wait: ResidencyWait, record: Record, full: set[Room]) -> None:
         """Let a state that comes from disk go on to the device as its bytes arrive."""
         coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
         if not (coming and wait.up and wait.tier is Tier.DEVICE and record.holder is not None):
@@ -342,29 +342,29 @@ class ResidencyController:
             return
         if not all(lender.readable for lender in self._records.lenders(record)):
             return
-        if self._make_room(record, Tier.DEVICE, wait, out):
+        if self._make_room(record, Tier.DEVICE, wait):
             record.following = True
-            out.append(commands.MoveTier(record.name, Tier.DEVICE, follows=True))
+            self._out.append(commands.MoveTier(record.name, Tier.DEVICE, follows=True))
         else:
             full.add(room)
 
-    def _give_up_if_hopeless(self, wait: ResidencyWait, room: Room, out: Out) -> None:
+    def _give_up_if_hopeless(self, wait: ResidencyWait, room: Room) -> None:
         """Refuse it if what occupies the room cannot be moved away, for example on a full disk."""
         others = self._records.on(*room)
         above = [r for r in others if r.stuck]
         busy = [r for r in others if not self._records.may_sink(r)]
         if above and not busy:
-            self._answer(wait, out, f"state of {wait.deployment}: no room: {above[0].stuck}")
+            self._answer(wait, f"state of {wait.deployment}: no room: {above[0].stuck}")
 
-    def _rise(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
+    def _rise(self, record: Record, to: Tier, by: Claim) -> bool:
         """Begin the move if there is room, else begin to make room; False if it must wait."""
-        if not self._make_room(record, to, by, out):
+        if not self._make_room(record, to, by):
             return False
         record.moving_to = to
-        out.append(commands.MoveTier(record.name, to, record.blank))
+        self._out.append(commands.MoveTier(record.name, to, record.blank))
         return True
 
-    def _make_room(self, record: Record, to: Tier, by: Claim, out: Out) -> bool:
+    def _make_room(self, record: Record, to: Tier, by: Claim) -> bool:
         """Whether there is room; if not, make some. An early load evicts what is needed later."""
         wait = None if isinstance(by, int) else by
         need = record.size_on(to)
@@ -385,16 +385,16 @@ class ResidencyController:
             if not isinstance(by, int) or (may_evict(c, by) and c.name not in self._holding)
         ]
         for name in choose_victims(candidates, need - free - freeing) or ():
-            self._sink(self._records[name], out)
+            self._sink(self._records[name])
         # Where the image below was still good, room is there at once.
         return self._budget(to) - self.bytes_in_use(*room) >= need
 
-    def _sink(self, record: Record, out: Out) -> None:
+    def _sink(self, record: Record) -> None:
         """One tier down. A host image that the disk has too is only dropped."""
         to = Tier(record.tier - 1)
         if to is Tier.DISK and (record.on_disk or record.blank):
             record.tier, record.on_host = Tier.DISK, False
-            out.append(commands.FreeTier(record.name, Tier.HOST))
+            self._out.append(commands.FreeTier(record.name, Tier.HOST))
             return
         if (
             to is Tier.DISK
@@ -402,14 +402,14 @@ class ResidencyController:
         ):
             record.stuck = f"the disk tier has {self.budgets.disk_bytes} bytes, all in use"
             for wait in [w for w in self._waits if w.deployment == record.name and not w.up]:
-                self._answer(wait, out, f"state of {record.name}: {record.stuck}")
+                self._answer(wait, f"state of {record.name}: {record.stuck}")
             return
         record.moving_to = to
         if to is Tier.HOST:
             record.on_host = False  # being overwritten
-        out.append(commands.MoveTier(record.name, to, record.blank))
+        self._out.append(commands.MoveTier(record.name, to, record.blank))
 
-    def _prefetch(self, out: Out) -> None:
+    def _prefetch(self) -> None:
         """Load what the hint names, if nobody waits for the room and nothing sooner must leave."""
         wanted = [self._records[w.deployment] for w in self._waits if w.up]
         waiting = {_room(w.tier, self._records[w.deployment]) for w in self._waits if w.up} | {
@@ -428,38 +428,16 @@ class ResidencyController:
                 continue
             for piece in [p for p in pieces if p.tier is Tier.DISK and p.idle]:
                 blocked = _room(Tier.HOST, piece) in waiting
-                if blocked or not self._rise(piece, Tier.HOST, number, out):
+                if blocked or not self._rise(piece, Tier.HOST, number):
                     return
             if record.idle and self._records.is_assembled(record):
                 to = Tier.DEVICE
                 blocked = _room(to, record) in waiting
-                if blocked or not self._rise(record, to, number, out):
+                if blocked or not self._rise(record, to, number):
                     return
 
     def _budget(self, tier: Tier) -> int:
         return self.budgets.device_bytes if tier is Tier.DEVICE else self.budgets.host_bytes
-
-    def check_integrity(self) -> None:
-        for device in {record.device for record in self._records.values()}:
-            assert self.bytes_in_use(Tier.DEVICE, device) <= self.budgets.device_bytes
-        assert self.bytes_in_use(Tier.HOST) <= self.budgets.host_bytes
-        assert self.bytes_in_use(Tier.DISK) <= self.budgets.disk_bytes
-        assert len({wait.ticket for wait in self._waits}) == len(self._waits)
-        for wait in self._waits:
-            assert wait.deployment in self._records
-        for record in self._records.values():
-            assert record.leases >= 0 and record.readers >= 0
-            assert not record.leases or (record.tier is Tier.DEVICE and record.moving_to is None)
-            assert record.moving_to is None or abs(record.moving_to - record.tier) == 1
-            coming = record.tier is Tier.DISK and record.moving_to is Tier.HOST
-            assert not record.following or (coming and not record.blank)
-            if record.doomed:
-                continue
-            if record.tier is Tier.HOST and record.moving_to is not Tier.DISK:
-                assert record.on_host or record.blank
-            if record.tier is Tier.DISK and not record.blank:
-                assert record.on_disk
-        self._records.check_lending()
 
 
 def _room(tier: Tier, record: Record) -> Room:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from harness.residency_checks import check_residency
 from slackwater.control.state import commands as do
 from slackwater.control.state import events as on
 from slackwater.control.state.residency_controller import ResidencyController
@@ -22,7 +23,7 @@ class Node:
     def tell(self, make: Callable[[float], on.StateEvent]) -> list[do.StateCommand]:
         self.now_s += 1.0
         out = list(self.book.handle(make(self.now_s)))
-        self.book.check_integrity()
+        check_residency(self.book)
         for command in out:
             if isinstance(command, do.MoveTier):
                 self.moves.append(command)
