@@ -159,6 +159,6 @@ def run(options: BenchOptions) -> dict[str, float]:
         "cpu_p99_ms": float(np.percentile(cpu_ms, 99)),
         "watch_p99_ms": float(np.percentile(watch_ms, 99)),
         "live_turns": float(len(load.manager.state.turns)),
-        "waiting_turns": float(len(load.manager.state.dispatcher.queue)),
+        "waiting_turns": float(len(load.manager.dispatcher.queue)),
         "instances": float(INSTANCES),
     }

@@ -243,7 +243,7 @@ class Storm:
                 ev.TurnRefused(self.now_s, command.instance, command.attempt, why, at_fault)
             )
             return
-        current = command.attempt in self.manager.state.dispatcher.attempts
+        current = command.attempt in self.manager.dispatcher.attempts
         held = command.version in instance.versions
         assert held or not current, (
             f"{command.turn} sent to {command.instance} without {command.version}"

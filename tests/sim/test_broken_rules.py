@@ -21,9 +21,9 @@ from slackwater.control.operations.model_queue import ModelQueue
 from slackwater.control.operations.operations_state import OperationsState
 from slackwater.control.rollout.commands import CompleteTurn
 from slackwater.control.rollout.demand import Demand
+from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.events import VersionOffered
 from slackwater.control.rollout.gates import Gates
-from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.steps.events import DevicesGranted
 from slackwater.control.weights.commands import DeleteVersion, DropVersion
 from slackwater.control.weights.director import PullScheduler, WeightDirector
@@ -51,10 +51,10 @@ def changes_tokens(change: Callable[[Any], None]) -> Break:
     """A turn that moves takes along something other than what it has."""
 
     def broken(honest: Rule) -> Rule:
-        def resume(self: ManagerState, turn: Any, *args: Any) -> None:
+        def resume(self: Dispatcher, turn: Any) -> None:
             if len(turn.tokens) > 1:
                 change(turn)
-            honest(self, turn, *args)
+            honest(self, turn)
 
         return resume
 
@@ -75,16 +75,17 @@ def swaps_tokens(turn: Any) -> None:
 
 
 def tells_nobody(honest: Rule) -> Rule:
-    def complete(self: ManagerState, turn: Any, reason: Any, now_s: float, out: Any) -> None:
-        self.counters.completed += 1
-        self.close(turn, now_s, out, completed=True)
+    def complete(self: Dispatcher, turn: Any, reason: Any) -> None:
+        self._state.counters.completed += 1
+        self.close(turn, completed=True)
 
     return complete
 
 
 def names_another_version(honest: Rule) -> Rule:
-    def complete(self: ManagerState, turn: Any, reason: Any, now_s: float, out: Any) -> None:
-        honest(self, turn, reason, now_s, out)
+    def complete(self: Dispatcher, turn: Any, reason: Any) -> None:
+        honest(self, turn, reason)
+        out = self._state.out
         told = next(i for i, one in enumerate(out) if isinstance(one, CompleteTurn))
         out[told] = structs.replace(out[told], version="other")
 
@@ -186,11 +187,11 @@ def takes_nothing_back(honest: Rule) -> Rule:
 TRUTH = "tokens were lost, doubled or changed"
 
 BROKEN: dict[str, tuple[type, str, Break, str]] = {
-    "token lost": (ManagerState, "resume", changes_tokens(loses_a_token), TRUTH),
-    "token doubled": (ManagerState, "resume", changes_tokens(doubles_a_token), TRUTH),
-    "tokens out of order": (ManagerState, "resume", changes_tokens(swaps_tokens), TRUTH),
-    "turn lost": (ManagerState, "complete", tells_nobody, "turns were lost"),
-    "version mixed": (ManagerState, "complete", names_another_version, "generated with other"),
+    "token lost": (Dispatcher, "resume", changes_tokens(loses_a_token), TRUTH),
+    "token doubled": (Dispatcher, "resume", changes_tokens(doubles_a_token), TRUTH),
+    "tokens out of order": (Dispatcher, "resume", changes_tokens(swaps_tokens), TRUTH),
+    "turn lost": (Dispatcher, "complete", tells_nobody, "turns were lost"),
+    "version mixed": (Dispatcher, "complete", names_another_version, "generated with other"),
     "turn gate": (Gates, "admits allows takes", always, r"runs turns on \S+ without a permit"),
     "training gate": (OperationsState, "may_run", always, r"trains on \S+ without a permit"),
     "gate of a permit": (OperationsController, "_gate", gates_fewer_nodes, "gated to"),

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from benchmarks.rollout.storm import weather
+from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.control.rollout.manager_state import ManagerState, Out
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.steps.tracker import StepTracker
 from slackwater.model.ids import InstanceId
@@ -37,15 +37,15 @@ def test_a_manager_that_forgets_to_roll_back_a_lie_is_caught(
 
 
 def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = ManagerState.resume
+    honest = Dispatcher.resume
 
-    def forgetful(self: ManagerState, turn: LiveTurn, now_s: float, out: Out) -> None:
+    def forgetful(self: Dispatcher, turn: LiveTurn) -> None:
         if turn.tokens:
             turn.tokens.pop(0)
             turn.logprobs.pop(0)
-        honest(self, turn, now_s, out)
+        honest(self, turn)
 
-    monkeypatch.setattr(ManagerState, "resume", forgetful)
+    monkeypatch.setattr(Dispatcher, "resume", forgetful)
     with pytest.raises(AssertionError):
         for seed in range(20):
             weather(seed, hours=0.5)
@@ -54,7 +54,7 @@ def test_a_manager_that_loses_tokens_on_a_move_is_caught(monkeypatch: pytest.Mon
 def test_a_manager_that_leaves_local_engines_at_work_when_seeding_ends_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Membership, "hand_over", lambda self, record, why, now_s, out: None)
+    monkeypatch.setattr(Membership, "hand_over", lambda self, record, why: None)
     with pytest.raises(AssertionError, match="works unasked"):
         weather(0, hours=0.5)
 

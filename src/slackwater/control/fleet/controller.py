@@ -212,7 +212,7 @@ class FleetController:
             assert not local or self.steps.is_started(instance), f"{instance} works unasked"
         held, holders = self.devices.holders(), self.steps.holders()
         assert held.keys() <= holders.keys(), f"{held} work without devices: {holders}"
-        for version, turns in self.rollout.state.demand.counts().items():
+        for version, turns in self.rollout.dispatcher.demand.counts().items():
             assert self.weights.knows(version), f"{turns} turns ask for {version}, which is gone"
 
     def _engines_on(self, nodes: Sequence[NodeId], job: JobId) -> list[InstanceId]:

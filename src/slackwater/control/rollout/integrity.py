@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import TypeVar
 
+from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.manager_state import ManagerState
 
 T = TypeVar("T")
@@ -16,9 +17,9 @@ def _count(items: Iterable[T]) -> dict[T, int]:
     return counts
 
 
-def check_state(state: ManagerState) -> None:
+def check_state(state: ManagerState, dispatcher: Dispatcher) -> None:
     """Raise AssertionError if the parts of the state disagree."""
-    counters, dispatcher = state.counters, state.dispatcher
+    counters = state.counters
     ended = counters.completed + counters.failed + counters.cancelled
     assert counters.submitted == len(state.turns) + ended, "a turn was lost or ended twice"
     dispatcher.queue.check_integrity()
@@ -30,12 +31,11 @@ def check_state(state: ManagerState) -> None:
         assert turn.topk is None or len(turn.topk) == len(turn.tokens)
         assert name in timed, f"{name} has no deadline"
     asked = _count([turn.spec.version for turn in state.turns.values()])
-    assert state.demand.counts() == asked, "the demand for versions is counted wrong"
-    _check_attempts(state)
+    assert dispatcher.demand.counts() == asked, "the demand for versions is counted wrong"
+    _check_attempts(state, dispatcher)
 
 
-def _check_attempts(state: ManagerState) -> None:
-    dispatcher = state.dispatcher
+def _check_attempts(state: ManagerState, dispatcher: Dispatcher) -> None:
     held = 0
     for record in state.instances:
         held += len(record.attempts)

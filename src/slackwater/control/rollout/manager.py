@@ -3,8 +3,8 @@
     events -> manager.handle(event) -> commands
 
 It owns every turn's tokens: `Ownership` checks what instances report about turns. Other parts:
-`dispatcher` (which instance runs a turn), `membership` (instances that join and leave),
-`rebalancer` (moves), `seeding` (how long training nodes roll out themselves).
+`dispatcher` (which instance runs a turn, and how a turn ends), `membership` (instances that join
+and leave), `rebalancer` (moves), `seeding` (how long training nodes roll out themselves).
 """
 
 import heapq
@@ -15,9 +15,10 @@ from typing import Any
 
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import AppendTokens, RolloutCommand, StreamTokens
+from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.integrity import check_state
 from slackwater.control.rollout.live_turn import LiveTurn
-from slackwater.control.rollout.manager_state import ManagerState, Out
+from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.rollout.rebalancer import Rebalancer
 from slackwater.control.rollout.seeding import SEEDING, Seeding
@@ -35,12 +36,13 @@ class RolloutManager:
 
     def __init__(self, settings: RolloutSettings | None = None) -> None:
         self.state = ManagerState(settings or RolloutSettings())
-        self._membership = Membership(self.state)
-        self._ownership = Ownership(self.state, self._membership)
-        self._rebalancer = Rebalancer(self.state)
+        self.dispatcher = Dispatcher(self.state)
+        self._membership = Membership(self.state, self.dispatcher)
+        self._ownership = Ownership(self.state, self.dispatcher, self._membership)
+        self._rebalancer = Rebalancer(self.state, self.dispatcher)
         self._seeding = Seeding(self.state, self._membership)
         self._watching = False
-        self._handlers: dict[type, Callable[[Any, Out], None]] = {
+        self._handlers: dict[type, Callable[[Any], None]] = {
             events.TurnSubmitted: self._submit,
             events.TurnCancelled: self._cancel,
             events.TokensArrived: self._ownership.tokens_arrived,
@@ -68,19 +70,19 @@ class RolloutManager:
 
     def handle(self, event: events.RolloutEvent) -> Sequence[RolloutCommand]:
         """Take one event; return what the runtime must do, in order."""
-        out: Out = []
-        self.state.dispatcher.now_s = event.now_s
-        self._handlers[type(event)](event, out)
+        state = self.state
+        state.now_s, state.out = event.now_s, []
+        self._handlers[type(event)](event)
         if self._seeding.steps:
-            self._seeding.end_finished(event.now_s, out)
-        if self.state.instances.recalling:
-            self._membership.report_freed_versions(event.now_s, out)
-        if not self._watching and (self.state.turns or len(self.state.instances)):
+            self._seeding.end_finished()
+        if state.instances.recalling:
+            self._membership.report_freed_versions()
+        if not self._watching and (state.turns or len(state.instances)):
             self._watching = True
-            out.append(SetTimer(WATCH, event.now_s + self.state.settings.watch_every_s))
-        return out
+            state.out.append(SetTimer(WATCH, event.now_s + state.settings.watch_every_s))
+        return state.out
 
-    def _submit(self, event: events.TurnSubmitted, out: Out) -> None:
+    def _submit(self, event: events.TurnSubmitted) -> None:
         spec, state = event.spec, self.state
         if spec.turn in state.turns:
             return  # submitted twice: it is being generated
@@ -89,21 +91,20 @@ class RolloutManager:
         turn = LiveTurn(spec, deadline_s, state.counters.submitted)
         if event.tokens:
             turn.take_over(event.tokens, event.logprobs)
-        state.open(turn, out)
+        self.dispatcher.open(turn)
         longest = state.instances.longest_for(spec.job, spec.base_model)
         if longest is not None and longest <= turn.context_tokens:
             error = f"prompt: {turn.context_tokens} tokens leave no room in a context of {longest}"
-            state.fail(turn, error, event.now_s, out)
+            self.dispatcher.fail(turn, error)
             return
-        state.dispatcher.place(turn, event.now_s, out)
+        self.dispatcher.place(turn)
 
-    def _add_owners(self, event: events.OwnersNamed, out: Out) -> None:
-        del out
-        self.state.dispatcher.owners |= set(event.owners)
+    def _add_owners(self, event: events.OwnersNamed) -> None:
+        self.dispatcher.owners |= set(event.owners)
 
-    def _set_gate(self, event: events.JobGated, out: Out) -> None:
+    def _set_gate(self, event: events.JobGated) -> None:
         """Stop turns where the job may no longer run, and dispatch waiting ones where it may."""
-        state, dispatcher = self.state, self.state.dispatcher
+        state, dispatcher = self.state, self.dispatcher
         gates = state.instances.gates
         gates.set(event.job, event.gate)
         state.instances.invalidate()
@@ -112,49 +113,49 @@ class RolloutManager:
             if turn.instance is None:
                 dispatcher.queue.remove(turn)
                 turn.earlier_queued_s, turn.waiting_since_s = turn.total_queued_s(event.now_s), None
-                dispatcher.place(turn, event.now_s, out)
+                dispatcher.place(turn)
             elif not gates.admits(event.job, state.instances.records[turn.instance].spec):
-                dispatcher.recall(turn, out)
-                state.resume(turn, event.now_s, out)
+                dispatcher.recall(turn)
+                dispatcher.resume(turn)
         for record in list(state.instances):
-            dispatcher.fill(record, event.now_s, out)
+            dispatcher.fill(record)
 
-    def _offer_version(self, event: events.VersionOffered, out: Out) -> None:
-        self._membership.add_version(event, out)
-        self._seeding.reconsider(event.now_s, out)
+    def _offer_version(self, event: events.VersionOffered) -> None:
+        self._membership.add_version(event)
+        self._seeding.reconsider()
 
-    def _cancel(self, event: events.TurnCancelled, out: Out) -> None:
+    def _cancel(self, event: events.TurnCancelled) -> None:
         turn = self.state.turns.get(event.turn)
         if turn is not None:
             self.state.counters.cancelled += 1
-            self.state.stop(turn, out)
-            self.state.close(turn, event.now_s, out)
+            self.dispatcher.stop(turn)
+            self.dispatcher.close(turn)
 
-    def _timer(self, event: TimerFired, out: Out) -> None:
+    def _timer(self, event: TimerFired) -> None:
         if event.name == WATCH:
             self._watching = False
-            self._expire(event.now_s, out)
-            self.state.dispatcher.order_starts()
-            for record in self.state.dispatcher.homes.expire(event.now_s):
-                self.state.dispatcher.fill(record, event.now_s, out)
-            self._membership.watch(event.now_s, out)
-            self._seeding.watch(event.now_s, out)
-            self._rebalancer.watch(event.now_s, out)
+            self._expire()
+            self.dispatcher.order_starts()
+            for record in self.dispatcher.homes.expire(event.now_s):
+                self.dispatcher.fill(record)
+            self._membership.watch()
+            self._seeding.watch()
+            self._rebalancer.watch()
         elif event.name.startswith(SEEDING):
-            self._seeding.timer(event.name, event.now_s, out)
+            self._seeding.consider(JobId(event.name.removeprefix(SEEDING)))
 
-    def _expire(self, now_s: float, out: Out) -> None:
+    def _expire(self) -> None:
         """Fail the turns whose deadline has passed."""
         deadlines, state = self.state.deadlines, self.state
-        while deadlines and deadlines[0][0] <= now_s:
+        while deadlines and deadlines[0][0] <= state.now_s:
             _, sequence, name = heapq.heappop(deadlines)
             turn = state.turns.get(name)
             if turn is None or turn.sequence != sequence:
                 continue
             where = f"on {turn.instance}" if turn.instance else "waiting for an instance"
             progress = f"{len(turn.tokens)} of {turn.limit} tokens generated, {where}"
-            state.stop(turn, out)
-            state.fail(turn, f"deadline passed: {progress}", now_s, out)
+            self.dispatcher.stop(turn)
+            self.dispatcher.fail(turn, f"deadline passed: {progress}")
 
     def turns_of(self, job: JobId) -> list[LiveTurn]:
         """The live turns of a job; the caller must not change them."""
@@ -162,7 +163,7 @@ class RolloutManager:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
-        check_state(self.state)
+        check_state(self.state, self.dispatcher)
         assert self._watching or not (self.state.turns or len(self.state.instances))
 
     def tokens_by_source(self) -> dict[str, dict[str, int]]:
@@ -177,7 +178,7 @@ class RolloutManager:
         counters = self.state.counters
         return {
             "live_turns": len(self.state.turns),
-            "waiting_turns": len(self.state.dispatcher.queue),
+            "waiting_turns": len(self.dispatcher.queue),
             "instances": len(self.state.instances),
             "submitted_turns": counters.submitted,
             "completed_turns": counters.completed,
@@ -199,11 +200,12 @@ class Ownership:
     released.
     """
 
-    def __init__(self, state: ManagerState, membership: Membership) -> None:
+    def __init__(self, state: ManagerState, dispatcher: Dispatcher, membership: Membership) -> None:
         self._state = state
+        self._dispatcher = dispatcher
         self._membership = membership
 
-    def tokens_arrived(self, event: events.TokensArrived, out: Out) -> None:
+    def tokens_arrived(self, event: events.TokensArrived) -> None:
         record = self._state.instances.records.get(event.instance)
         if record is None:
             self._state.counters.late_tokens += len(event.tokens)
@@ -214,17 +216,17 @@ class Ownership:
             streamed = record.frames.take(event.attempts, event.tokens, event.logprobs)
             if streamed is not None:
                 self._state.counters.accepted_tokens += len(event.tokens)
-                out.extend(streamed)
+                self._state.out.extend(streamed)
                 return
         if not self._is_well_formed(event):
-            self._membership.fault(record, "a malformed token frame", event.now_s, out)
+            self._membership.fault(record, "a malformed token frame")
             return
-        self._append_rows(event, out)
+        self._append_rows(event)
         if plain:
             record.frames.follow(event.attempts)
 
-    def _append_rows(self, event: events.TokensArrived, out: Out) -> None:
-        attempts, instance, start, accepted = self._state.dispatcher.attempts, event.instance, 0, 0
+    def _append_rows(self, event: events.TokensArrived) -> None:
+        attempts, instance, start, accepted = self._dispatcher.attempts, event.instance, 0, 0
         tokens, logprobs = event.tokens, event.logprobs
         streamed = list[TurnId](), array("I"), array("f"), list[int]()
         for attempt, count in zip(event.attempts, event.counts or repeat(1), strict=False):
@@ -237,7 +239,7 @@ class Ownership:
                 or len(held := turn.tokens) + count > turn.limit
                 or ((is_streamed := turn.spec.stream) and not turn.is_stream_current)
             ):
-                self._append_row(event, attempt, start, end, out)
+                self._append_row(event, attempt, start, end)
             else:
                 more, scores = tokens[start:end], logprobs[start:end]
                 if is_streamed:
@@ -253,16 +255,14 @@ class Ownership:
             start = end
         self._state.counters.accepted_tokens += accepted
         if streamed[0]:
-            out.append(StreamTokens(*streamed))
+            self._state.out.append(StreamTokens(*streamed))
 
-    def _append_row(
-        self, event: events.TokensArrived, attempt: int, start: int, end: int, out: Out
-    ) -> None:
-        turn = self._current(event.instance, attempt, event.now_s, out)
+    def _append_row(self, event: events.TokensArrived, attempt: int, start: int, end: int) -> None:
+        turn = self._current(event.instance, attempt)
         if turn is None:
             self._state.counters.late_tokens += end - start
         else:
-            self._append(turn, event, start, end, out)
+            self._append(turn, event, start, end)
 
     @staticmethod
     def _is_well_formed(event: events.TokensArrived) -> bool:
@@ -276,13 +276,11 @@ class Ownership:
             and _are_token_ids(event.tokens)
         )
 
-    def _append(
-        self, turn: LiveTurn, event: events.TokensArrived, start: int, end: int, out: Out
-    ) -> None:
+    def _append(self, turn: LiveTurn, event: events.TokensArrived, start: int, end: int) -> None:
         room = turn.limit - len(turn.tokens)
         if end - start > room:
             what = f"more than the {turn.limit} tokens that {turn.spec.turn} may have"
-            self._undo(turn, what, event.now_s, out)
+            self._undo(turn, what)
             return
         tokens = event.tokens[start:end]
         logprobs = event.logprobs[start:end]
@@ -293,27 +291,28 @@ class Ownership:
         turn.losses_without_progress = 0
         self._state.counters.accepted_tokens += end - start
         if turn.spec.stream:
-            self._stream(turn, out)
+            self._stream(turn)
 
-    @staticmethod
-    def _stream(turn: LiveTurn, out: Out) -> None:
+    def _stream(self, turn: LiveTurn) -> None:
         """Stream tokens that the client has not seen: after a rollback positions repeat."""
         whole, seen = turn.tokens, turn.streamed_tokens
         if len(whole) > seen:
             tokens, logprobs = whole[seen:].tolist(), turn.logprobs[seen:].tolist()
             topk = () if turn.topk is None else turn.topk[seen:]
             scores, others = (None, ()) if seen else (turn.prompt_logprobs, turn.prompt_topk)
-            out.append(AppendTokens(turn.spec.turn, tokens, logprobs, topk, scores, others))
+            self._state.out.append(
+                AppendTokens(turn.spec.turn, tokens, logprobs, topk, scores, others)
+            )
             turn.streamed_tokens = len(whole)
 
-    def prompt_scored(self, event: events.PromptScored, out: Out) -> None:
+    def prompt_scored(self, event: events.PromptScored) -> None:
         """Keep the prompt's log-probs, so that a later attempt need not compute them again."""
-        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        turn = self._current(event.instance, event.attempt)
         if turn is None:
             return
         if len(event.logprobs) != len(turn.spec.prompt):
             what = f"{len(event.logprobs)} log-probs for a prompt of {len(turn.spec.prompt)} tokens"
-            self._undo(turn, what, event.now_s, out)
+            self._undo(turn, what)
             return
         sampling, later = turn.spec.sampling, len(turn.spec.prompt) - 1
         asked = (
@@ -325,16 +324,16 @@ class Ownership:
                 f"{len(event.targets)} rows of targets, {len(event.alternatives)} of draws, not "
                 f"{asked}"
             )
-            self._undo(turn, what, event.now_s, out)
+            self._undo(turn, what)
             return
         turn.prompt_logprobs = event.logprobs
         turn.prompt_topk = event.topk
         turn.prompt_targets = event.targets
         turn.prompt_alternatives = event.alternatives
 
-    def turn_ended(self, event: events.TurnEnded, out: Out) -> None:
+    def turn_ended(self, event: events.TurnEnded) -> None:
         """Complete the turn if its end agrees with what was received."""
-        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        turn = self._current(event.instance, event.attempt)
         if turn is None:
             return
         record = self._state.instances.records[event.instance]
@@ -342,9 +341,9 @@ class Ownership:
         turn.leave_buffer()  # to flush all turns beside it would double the time of this decision
         what = self._contradiction(turn, event, record.spec.max_context_tokens)
         if what is not None:
-            self._undo(turn, what, event.now_s, out)
+            self._undo(turn, what)
             return
-        self._state.complete(turn, event.reason, event.now_s, out)
+        self._dispatcher.complete(turn, event.reason)
 
     @staticmethod
     def _contradiction(
@@ -362,54 +361,50 @@ class Ownership:
             return f"{turn.spec.turn} cut at {made} of {turn.limit} tokens"
         return None
 
-    def turn_refused(self, event: events.TurnRefused, out: Out) -> None:
+    def turn_refused(self, event: events.TurnRefused) -> None:
         """Fail the turn if it is at fault, else run it elsewhere."""
-        turn = self._current(event.instance, event.attempt, event.now_s, out)
+        turn = self._current(event.instance, event.attempt)
         if turn is None:
             return
         if event.turn_at_fault:
-            self._state.fail(turn, event.error, event.now_s, out)
+            self._dispatcher.fail(turn, event.error)
             return
         if len(turn.tokens) > turn.base_tokens:
             turn.losses_without_progress = 0
-        self._state.dispatcher.detach(turn)
+        self._dispatcher.detach(turn)
         turn.moves += 1
         turn.avoided_instance = event.instance
-        self._count_loss(turn, event.error, event.now_s, out)
+        self._count_loss(turn, event.error)
 
-    def _count_loss(self, turn: LiveTurn, error: str, now_s: float, out: Out) -> None:
+    def _count_loss(self, turn: LiveTurn, error: str) -> None:
         turn.losses_without_progress += 1
         if turn.losses_without_progress > self._state.settings.max_losses_without_progress:
-            self._state.fail(
-                turn, f"refused {turn.losses_without_progress} times: {error}", now_s, out
-            )
+            self._dispatcher.fail(turn, f"refused {turn.losses_without_progress} times: {error}")
         else:
-            self._state.resume(turn, now_s, out)
+            self._dispatcher.resume(turn)
 
-    def _current(
-        self, instance: InstanceId, attempt: int, now_s: float, out: Out
-    ) -> LiveTurn | None:
-        turn = self._state.dispatcher.attempts.get(attempt)
+    def _current(self, instance: InstanceId, attempt: int) -> LiveTurn | None:
+        turn = self._dispatcher.attempts.get(attempt)
         if turn is not None and turn.instance == instance:
             return turn
         record = self._state.instances.records.get(instance)
-        foreign = turn is not None or not 0 < attempt < self._state.dispatcher.next_attempt
+        foreign = turn is not None or not 0 < attempt < self._dispatcher.next_attempt
         if foreign and record is not None:
             what = f"attempt {attempt}, which was never dispatched there"
-            self._membership.fault(record, what, now_s, out)
+            self._membership.fault(record, what)
         return None
 
-    def _undo(self, turn: LiveTurn, what: str, now_s: float, out: Out) -> None:
+    def _undo(self, turn: LiveTurn, what: str) -> None:
         """Discard the tokens of a false attempt, and continue the turn elsewhere."""
         assert turn.instance is not None
         record = self._state.instances.records[turn.instance]
         turn.roll_back()
         turn.avoided_instance = turn.instance
-        self._state.dispatcher.recall(turn, out)
-        self._membership.fault(record, what, now_s, out)
-        self._count_loss(turn, what, now_s, out)
+        self._dispatcher.recall(turn)
+        self._membership.fault(record, what)
+        self._count_loss(turn, what)
         if record.spec.instance in self._state.instances.records:
-            self._state.dispatcher.fill(record, now_s, out)
+            self._dispatcher.fill(record)
 
 
 def _are_token_ids(tokens: Sequence[int]) -> bool:

@@ -2,8 +2,9 @@
 
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import ReleaseInstance
+from slackwater.control.rollout.dispatcher import Dispatcher
 from slackwater.control.rollout.instances import InstanceRecord
-from slackwater.control.rollout.manager_state import ManagerState, Out
+from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.weights.events import VersionFreed
 from slackwater.model.instance import InstanceKind
 
@@ -11,33 +12,32 @@ from slackwater.model.instance import InstanceKind
 class Membership:
     """Handles the events of instances."""
 
-    def __init__(self, state: ManagerState) -> None:
+    def __init__(self, state: ManagerState, dispatcher: Dispatcher) -> None:
         self._state = state
+        self._dispatcher = dispatcher
         self._borrowed_slowness = 1.0  # of the borrowed engine that was measured last
 
-    def add_instance(self, event: events.InstanceJoined, out: Out) -> None:
+    def add_instance(self, event: events.InstanceJoined) -> None:
         """Add an instance. It runs turns once a version is offered there."""
         state, spec = self._state, event.spec
         if spec.instance in state.instances.records:
-            self.remove_instance(
-                state.instances.records[spec.instance], "joined again", event.now_s, out
-            )
+            self.remove_instance(state.instances.records[spec.instance], "joined again")
         record = InstanceRecord(spec, event.now_s)
         if spec.kind is InstanceKind.BORROWED:
             record.load.slowness = self._borrowed_slowness
         state.instances.add(record)
 
-    def add_version(self, event: events.VersionOffered, out: Out) -> None:
+    def add_version(self, event: events.VersionOffered) -> None:
         """Turns may run with the version on the instance from now on."""
-        record = self._renew_lease(event, out)
+        record = self._renew_lease(event)
         if record is None:
             return
         record.recalled.discard(event.version)
         record.versions.add(event.version)
         record.progress_s = event.now_s
-        self._state.room_changed(record, event.now_s, out)
+        self._dispatcher.room_changed(record)
 
-    def recall_version(self, event: events.VersionRecalled, out: Out) -> None:
+    def recall_version(self, event: events.VersionRecalled) -> None:
         """Start no more turns with the version there; `report_freed_versions` follows the last."""
         record = self._state.instances.records.get(event.instance)
         if record is None or event.version not in record.versions:
@@ -47,28 +47,28 @@ class Membership:
         self._state.instances.recalling.add(event.instance)
         record.refresh()
         self._state.instances.invalidate()
-        self._unbind(record, event.now_s, out)
+        self._unbind(record)
 
-    def report_freed_versions(self, now_s: float, out: Out) -> None:
+    def report_freed_versions(self) -> None:
         """After every event: report recalled versions that no attempt uses any more."""
         fleet = self._state.instances
         for instance in sorted(fleet.recalling):
             record = fleet.records[instance]
             for version in record.find_unused_recalled():
                 record.recalled.discard(version)
-                out.append(VersionFreed(now_s, instance, version))
+                self._state.out.append(VersionFreed(self._state.now_s, instance, version))
             if not record.recalled:
                 fleet.recalling.discard(instance)
 
-    def record_fault(self, event: events.InstanceFaulted, out: Out) -> None:
+    def record_fault(self, event: events.InstanceFaulted) -> None:
         """The weight director reported a fault of the instance."""
-        record = self._renew_lease(event, out)
+        record = self._renew_lease(event)
         if record is not None:
-            self.fault(record, event.what, event.now_s, out)
+            self.fault(record, event.what)
 
-    def record_heartbeat(self, event: events.InstanceHeartbeat, out: Out) -> None:
+    def record_heartbeat(self, event: events.InstanceHeartbeat) -> None:
         """Renew the lease and update the load."""
-        record = self._renew_lease(event, out)
+        record = self._renew_lease(event)
         if record is None:
             return
         self._learn_rate(record, event)
@@ -83,12 +83,12 @@ class Membership:
         load.waiting = min(event.waiting, load.in_flight)
         load.kv_load_tokens = event.kv_used_tokens
         if event.stalled and not record.stalled:
-            self._stall(record, "it reported a stall", event.now_s, out)
+            self._stall(record, "it reported a stall")
         elif record.stalled and not event.stalled:
             record.stalled = False
-            self._state.room_changed(record, event.now_s, out)
+            self._dispatcher.room_changed(record)
         else:
-            self._state.dispatcher.fill(record, event.now_s, out)
+            self._dispatcher.fill(record)
 
     def _learn_rate(self, record: InstanceRecord, event: events.InstanceHeartbeat) -> None:
         """Learn from the progress since the last report.
@@ -123,62 +123,62 @@ class Membership:
             else:
                 self._state.step_time.observe(batch, context, step_s, beside, slowness)
 
-    def handle_notice(self, event: events.InstanceNotice, out: Out) -> None:
+    def handle_notice(self, event: events.InstanceNotice) -> None:
         """The instance will be removed: move its turns while it still lives."""
-        record = self._renew_lease(event, out)
+        record = self._renew_lease(event)
         if record is not None:
             record.leaves_at_s = event.leaves_at_s
-            self.hand_over(record, "notice of removal", event.now_s, out)
+            self.hand_over(record, "notice of removal")
 
-    def drain(self, event: events.DrainRequested, out: Out) -> None:
+    def drain(self, event: events.DrainRequested) -> None:
         """Drain the instance for an operator."""
         record = self._state.instances.records.get(event.instance)
         if record is not None:
-            self._drain(record, event.now_s, out)
+            self._drain(record)
             if event.move_turns:
-                self.evacuate(record, event.now_s, out)
-            self.release_if_empty(record, "drained", out)
+                self.evacuate(record)
+            self.release_if_empty(record, "drained")
 
-    def hand_over(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+    def hand_over(self, record: InstanceRecord, why: str) -> None:
         """Move all turns off the instance and release it now."""
-        self._drain(record, now_s, out)
-        self.evacuate(record, now_s, out)
-        self.release_if_empty(record, why, out)
+        self._drain(record)
+        self.evacuate(record)
+        self.release_if_empty(record, why)
 
-    def _drain(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+    def _drain(self, record: InstanceRecord) -> None:
         record.draining = True
         record.refresh()
         self._state.instances.invalidate()
-        self._unbind(record, now_s, out)
+        self._unbind(record)
 
-    def evacuate(self, record: InstanceRecord, now_s: float, out: Out) -> None:
+    def evacuate(self, record: InstanceRecord) -> None:
         """Move all turns off a live instance that accepts no more."""
         for turn in list(record.attempts.values()):
-            self._state.dispatcher.recall(turn, out)
-            self._state.resume(turn, now_s, out)
+            self._dispatcher.recall(turn)
+            self._dispatcher.resume(turn)
 
-    def release_if_empty(self, record: InstanceRecord, why: str, out: Out) -> None:
+    def release_if_empty(self, record: InstanceRecord, why: str) -> None:
         """Release a draining instance once it runs no turn."""
         if record.draining and not record.attempts:
             self._state.instances.remove(record.spec.instance)
-            out.append(ReleaseInstance(record.spec.instance, why))
+            self._state.out.append(ReleaseInstance(record.spec.instance, why))
 
-    def lose_instance(self, event: events.InstanceLost, out: Out) -> None:
+    def lose_instance(self, event: events.InstanceLost) -> None:
         """The instance's process or connection is lost."""
         record = self._state.instances.records.get(event.instance)
         if record is not None:
-            self.remove_instance(record, event.error, event.now_s, out)
+            self.remove_instance(record, event.error)
 
-    def remove_instance(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+    def remove_instance(self, record: InstanceRecord, why: str) -> None:
         """Remove an instance and dispatch its turns elsewhere, oldest first."""
         state = self._state
         state.instances.remove(record.spec.instance)
-        self._unbind(record, now_s, out)
+        self._unbind(record)
         record.frames.clear()
         for turn in list(record.attempts.values()):
-            state.dispatcher.attempts.pop(turn.attempt or 0)
+            self._dispatcher.attempts.pop(turn.attempt or 0)
             turn.attempt = turn.instance = None
-            turn.device_s += record.clock.read(now_s, -1) - turn.device_clock_s
+            turn.device_s += record.clock.read(state.now_s, -1) - turn.device_clock_s
             turn.moves += 1
             turn.losses_without_progress += len(turn.tokens) == turn.base_tokens
         for turn in list(record.attempts.values()):
@@ -186,18 +186,18 @@ class Membership:
                 error = (
                     f"lost {turn.losses_without_progress} instances in a row without a token: {why}"
                 )
-                state.fail(turn, error, now_s, out)
+                self._dispatcher.fail(turn, error)
             else:
-                state.resume(turn, now_s, out)
+                self._dispatcher.resume(turn)
 
-    def _unbind(self, record: InstanceRecord, now_s: float, out: Out) -> None:
-        for turn in self._state.dispatcher.queue.turns_bound_to(record.spec.instance):
-            self._state.dispatcher.queue.remove(turn)
-            self._state.dispatcher.place(turn, now_s, out)
+    def _unbind(self, record: InstanceRecord) -> None:
+        for turn in self._dispatcher.queue.turns_bound_to(record.spec.instance):
+            self._dispatcher.queue.remove(turn)
+            self._dispatcher.place(turn)
 
-    def change_budget(self, event: events.BudgetChanged, out: Out) -> None:
+    def change_budget(self, event: events.BudgetChanged) -> None:
         """A serving node lends another amount: turns that no longer fit move, youngest first."""
-        record = self._renew_lease(event, out)
+        record = self._renew_lease(event)
         if record is None:
             return
         load = record.load
@@ -206,56 +206,58 @@ class Membership:
             fits = load.in_flight <= load.max_running and load.kv_load_tokens <= load.kv_tokens
             if fits:
                 break
-            self._state.dispatcher.recall(turn, out)
-            self._state.resume(turn, event.now_s, out)
-        self._state.room_changed(record, event.now_s, out)
+            self._dispatcher.recall(turn)
+            self._dispatcher.resume(turn)
+        self._dispatcher.room_changed(record)
 
-    def fault(self, record: InstanceRecord, what: str, now_s: float, out: Out) -> None:
+    def fault(self, record: InstanceRecord, what: str) -> None:
         """Count a fault; release the instance after too many."""
         record.faults += 1
         instance = record.spec.instance
-        self._state.report(instance, what, out)
+        self._state.report(instance, what)
         released = instance not in self._state.instances.records
         if record.faults > self._state.settings.faults_allowed and not released:
-            self.remove_instance(record, f"released after {record.faults} faults", now_s, out)
-            out.append(ReleaseInstance(instance, f"{record.faults} faults, the last: {what}"))
+            self.remove_instance(record, f"released after {record.faults} faults")
+            self._state.out.append(
+                ReleaseInstance(instance, f"{record.faults} faults, the last: {what}")
+            )
 
-    def watch(self, now_s: float, out: Out) -> None:
+    def watch(self) -> None:
         """Check leases, stalls and drained instances, and report versions that turns wait for."""
-        settings = self._state.settings
+        settings, now_s = self._state.settings, self._state.now_s
         for record in list(self._state.instances):
             borrowed = record.spec.kind is InstanceKind.BORROWED
             patience_s = settings.borrowed_stall_s if borrowed else settings.stall_s
             if now_s - record.heard_s > settings.lease_s:
                 why = f"silent for {now_s - record.heard_s:.1f} s"
-                self._state.report(record.spec.instance, why, out)
-                self.remove_instance(record, why, now_s, out)
-                out.append(ReleaseInstance(record.spec.instance, why))
+                self._state.report(record.spec.instance, why)
+                self.remove_instance(record, why)
+                self._state.out.append(ReleaseInstance(record.spec.instance, why))
             elif record.attempts and now_s - record.progress_s > patience_s and not record.stalled:
                 why = f"no token for {now_s - record.progress_s:.1f} s"
-                self._stall(record, why, now_s, out)
+                self._stall(record, why)
                 if not borrowed:
-                    self.fault(record, why, now_s, out)
+                    self.fault(record, why)
             else:
-                self.release_if_empty(record, "drained", out)
-        for _, turn in self._state.dispatcher.queue.heads():
+                self.release_if_empty(record, "drained")
+        for _, turn in self._dispatcher.queue.heads():
             if self._state.instances.gates.takes(turn):
-                self._state.demand.report_waiting(turn, now_s, out)
+                self._dispatcher.demand.report_waiting(turn)
 
-    def _stall(self, record: InstanceRecord, why: str, now_s: float, out: Out) -> None:
+    def _stall(self, record: InstanceRecord, why: str) -> None:
         """Move the instance's turns away, and give it none until it makes progress again."""
         record.stalled = True
         record.refresh()
         self._state.instances.invalidate()
-        self._state.report(record.spec.instance, why, out)
-        self._unbind(record, now_s, out)
-        self.evacuate(record, now_s, out)
+        self._state.report(record.spec.instance, why)
+        self._unbind(record)
+        self.evacuate(record)
 
-    def _renew_lease(self, event: events.LivenessEvent, out: Out) -> InstanceRecord | None:
+    def _renew_lease(self, event: events.LivenessEvent) -> InstanceRecord | None:
         """Renew an instance's lease and return its record; release an unknown one."""
         record = self._state.instances.records.get(event.instance)
         if record is None:
-            out.append(ReleaseInstance(event.instance, "unknown instance: join again"))
+            self._state.out.append(ReleaseInstance(event.instance, "unknown instance: join again"))
             return None
         record.heard_s = event.now_s
         return record

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from slackwater.control.rollout import events
 from slackwater.control.rollout.commands import EndSeeding, LimitInstances, ResumeSeeding
 from slackwater.control.rollout.instances import InstanceRecord
-from slackwater.control.rollout.manager_state import ManagerState, Out
+from slackwater.control.rollout.manager_state import ManagerState
 from slackwater.control.rollout.membership import Membership
 from slackwater.control.steps.events import SeedingChanged
 from slackwater.control.timer import SetTimer
@@ -51,14 +51,14 @@ class Seeding:
         self._membership = membership
         self.steps: dict[JobId, JobStep] = {}
 
-    def begin_step(self, event: events.StepBegan, out: Out) -> None:
+    def begin_step(self, event: events.StepBegan) -> None:
         """Local engines seed from now on."""
         policy = self._state.settings.seeding
         before = self.steps.get(event.job)
         step = JobStep(before.state if before else policy.start(), seeding=True, running=True)
         self.steps[event.job] = step
         remote = len(self._remote(event.job))
-        work = self._state.work_of(event.job)
+        work = self._state.work[event.job]
         work.steps = True
         step.began_s = step.sampled_s = step.seeding_since_s = event.now_s
         step.turns = event.turns
@@ -66,87 +66,84 @@ class Seeding:
         step.counts = (remote, remote)
         step.done_tokens_before = work.done_tokens
         step.window_s = policy.window_s(step.state, remote)
-        out.append(SetTimer(SEEDING + event.job, event.now_s + step.window_s))
+        self._state.out.append(SetTimer(SEEDING + event.job, event.now_s + step.window_s))
 
-    def timer(self, name: str, now_s: float, out: Out) -> None:
-        """The seeding window of a step has passed."""
-        self._consider(JobId(name.removeprefix(SEEDING)), now_s, out)
-
-    def watch(self, now_s: float, out: Out) -> None:
+    def watch(self) -> None:
         for job, step in self.steps.items():
             if step.running:
-                self._sample_remote(job, step, now_s)
-                self._limit(job, step, now_s, out)
-                self._consider(job, now_s, out)
+                self._sample_remote(job, step)
+                self._limit(job, step)
+                self.consider(job)
 
-    def reconsider(self, now_s: float, out: Out) -> None:
+    def reconsider(self) -> None:
         """An instance became usable: seeding may end."""
         for job, step in self.steps.items():
             if step.seeding and self._state.turns:
-                self._consider(job, now_s, out)
+                self.consider(job)
 
-    def _limit(self, job: JobId, step: JobStep, now_s: float, out: Out) -> None:
+    def _limit(self, job: JobId, step: JobStep) -> None:
         """Once a step, when its turns are known: limit the remote instances to a useful number."""
         if step.limited or not self._state.turns:
             return
         step.limited = True
-        view = self._view(job, step, now_s)
+        view = self._view(job, step)
         most = self._state.settings.seeding.most_remote(step.state, view)
         if most is not None:
-            out.append(LimitInstances(job, most))
+            self._state.out.append(LimitInstances(job, most))
 
-    def end_finished(self, now_s: float, out: Out) -> None:
+    def end_finished(self) -> None:
         """After every event: consider ending seeding where the last turn of a step has ended."""
         for job, step in self.steps.items():
             if step.seeding and (
-                self._state.work_of(job).closed_turns >= step.closed_turns_goal
+                self._state.work[job].closed_turns >= step.closed_turns_goal
                 or (step.wanted_since_s is not None and not self._has_turns(job))
             ):
-                self._consider(job, now_s, out)
+                self.consider(job)
 
-    def _consider(self, job: JobId, now_s: float, out: Out) -> None:
+    def consider(self, job: JobId) -> None:
+        """End seeding if the policy says so, or if the trainer has waited for its devices."""
         step = self.steps.get(job)
         if step is None or not step.seeding:
             return
-        view = self._view(job, step, now_s)
+        view = self._view(job, step)
         reason = self._state.settings.seeding.stop_reason(step.state, view)
-        reason = reason or self._claim(job, step, now_s)
+        reason = reason or self._claim(job, step)
         if reason is not None:
-            self._end(job, step, reason, now_s, out)
+            self._end(job, step, reason)
 
-    def _claim(self, job: JobId, step: JobStep, now_s: float) -> str | None:
+    def _claim(self, job: JobId, step: JobStep) -> str | None:
         """Why a waiting trainer gets its devices whatever the policy says, or None."""
         if step.wanted_since_s is None:
             return None
         if not self._has_turns(job):
             return "the trainer has work and no turn is live"
-        waited_s = now_s - step.wanted_since_s
+        waited_s = self._state.now_s - step.wanted_since_s
         if waited_s >= self._state.settings.trainer_patience_s:
             return f"the trainer has waited {waited_s:.0f} s"
         return None
 
     def _has_turns(self, job: JobId) -> bool:
-        return self._state.work_of(job).live_turns > 0
+        return self._state.work[job].live_turns > 0
 
-    def _end(self, job: JobId, step: JobStep, reason: str, now_s: float, out: Out) -> None:
+    def _end(self, job: JobId, step: JobStep, reason: str) -> None:
         step.seeding = False
         step.wanted_since_s = None
-        step.seeded_s += now_s - step.seeding_since_s
+        step.seeded_s += self._state.now_s - step.seeding_since_s
         local = self._local(job)
         step.local_engines = max(step.local_engines, len(local))
         for record in local:
             if not self._seeds_on(record):  # for another job
-                self._membership.hand_over(record, reason, now_s, out)
-        out += [SeedingChanged(now_s, job, False), EndSeeding(job, reason)]
+                self._membership.hand_over(record, reason)
+        self._state.out += [SeedingChanged(self._state.now_s, job, False), EndSeeding(job, reason)]
 
-    def claim_for_trainer(self, event: events.TrainerWanted, out: Out) -> None:
+    def claim_for_trainer(self, event: events.TrainerWanted) -> None:
         """The trainer gets its devices when seeding ends, no turn is live or its patience ends."""
         step = self.steps.get(event.job)
         if step is not None and step.seeding and step.wanted_since_s is None:
             step.wanted_since_s = event.now_s
-            self._consider(event.job, event.now_s, out)
+            self.consider(event.job)
 
-    def consider_resuming(self, event: events.TrainerWaits, out: Out) -> None:
+    def consider_resuming(self, event: events.TrainerWaits) -> None:
         """Start seeding again if the waiting trainer's devices would help."""
         step = self.steps.get(event.job)
         if step is None or step.seeding or not step.running:
@@ -154,22 +151,22 @@ class Seeding:
         step.trained_tokens = event.trained_tokens
         if event.train_s > 0:
             step.train_tokens_per_s = event.trained_tokens / event.train_s
-        view = self._view(event.job, step, event.now_s)
+        view = self._view(event.job, step)
         reason = self._state.settings.seeding.resume_reason(step.state, view)
         if reason is not None:
             step.seeding = True
             step.seeding_since_s = event.now_s
             resumed = SeedingChanged(event.now_s, event.job, True)
-            out += [resumed, ResumeSeeding(event.job, reason)]
+            self._state.out += [resumed, ResumeSeeding(event.job, reason)]
 
-    def end_step(self, event: events.StepEnded, out: Out) -> None:
+    def end_step(self, event: events.StepEnded) -> None:
         step = self.steps.get(event.job)
         if step is None or not step.running:
             return
-        self._sample_remote(event.job, step, event.now_s)
+        self._sample_remote(event.job, step)
         step.running = step.seeding = False
         length_s = max(event.now_s - step.began_s, 1e-9)
-        last_done_s = self._state.work_of(event.job).closed_s
+        last_done_s = self._state.work[event.job].closed_s
         times = StepTimes(
             event.train_s,
             event.trainer_wait_s,
@@ -185,19 +182,19 @@ class Seeding:
         )
         step.state = self._state.settings.seeding.learn_from_step(step.state, times)
 
-    def drop_job(self, event: events.StepDropped, out: Out) -> None:
+    def drop_job(self, event: events.StepDropped) -> None:
         """The job ended: free its local engines and forget its step."""
         step = self.steps.get(event.job)
         if step is None:
             return
         if step.seeding:
-            self._end(event.job, step, "the job ended", event.now_s, out)
+            self._end(event.job, step, "the job ended")
         del self.steps[event.job]
-        self._state.work_of(event.job).steps = False
+        self._state.work[event.job].steps = False
         self._state.forget_work(event.job)
 
-    def _sample_remote(self, job: JobId, step: JobStep, now_s: float) -> None:
-        remote = len(self._remote(job))
+    def _sample_remote(self, job: JobId, step: JobStep) -> None:
+        remote, now_s = len(self._remote(job)), self._state.now_s
         step.remote_seconds += remote * (now_s - step.sampled_s)
         step.sampled_s = now_s
         step.counts = (min(step.counts[0], remote), max(step.counts[1], remote))
@@ -206,17 +203,17 @@ class Seeding:
         return [r for r in self._instances_of(job) if not (r.is_local or r.draining or r.stalled)]
 
     def _instances_of(self, job: JobId) -> list[InstanceRecord]:
-        return self._state.instances.serving(job, self._state.work_of(job).base_models)
+        return self._state.instances.serving(job, self._state.work[job].base_models)
 
     def _seeds_on(self, record: InstanceRecord) -> bool:
         """Whether any job seeds on the local engine."""
-        work_of = self._state.work_of
+        work = self._state.work
         return any(
-            step.seeding and record.spec.serves_any(job, work_of(job).base_models)
+            step.seeding and record.spec.serves_any(job, work[job].base_models)
             for job, step in self.steps.items()
         )
 
-    def _view(self, job: JobId, step: JobStep, now_s: float) -> SeedingView:
+    def _view(self, job: JobId, step: JobStep) -> SeedingView:
         state = self._state
         remote = self._remote(job)
         turns = [turn for turn in state.turns.values() if turn.spec.job == job]
@@ -225,9 +222,9 @@ class Seeding:
         made = np.array([len(turn.tokens) for turn in turns], dtype=np.float64)
         context = np.array([turn.context_tokens for turn in turns], dtype=np.float64)
         known = len(state.lengths) > 0
-        work = state.work_of(job)
+        work = state.work[job]
         return SeedingView(
-            elapsed_s=now_s - step.began_s,
+            elapsed_s=state.now_s - step.began_s,
             window_s=step.window_s,
             remote_ready=len(ready),
             remote_joined=len(remote),

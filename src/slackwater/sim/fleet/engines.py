@@ -165,7 +165,7 @@ class SimulatedEngines:
                 )
             )
             return
-        current = command.attempt in fleet.controller.rollout.state.dispatcher.attempts
+        current = command.attempt in fleet.controller.rollout.dispatcher.attempts
         held = command.version in instance.versions
         assert held or not current, f"{command.turn} dispatched where {command.version} is not"
         request = StormRequest(command, hidden, len(command.generated))

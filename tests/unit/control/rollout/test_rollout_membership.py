@@ -252,7 +252,7 @@ def test_a_trajectory_that_does_not_return_leaves_the_working_set() -> None:
         driver.end("a", number, 1)
     load = driver.manager.state.instances.records[A].load
     assert load.residents == 1
-    homes = driver.manager.state.dispatcher.homes
+    homes = driver.manager.dispatcher.homes
     assert homes.expire(1e6) == [driver.manager.state.instances.records[A]]
     assert (load.residents, load.resident_tokens) == (0, 0)
     homes.check_integrity()
@@ -266,7 +266,7 @@ def test_trajectories_that_have_long_ended_are_forgotten_and_open_ones_are_not()
         driver.submit(f"t{number}")
         driver.tokens("a", number, [5])
         driver.end("a", number, 1)
-    homes = driver.manager.state.dispatcher.homes
+    homes = driver.manager.dispatcher.homes
     driver.watch(299.0)
     assert len(homes) == 49
     driver.watch(2.0)

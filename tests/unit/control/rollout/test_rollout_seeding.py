@@ -191,7 +191,7 @@ def test_when_the_window_ends_local_turns_go_on_remotely_with_their_tokens() -> 
     driver = FleetDriver(seeding=AdaptiveWindow(initial_s=30.0))
     timer = next(c for c in step(driver) if isinstance(c, SetTimer) and SEEDING in c.name)
     assert timer.at_s == 30.0
-    attempt = next(iter(driver.manager.state.dispatcher.attempts))
+    attempt = next(iter(driver.manager.dispatcher.attempts))
     driver.tokens("local0", attempt, [5, 6])
     driver.join("remote")
     driver.now_s = 30.0

@@ -5,9 +5,10 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slackwater.control.rollout.commands import RolloutCommand
 from slackwater.control.rollout.demand import Demand
 from slackwater.control.rollout.live_turn import LiveTurn
+from slackwater.control.rollout.manager_state import ManagerState
+from slackwater.control.rollout.settings import RolloutSettings
 from slackwater.control.weights.events import VersionNeeded
 from slackwater.model.ids import JobId, TrajectoryId, TurnId
 from slackwater.model.sampling import Sampling
@@ -24,16 +25,17 @@ class Heard:
     """A demand, and the director's idea of it."""
 
     def __init__(self) -> None:
-        self._demand = Demand()
+        self._state = ManagerState(RolloutSettings())
+        self._demand = Demand(self._state)
         self._turn = turn()
         self.turns, self.reported, self.reports = 0, 0, 0
 
     def change(self, opens: bool) -> None:
-        out: list[RolloutCommand] = []
+        out = self._state.out = []
         if opens:
-            self._demand.record_open(self._turn, 0.0, out)
+            self._demand.record_open(self._turn)
         else:
-            self._demand.record_close(self._turn, 0.0, out)
+            self._demand.record_close(self._turn)
         self.turns += 1 if opens else -1
         for said in out:
             assert isinstance(said, VersionNeeded)
