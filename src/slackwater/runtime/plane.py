@@ -11,6 +11,7 @@ from typing import Any
 from slackwater.control.actions.broker import ActionBroker
 from slackwater.control.actions.broker_state import BrokerSettings
 from slackwater.control.coschedule.events import NodeLost
+from slackwater.control.rollout.events import OwnersNamed
 from slackwater.model.ids import InstanceId, JobId, NodeId, RequestId, SessionId, TenantId, WorkerId
 from slackwater.model.session import SamplingSession
 from slackwater.runtime.executors.actions import ActionExecutor
@@ -54,10 +55,10 @@ from slackwater.runtime.services.tenants import Tenants, TurnShares
 from slackwater.runtime.services.workers import Workers
 from slackwater.runtime.services.workload_traces import WorkloadTraces
 from slackwater.runtime.settings import SILENT_AFTER_S, ServiceSettings
-from slackwater.runtime.store.assignments import AssignmentStore
 from slackwater.runtime.store.base_models import BaseModel, BaseModels
 from slackwater.runtime.store.checkpoints import CheckpointRoom
 from slackwater.runtime.store.database import Store
+from slackwater.runtime.store.facts import SavedFact
 from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome, WriteAhead
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.runtime.store.versions import VersionShelf
@@ -139,7 +140,7 @@ class ControlPlane:
         """Nodes, workers and the connections to them."""
         settings, state = self.settings, self.state
         keys, file = NodeKeys(state), settings.whole_fleet
-        launch_plan = LaunchPlan(keys)
+        launch_plan, allocator = LaunchPlan(keys), self.controller.allocator
         self._certificate = Certificate.load_or_create(state.root) if file.encrypted else None
         self.hub = WorkerHub(
             launch_plan,
@@ -162,8 +163,10 @@ class ControlPlane:
             keys,
             None if settings.residency is None else settings.residency.environment(),
             runtime=self.runtime,
-            allocator=self.controller.allocator,
-            store=AssignmentStore(self.store, self.background),
+            allocator=allocator,
+            assignments=SavedFact(
+                self.store, self.background, "device_assignments", allocator.assignments
+            ),
         )
 
     def _build_engines(self) -> None:
@@ -253,8 +256,15 @@ class ControlPlane:
         )
         spans = PermitSpans(tuple(nodes.fleet_nodes), loop_time(), nodes.share)
         executor = PermitExecutor(self.runtime, spans, callbacks, clock)
-        feed = self.runtime.feed
-        self.phases = PhaseService(settings, self.controller, feed, nodes.fleet_nodes, executor)
+        self.phases = PhaseService(
+            settings,
+            self.controller,
+            self.runtime.feed,
+            nodes.fleet_nodes,
+            executor,
+            self.store,
+            self.background,
+        )
 
     def _build_sampling(self) -> None:
         """Sample requests, and what shares the event loop's time between tenants."""
@@ -270,7 +280,8 @@ class ControlPlane:
             self.background,
             self.rollout,
             self.shares,
-            (self.queues, self.fair_work),
+            self.queues,
+            self.fair_work,
             self.sessions.job_of,
         )
 
@@ -343,10 +354,11 @@ class ControlPlane:
         """
         await self.store.open()
         await self.hub.start(self.workers)
-        self.rollout.register_tenants(self.tenants.names())
+        owners = tuple(TenantId(name) for name in self.tenants.names())
+        self.runtime.feed(OwnersNamed(loop_time(), owners))
         if self.phases is not None and self.settings.coschedule is not None:
             await asyncio.to_thread(warm_up_coscheduler, self.settings.coschedule)
-            await self.phases.adopt(self.store)
+            await self.phases.adopt()
         await self.jobs.adopt(loop_time(), await self.submissions.read())
         await self._publications.adopt(self.store, self.bases)
         await self.training.adopt()
@@ -434,7 +446,7 @@ class ControlPlane:
 
     def _save_phases(self) -> None:
         if self.phases is not None:
-            self.phases.save_soon(self.store, self.background)
+            self.phases.save_soon()
 
     def _record_node_loss(self, node: NodeId) -> None:
         """The agent of a node is gone, and with it the node's place in each pool."""

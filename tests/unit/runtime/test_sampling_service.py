@@ -103,8 +103,8 @@ def with_desk(
         rollout = EngineExecutor(runtime, hub, EngineHooks(lambda worker: None))
         shares = TurnShares(8, ["mine", "other"])
         loop_shares = LoopShares(1)
-        fair = (TenantQueues(loop_shares), FairWork(loop_shares))
-        desk = SamplingService(store, board, background, rollout, shares, fair, JobId)
+        queues, fair_work = TenantQueues(loop_shares), FairWork(loop_shares)
+        desk = SamplingService(store, board, background, rollout, shares, queues, fair_work, JobId)
         await desk.adopt()
         for worker, message in engines:
             rollout.handle_frame(WorkerId(worker), Frame(FrameKind.CONTROL, body_of(message)))

@@ -210,10 +210,10 @@ def test_a_number_far_ahead_is_a_clear_error_and_uses_up_nothing(tmp_path: Path)
             refused = await client.post("optim_step", json=body)
             assert refused.status_code == 422
             assert said in refused.json()["error"]
-        assert plane.training.waiting_by_model()[ModelId(model)] == 1
+        assert plane.controller.operations.waiting()[ModelId(model)] == 1
         step = {"model_id": model, "seq_id": 1, "adam_params": {}}
         await post(client, "optim_step", **step)
-        assert plane.training.waiting_by_model()[ModelId(model)] == 2
+        assert plane.controller.operations.waiting()[ModelId(model)] == 2
 
     with_plane(tmp_path, work)
 
@@ -229,7 +229,7 @@ def test_a_durable_log_with_a_number_far_ahead_opens_and_goes_on(tmp_path: Path)
         await plane.store.call(lambda c: add_operation(c, new))
 
     async def after(plane: ControlPlane, client: httpx.AsyncClient) -> None:
-        assert plane.training.waiting_by_model()[ModelId(kept[0])] == 2
+        assert plane.controller.operations.waiting()[ModelId(kept[0])] == 2
         await asyncio.sleep(0)
         for _ in range(200):
             answer = await client.get("http://test/healthz")

@@ -27,7 +27,7 @@ from slackwater.model.session import LoraShape
 from slackwater.runtime.plane import ControlPlane
 from slackwater.runtime.services.actions import job_of
 from slackwater.runtime.services.tenants import Tenants
-from slackwater.runtime.store.checkpoints import Checkpoint, put_checkpoint
+from slackwater.runtime.store.checkpoints import Checkpoint, find_checkpoint, put_checkpoint
 from slackwater.runtime.store.job_accounts import add_job
 from slackwater.runtime.store.state_directory import StateDirectory
 
@@ -189,8 +189,11 @@ def test_stores_refuse_to_overwrite_what_is_another_tenants(tmp_path: Path) -> N
         await plane.store.call(lambda c: put_checkpoint(c, checkpoint(ML, "held-1")))
         with pytest.raises(NotFoundError):
             await plane.store.call(lambda c: put_checkpoint(c, checkpoint(TEAM, "held-2")))
-        replaced = await plane.store.call(lambda c: put_checkpoint(c, checkpoint(ML, "held-3")))
-        assert replaced == "held-1"
+        replacing = checkpoint(ML, "held-3")
+        await plane.store.call(lambda c: put_checkpoint(c, replacing))
+        path = replacing.path
+        found = await plane.store.call(lambda c: find_checkpoint(c, ML, path, now_s=0.0))
+        assert found.held_as == "held-3"
 
     with_plane(tmp_path, work, tenants=("team", "team.ml"))
 

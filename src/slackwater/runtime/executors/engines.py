@@ -17,7 +17,7 @@ from slackwater.control.steps import commands as step_commands
 from slackwater.control.steps.events import EngineRested, LocalEngineUp
 from slackwater.control.weights import commands as weight_commands
 from slackwater.control.weights import events as weight_events
-from slackwater.model.ids import InstanceId, JobId, NodeId, TenantId, TurnId, WorkerId
+from slackwater.model.ids import InstanceId, JobId, NodeId, TurnId, WorkerId
 from slackwater.model.instance import InstanceKind, InstanceSpec
 from slackwater.model.turn import AttemptId, FinishReason, TurnSpec
 from slackwater.runtime.executors.recent_trajectories import RecentTrajectories
@@ -164,10 +164,6 @@ class EngineExecutor:
             if self.slo is not None:
                 self.slo.record_cancel(turn, now_s)
             self.feed(events.TurnCancelled(now_s, turn))
-
-    def register_tenants(self, tenants: Sequence[str]) -> None:
-        """Tell the manager whose turns may come."""
-        self.feed(events.OwnersNamed(loop_time(), tuple(TenantId(name) for name in tenants)))
 
     def publish(
         self,
@@ -316,8 +312,14 @@ class EngineExecutor:
             case job_commands.PlaceJob(job):
                 # Every job shares the service's engines and trainers.
                 self.feed(JobAnswered(loop_time(), job, "placed", "shares what the service has"))
-            case _:
-                _log(command)
+            case commands.ReportFault(instance, what):
+                logger.warning("engine fault instance=%s what=%s", instance, what)
+            case commands.EndSeeding(job, reason):
+                logger.info("seeding ended job=%s reason=%s", job, reason)
+            case commands.ResumeSeeding(job, reason):
+                logger.info("seeding resumed job=%s reason=%s", job, reason)
+            case commands.LimitInstances(job, most):
+                logger.info("more would not help job=%s most=%d", job, most)
 
     def _stream(self, command: commands.StreamTokens) -> None:
         turns, start = self._open, 0
@@ -360,23 +362,6 @@ class EngineExecutor:
         if self.slo is not None:
             self.slo.record_failure(command.turn, now_s)
         turn.listener.fail(command.error)
-
-
-def _log(
-    command: commands.ReportFault
-    | commands.EndSeeding
-    | commands.ResumeSeeding
-    | commands.LimitInstances,
-) -> None:
-    match command:
-        case commands.ReportFault(instance, what):
-            logger.warning("engine fault instance=%s what=%s", instance, what)
-        case commands.EndSeeding(job, reason):
-            logger.info("seeding ended job=%s reason=%s", job, reason)
-        case commands.ResumeSeeding(job, reason):
-            logger.info("seeding resumed job=%s reason=%s", job, reason)
-        case commands.LimitInstances(job, most):
-            logger.info("more would not help job=%s most=%d", job, most)
 
 
 def _message(command: InstanceCommand) -> messages.Message:

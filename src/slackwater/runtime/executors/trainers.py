@@ -48,7 +48,7 @@ from slackwater.runtime.store.outcomes import FutureBoard, RequestOutcome
 from slackwater.runtime.store.schema import models
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import messages
-from slackwater.wire.agent import NodeFacts, StateSent
+from slackwater.wire.agent import StateSent
 
 logger = logging.getLogger(__name__)
 
@@ -90,13 +90,13 @@ class TrainerExecutor:
         room: CheckpointRoom,
         max_payload_bytes: int,
     ) -> None:
-        """`stock` says whether relays need versions; `max_payload_bytes` limits the waiting
-        operations of one tenant.
+        """`stock` says whether relays need versions; `max_payload_bytes` limits what waits per
+        tenant.
         """
         self._controller, self._feed = controller, driver.feed
         self._store, self._board, self._hub = store, board, hub
         self._state, self._bases, self._background = state, bases, background
-        self._moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
+        self.moves, self._job_of, self._node_of, self._stock = moves, job_of, node_of, stock
         self._finisher, self._finished, self._room = finisher, finished, room
         self._results: dict[int, bytes] = {}  # by ticket, while the controller handles it
         self._models: dict[ModelId, TrainedModel] = {}
@@ -141,13 +141,6 @@ class TrainerExecutor:
 
     def models(self) -> tuple[TrainedModel, ...]:
         return tuple(self._models.values())
-
-    def waiting_by_model(self) -> dict[ModelId, int]:
-        return self._controller.waiting()
-
-    def holders(self) -> dict[ModelId, WorkerId]:
-        """The trainer that has each model's state."""
-        return self._controller.holders()
 
     def pending_versions(self) -> set[str]:
         """Weight versions of unfinished publishes: maybe written, but not yet named."""
@@ -259,15 +252,9 @@ class TrainerExecutor:
     def prefetch(self, training: Collection[JobId], rolling: Collection[JobId]) -> None:
         """Have agents load the states of jobs that train now, then of jobs that train next."""
         jobs = (*training, *rolling)
-        self._moves.prefetch((self.models_by_trainer(job), job in training) for job in jobs)
+        self.moves.prefetch((self.models_by_trainer(job), job in training) for job in jobs)
 
     # ---- for the hub ----
-    def agent_joined(self, facts: NodeFacts) -> None:
-        self._moves.add_node(facts)
-
-    def agent_lost(self, node: NodeId) -> None:
-        self._moves.remove_node(node)
-
     def state_sent(self, report: StateSent) -> None:
         """An agent reports how a move of a state ended."""
         if report.error:
@@ -322,8 +309,8 @@ class TrainerExecutor:
 
     async def _tell_agents(self, order: commands.MoveState | commands.ForgetStrays) -> None:
         if isinstance(order, commands.ForgetStrays):
-            self._moves.delete_strays(order.model)
-        elif refused := self._moves.begin(order):
+            self.moves.delete_strays(order.model)
+        elif refused := self.moves.begin(order):
             self.state_sent(StateSent(order.ticket, order.model, refused))
 
     async def _run(self, command: commands.RunOp) -> None:

@@ -23,7 +23,7 @@ from slackwater.control.devices.messages import (
 )
 from slackwater.model.device import count_ranks
 from slackwater.model.errors import RefusedError, UnavailableError
-from slackwater.model.ids import DeploymentId, NodeId, WorkerId
+from slackwater.model.ids import DeploymentId, DeviceId, NodeId, WorkerId
 from slackwater.runtime.launch.agents import (
     AgentLauncher,
     AgentPlan,
@@ -41,7 +41,7 @@ from slackwater.runtime.launch.worker_plans import ENGINE, WorkerPlans, deployme
 from slackwater.runtime.live_driver import FleetDriver, loop_time
 from slackwater.runtime.net.background import wait_until_set
 from slackwater.runtime.net.hub import WorkerHub
-from slackwater.runtime.store.assignments import AssignmentStore
+from slackwater.runtime.store.facts import SavedFact
 from slackwater.runtime.store.state_directory import StateDirectory
 from slackwater.wire import agent as agent_messages
 from slackwater.wire import messages
@@ -70,7 +70,7 @@ class LaunchedFleet:
         *,
         runtime: FleetDriver,
         allocator: DeviceAllocator,
-        store: AssignmentStore,
+        assignments: SavedFact,
     ) -> None:
         self.file = file
         self._budgets = tuple((budgets or {}).items())
@@ -84,7 +84,7 @@ class LaunchedFleet:
         self._plans = plans
         self._launcher = _launcher(file, state.logs, plans.kind)
         self.returning = ReturningEngines(state.root / "nodes.here", ENGINE)
-        self._feed, self._allocator, self._store = runtime.feed, allocator, store
+        self._feed, self._allocator, self._assignments = runtime.feed, allocator, assignments
         self._wanted: dict[DeploymentId, WorkerPlan] = {}
         self._spawning: dict[DeploymentId, asyncio.Future[WorkerPlan]] = {}
         self._spawned: set[WorkerId] = set()
@@ -118,7 +118,7 @@ class LaunchedFleet:
 
     async def adopt(self) -> None:
         """Restore the device assignments of the last control plane."""
-        if before := await self._store.read():
+        if before := await self._assignments.read(dict[DeploymentId, tuple[DeviceId, ...]]):
             self._feed(AssignmentsRestored(loop_time(), before))
 
     @property
@@ -236,7 +236,7 @@ class LaunchedFleet:
     def _save(self) -> None:
         """Save assignments, which matter only for nodes with several devices."""
         if any(len(self._allocator.devices(node)) > 1 for node in self.nodes.names()):
-            self._store.save_soon(self._allocator.assignments)
+            self._assignments.save_soon()
 
     # ---- for the rest of the service ----
     async def spawn(self, plan: WorkerPlan, worker: WorkerId) -> WorkerProcess:

@@ -18,7 +18,7 @@ from slackwater.runtime.net.background import Background
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.action_log import ActionResult
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import put_fact
+from slackwater.runtime.store.facts import put_fact
 from slackwater.runtime.store.outcomes import WriteAhead
 from slackwater.wire.sandbox import Stream
 

@@ -38,7 +38,7 @@ from slackwater.runtime.services.action_table import (
 from slackwater.runtime.store import action_log as log
 from slackwater.runtime.store.action_log import all_snapshots, drop_snapshot, put_snapshot
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import facts_under, put_fact
+from slackwater.runtime.store.facts import facts_under, put_fact
 from slackwater.wire.rewards import failure
 from slackwater.wire.sandbox import Stream
 

@@ -192,9 +192,8 @@ class ActivitySampler:
         that applies.
         """
         state = self._plane.controller.rollout.state
-        waiting = {
-            model for model, count in self._plane.training.waiting_by_model().items() if count
-        }
+        counts = self._plane.controller.operations.waiting()
+        waiting = {model for model, count in counts.items() if count}
         queued = {
             self._plane.sessions.job_of(model.session)
             for model in self._plane.training.models()

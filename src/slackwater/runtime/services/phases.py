@@ -1,8 +1,6 @@
 """Permits that clients request over HTTP, and the state of the shared nodes."""
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,7 +27,7 @@ from slackwater.runtime.executors.permits import PermitExecutor
 from slackwater.runtime.live_driver import loop_time
 from slackwater.runtime.net.background import Background
 from slackwater.runtime.store.database import Store
-from slackwater.runtime.store.job_accounts import find_fact, put_fact
+from slackwater.runtime.store.facts import SavedFact
 from slackwater.timeline.perfetto import trace_json
 
 _FACT = "coscheduled_jobs"
@@ -58,7 +56,7 @@ class _StoredPhases(msgspec.Struct, frozen=True):
 
 
 class PhaseService:
-    """`places` names the fleet's node behind each of the co-scheduler's."""
+    """`fleet_nodes` names the fleet's node behind each of the co-scheduler's."""
 
     def __init__(
         self,
@@ -67,6 +65,8 @@ class PhaseService:
         feed: Callable[[FleetEvent], None],
         fleet_nodes: dict[NodeId, str],
         executor: PermitExecutor,
+        store: Store,
+        background: Background,
     ) -> None:
         assert controller.phases is not None
         self._settings = settings
@@ -76,8 +76,8 @@ class PhaseService:
         self._fleet_nodes = fleet_nodes
         self._syncs = _SYNC_PERMITS
         self.executor = executor
-        self._saving = False
-        self._saved: asyncio.Future[None] | None = None
+        self._stored = SavedFact(store, background, _FACT, self._state_to_save)
+        self.save_soon = self._stored.save_soon
 
     # ---- jobs ----
     def end(self, tenant: TenantId, name: str, outcome: Any, reason: str) -> RegisteredJob:
@@ -120,8 +120,7 @@ class PhaseService:
                         f"{managed.permit.phase} phase; give that back first"
                     )
                 permit = managed.permit
-                if self._saved is not None:  # a permit that was answered must survive a crash
-                    await asyncio.shield(self._saved)
+                await self._stored.wait_until_saved()  # what was answered must survive a crash
                 return _permit_reply(permit.client_number, phase, permit.nodes, permit.switch)
             self._feed(PermitAsked(loop_time(), entry.job, phase, iteration))
             # The event may grant the permit at once, and so may the end of the wait.
@@ -162,21 +161,7 @@ class PhaseService:
         return answer | {"state": "returned" if answer["state"] == "held" else "taken"}
 
     # ---- durable state ----
-    def save_soon(self, store: Store, background: Background) -> None:
-        """Save what a new control plane must know, once per turn of the event loop."""
-        if not self._saving:
-            self._saving = True
-            self._saved = asyncio.get_running_loop().create_future()
-            background.spawn(self._save(store, self._saved))
-
-    async def _save(self, store: Store, saved: asyncio.Future[None]) -> None:
-        self._saving = False
-        try:
-            await store.call(partial(put_fact, name=_FACT, value=self._state_to_save()))
-        finally:
-            saved.set_result(None)
-
-    def _state_to_save(self) -> "_StoredPhases":
+    def _state_to_save(self) -> _StoredPhases:
         jobs = []
         for entry in self._controller.jobs.entries():
             if entry.terms is None or entry.driven or entry.stage.over:
@@ -193,9 +178,9 @@ class PhaseService:
             jobs.append(_StoredJob(entry.job, entry.tenant, entry.terms, profile, done, hold))
         return _StoredPhases(jobs, self._keeper.scheduler.permits.last_number)
 
-    async def adopt(self, store: Store) -> None:
+    async def adopt(self) -> None:
         """Adopt jobs and permits of the previous control plane; holders keep their permits."""
-        stored = await store.call(partial(find_fact, name=_FACT, kind=_StoredPhases))
+        stored = await self._stored.read(_StoredPhases)
         if stored is None:
             return
         self._feed(PermitsNumbered(loop_time(), stored.given))

@@ -7,6 +7,7 @@ import secrets
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -84,10 +85,11 @@ class SamplingService:
         background: Background,
         rollout: EngineExecutor,
         shares: TurnShares,
-        fair: tuple[TenantQueues, FairWork],
+        queues: TenantQueues,
+        fair_work: FairWork,
         job_of: Callable[[SessionId], JobId],
     ) -> None:
-        self._queues, self._fair_work = fair
+        self._queues, self._fair_work = queues, fair_work
         self._ahead = WriteAhead(store, background)
         self._job_of = job_of
         self._store = store
@@ -263,7 +265,7 @@ class SamplingService:
 
     def _close(self, request: RequestId) -> "_SampleRun":
         run = self._under_way.pop(request)
-        self._shares.give_back(run.session.tenant, run.share)
+        self._shares.give_back(run.session.tenant, run.sample.share)
         return run
 
     def _finish(self, request: RequestId, run: "_SampleRun", outcome: RequestOutcome) -> None:
@@ -279,36 +281,26 @@ class SamplingService:
         self._ahead.then(settle, finish_row(request, outcome, finished_s))
 
 
+@dataclass(eq=False, slots=True)
 class _SampleRun:
     """One request's turns, until the last has ended."""
 
-    def __init__(
-        self,
-        request: RequestId,
-        session: SamplingSession,
-        sample: SamplePayload,
-        service: SamplingService,
-        job: JobId,
-        rollout: EngineExecutor,
-        on_finish: FinishCallback,
-    ) -> None:
-        self.session = session
-        self.job = job
-        self.on_finish = on_finish
-        self._request = request
-        self._sample = sample
-        self.turns, self.share = len(sample.seeds), sample.share
-        self._service = service
-        self._rollout = rollout
-        self._results: dict[int, CompleteTurn] = {}
-        self._is_over = False
+    request: RequestId
+    session: SamplingSession
+    sample: SamplePayload
+    service: SamplingService
+    job: JobId
+    rollout: EngineExecutor
+    on_finish: FinishCallback
+    _results: dict[int, CompleteTurn] = field(default_factory=dict)
+    _is_over: bool = False
 
     def turn_name(self, index: int) -> TurnId:
-        return TurnId(f"{self._request}/{index}")
+        return TurnId(f"{self.request}/{index}")
 
     def start(self, returned: Mapping[TurnId, HeldTurn]) -> None:
         """Generate the turns; of those in `returned` only the rest."""
-        prompt = array("I", self._sample.prompt)  # the type that messages to engines have
+        prompt = array("I", self.sample.prompt)  # the type that messages to engines have
 
         def submit(index: int) -> None:
             if self._is_over:
@@ -319,12 +311,12 @@ class _SampleRun:
                 self.fail(str(error))
             else:
                 listener = _SampleTurn(self, index)
-                self._rollout.submit(spec, listener, returned=returned.get(spec.turn))
+                self.rollout.submit(spec, listener, returned=returned.get(spec.turn))
 
-        self._service.run_in_slices(self.session.tenant, range(self.turns), submit)
+        self.service.run_in_slices(self.session.tenant, range(len(self.sample.seeds)), submit)
 
     def _spec(self, index: int, prompt: "array[int]") -> TurnSpec:
-        sample, first = self._sample, index == 0
+        sample, first = self.sample, index == 0
         sampling = Sampling(
             max_tokens=sample.max_tokens,
             temperature=sample.temperature,
@@ -354,39 +346,41 @@ class _SampleRun:
         if self._is_over:
             return  # cancelled before its cancellation reached this turn
         self._results[index] = result
-        if len(self._results) == len(self._sample.seeds):
+        if len(self._results) == len(self.sample.seeds):
             self._is_over = True
-            self._service.answer(self._request, self._answer)
+            self.service.answer(self.request, self._answer)
 
     def is_long(self) -> bool:
         """Whether writing the answer takes long."""
         scored = self._results[0].prompt_logprobs is not None
         tokens = sum(len(result.tokens) for result in self._results.values())
-        return scored or self._sample.topk_logprobs > 0 or tokens > _LONG_ANSWER_TOKENS
+        return scored or self.sample.topk_logprobs > 0 or tokens > _LONG_ANSWER_TOKENS
 
     def _answer(self) -> SampleResult:
-        return SampleResult.of(self._sample, [self._results[index] for index in range(self.turns)])
+        return SampleResult.of(
+            self.sample, [self._results[index] for index in range(len(self.sample.seeds))]
+        )
 
     def fail(self, error: str) -> None:
         """Fail the request because one of its turns failed, and cancel the others."""
         if not self._is_over:
             self.cancel()
-            self._service.end(self._request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))
+            self.service.end(self.request, RequestOutcome(KIND, None, error, FaultOwner.SERVER))
 
     def cancel(self) -> None:
         self._is_over = True
-        left = [index for index in range(self.turns) if index not in self._results]
-        self._service.run_in_slices(
-            self.session.tenant, left, lambda index: self._rollout.cancel(self.turn_name(index))
+        left = [index for index in range(len(self.sample.seeds)) if index not in self._results]
+        self.service.run_in_slices(
+            self.session.tenant, left, lambda index: self.rollout.cancel(self.turn_name(index))
         )
 
 
+@dataclass(slots=True)
 class _SampleTurn:
     """The listener of one turn of a request."""
 
-    def __init__(self, run: _SampleRun, index: int) -> None:
-        self._run = run
-        self._index = index
+    run: _SampleRun
+    index: int
 
     def append(self, more: AppendTokens) -> None:
         """Sample requests are answered whole."""
@@ -395,10 +389,10 @@ class _SampleTurn:
         """Sample requests are answered whole."""
 
     def complete(self, result: CompleteTurn) -> None:
-        self._run.complete(self._index, result)
+        self.run.complete(self.index, result)
 
     def fail(self, error: str) -> None:
-        self._run.fail(error)
+        self.run.fail(error)
 
 
 def _decode(payload: bytes) -> SamplePayload:

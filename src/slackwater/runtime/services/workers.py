@@ -55,7 +55,7 @@ class Workers:
             assert hello.node is not None  # checked by the launch plan
             self._fleet.agent_joined(hello.node)
             self._rollout.relays.add_node(hello.node)
-            self._training.agent_joined(hello.node)
+            self._training.moves.add_node(hello.node)
             self._node_joined(NodeId(hello.node.node))
         self._roles[worker] = hello.role
         self._fleet.supervisor.record_join(worker)
@@ -128,7 +128,7 @@ class Workers:
             node = _node_of(worker)
             self._leaving_engines.pop(node, None)
             self._rollout.relays.remove_node(node)
-            self._training.agent_lost(node)
+            self._training.moves.remove_node(node)
             self._fleet.agent_lost(node)
             self._node_lost(node)
             return

@@ -73,10 +73,10 @@ def _checkpoint_of(row: Row[Any]) -> Checkpoint:
     return Checkpoint(**plain, lora=lora_of(row), user_metadata=metadata)
 
 
-def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
-    """Write the row; returns what an overwritten one was held as. Refuses another tenant's."""
-    found = connection.execute(sa.select(checkpoints).where(checkpoints.c.path == new.path)).first()
-    if found is not None and found.tenant != new.tenant:
+def put_checkpoint(connection: Connection, new: Checkpoint) -> None:
+    """Write the row, or write it over; refuses to overwrite another tenant's."""
+    owner = sa.select(checkpoints.c.tenant).where(checkpoints.c.path == new.path)
+    if connection.execute(owner).scalar() not in (None, new.tenant):
         raise NotFoundError(f"checkpoint {new.path}: is not one of yours")
     connection.execute(checkpoints.delete().where(checkpoints.c.path == new.path))
     row = {name: getattr(new, name) for name in _PLAIN}
@@ -84,7 +84,6 @@ def put_checkpoint(connection: Connection, new: Checkpoint) -> str | None:
     connection.execute(
         checkpoints.insert().values(**row, **lora_columns(new.lora), user_metadata=metadata)
     )
-    return None if found is None or found.held_as == new.held_as else found.held_as
 
 
 def find_checkpoint(

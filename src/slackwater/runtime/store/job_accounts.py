@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -18,11 +18,10 @@ from slackwater.model.errors import NotFoundError
 from slackwater.model.ids import JobId, TenantId
 from slackwater.model.job_file import JobFile
 from slackwater.model.job_life import JobAccount, JobStage
-from slackwater.runtime.store.schema import facts, jobs
+from slackwater.runtime.store.facts import find_fact, put_fact
+from slackwater.runtime.store.schema import jobs
 
 _NAME = "job_accounts"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +40,7 @@ class SubmittedJob:
 
 
 def add_job(connection: Connection, job: JobId, tenant: TenantId, file: JobFile) -> SubmittedJob:
-    """Add a job. It replaces one of the same name that is over, and continues its
-    attempt numbers.
-    """
+    """Add a job, which replaces one of its name that is over and continues its attempt numbers."""
     known = find_job(connection, job)
     if known is not None and known.tenant != tenant:
         raise NotFoundError(f"job: {job!r} is not one of yours")
@@ -78,26 +75,6 @@ def _job_of(row: Row[Any]) -> SubmittedJob:
     over = None if row.over is None else JobStage(row.over)
     counts = (row.attempt, row.crashes, over, row.reason, row.created_s, row.ended_s)
     return SubmittedJob(JobId(row.job), TenantId(row.tenant), file, *counts)
-
-
-def put_fact(connection: Connection, name: str, value: object) -> None:
-    """Set the fact of that name."""
-    text = msgspec.json.encode(value).decode()
-    changed = connection.execute(facts.update().where(facts.c.name == name).values(value=text))
-    if not changed.rowcount:
-        connection.execute(facts.insert().values(name=name, value=text))
-
-
-def find_fact(connection: Connection, name: str, kind: type[T]) -> T | None:
-    """The value of that name, if there is one."""
-    text = connection.execute(sa.select(facts.c.value).where(facts.c.name == name)).scalar()
-    return None if text is None else msgspec.json.decode(text, type=kind)
-
-
-def facts_under(connection: Connection, prefix: str, kind: type[T]) -> list[T]:
-    """All values whose names begin so, in the order of their names."""
-    named = sa.select(facts.c.value).where(facts.c.name.startswith(prefix)).order_by(facts.c.name)
-    return [msgspec.json.decode(text, type=kind) for text in connection.execute(named).scalars()]
 
 
 class SavedAccount(msgspec.Struct, frozen=True):

@@ -148,8 +148,7 @@ class SampleResult(msgspec.Struct, frozen=True):
         )
 
 
-encoder = msgspec.msgpack.Encoder()
-encode = encoder.encode
+encode = msgspec.msgpack.Encoder().encode
 decode_optim = msgspec.msgpack.Decoder(Adam).decode
 decode_save = msgspec.msgpack.Decoder(SavePayload).decode
 decode_load = msgspec.msgpack.Decoder(LoadPayload).decode

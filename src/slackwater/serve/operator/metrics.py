@@ -36,7 +36,7 @@ def tenant_gauges(plane: ControlPlane) -> dict[str, float]:
 
 def gauges_of(plane: ControlPlane) -> dict[str, float]:
     """All gauges, for metrics and status."""
-    waiting = plane.training.waiting_by_model()
+    waiting = plane.controller.operations.waiting()
     roles = plane.workers.names_by_role()
     longest_cpu_s, longest_lag_s = plane.loop_watch.longest()
     return {

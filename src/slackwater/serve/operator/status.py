@@ -80,7 +80,7 @@ def operator_routes(plane: ControlPlane) -> APIRouter:
         return {
             "models": {base.name: str(base.directory) for base in plane.bases},
             "workers": plane.workers.names_by_role(),
-            "trained_by": plane.training.holders(),
+            "trained_by": plane.controller.operations.holders(),
             "pids": plane.fleet.supervisor.pids(),
             "failed": {
                 name: f"{fault.deaths} times: {fault.error}" for name, fault in failed.items()
