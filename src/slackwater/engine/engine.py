@@ -82,7 +82,7 @@ class Engine:
         self._sequences: dict[int, Sequence] = {}
         self._finished_on_arrival: list[FinishedGeneration] = []
         self._arrivals = 0
-        self._steps = self._tokens_sampled = self._tokens_computed = self._tokens_cached = 0
+        self._steps = self._tokens_sampled = self.tokens_computed = self._tokens_cached = 0
         self._runner.warm_up(net)
 
     @property
@@ -141,7 +141,7 @@ class Engine:
         self._scheduler.record_step_time(plan, self._clock() - began_s)
         self._scheduler.mark_computed(plan)
         self._steps += 1
-        self._tokens_computed += int(plan.counts.sum())
+        self.tokens_computed += int(plan.counts.sum())
         self._tokens_sampled += len(sampled.slots)
         request_ids = self._slots.request_id[sampled.slots]
         scores = self._collect_prompt_scores(plan)
@@ -222,7 +222,7 @@ class Engine:
             "versions": float(len(self.versions)),
             "steps": float(self._steps),
             "tokens_sampled": float(self._tokens_sampled),
-            "tokens_computed": float(self._tokens_computed),
+            "tokens_computed": float(self.tokens_computed),
             "prompt_tokens_cached": float(self._tokens_cached),
         }
 
@@ -333,10 +333,10 @@ class Engine:
         table = self._slots
         ready = table.computed[plan.slots] >= table.limit[plan.slots]
         ready &= table.length[plan.slots] >= table.limit[plan.slots]
-        slots = [slot for slot in plan.slots[ready].tolist() if self._scheduler.is_running(slot)]
-        return [self._end(slot, self._stop_reason_without_output(slot)) for slot in slots]
-
-    def _stop_reason_without_output(self, slot: int) -> StopReason:
-        sequence = self._scheduler.sequence(slot)
-        generated = sequence.request.generated
-        return "stop" if generated and generated[-1] in sequence.stop_ids else "length"
+        finished = []
+        for slot in plan.slots[ready].tolist():
+            if self._scheduler.is_running(slot):
+                sequence = self._scheduler.sequence(slot)
+                stopped = sequence.stop_ids.intersection(sequence.request.generated[-1:])
+                finished.append(self._end(slot, "stop" if stopped else "length"))
+        return finished

@@ -83,11 +83,7 @@ def _ends_of_bad_words(words: ListLike[ListLike[int]], generated: NDArray[np.int
     """The tokens that would now complete a bad word."""
     longest = max((len(word) for word in words), default=1) - 1
     last = generated[max(len(generated) - longest, 0) :].tolist()
-    return [word[-1] for word in words if _ends_with(last, word[:-1])]
-
-
-def _ends_with(tokens: ListLike[int], end: ListLike[int]) -> bool:
-    return not end or list(tokens[-len(end) :]) == list(end)
+    return [word[-1] for word in words if last[len(last) + 1 - len(word) :] == [*word[:-1]]]
 
 
 def _penalise(row: Tensor, params: Sampling, known: NDArray[np.int32], first: int) -> None:

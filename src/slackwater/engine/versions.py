@@ -41,9 +41,6 @@ class VersionStore:
         self._begun = 0
         self._generations = 0
 
-    def __contains__(self, version: str) -> bool:
-        return version in self._versions
-
     def __len__(self) -> int:
         return len(self._versions)
 

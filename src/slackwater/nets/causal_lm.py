@@ -241,11 +241,6 @@ class CausalLM(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.model.embed_tokens.weight.dtype
 
-    @property
-    def unembedding(self) -> Tensor:
-        """The weight that turns hidden states into logits."""
-        return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-
     def run_layers(
         self,
         tokens: Tensor,
@@ -280,7 +275,8 @@ class CausalLM(nn.Module):
         """Logits over the vocabulary, or over this rank's part of it, for each row."""
         if self.parallel is not None:
             hidden = self.parallel.enter(hidden)
-        head = (self.unembedding, None, "lm_head")
+        layer = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        head = (layer.weight, None, "lm_head")
         return apply_linears(hidden, (head,), adapter, ops or self.plain_ops)[0]
 
     def gather_logits(self, scores: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Names are peft's (`base_model.model.<layer>.lora_A.weight`), so that adapters mo
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -147,15 +147,6 @@ class LoraAdapter:
             tensors[first] = own.to(device=device, dtype=dtype)
             tensors[second] = torch.zeros(shards.shapes[second], dtype=dtype, device=device)
         return cls(spec, config, tensors, parallel)
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Every factor, in the order of the layers, A before B."""
-        return iter(self.tensors.values())
-
-    def require_grad(self) -> "LoraAdapter":
-        for tensor in self.tensors.values():
-            tensor.requires_grad_(True)
-        return self
 
     def pair(self, layer: str) -> tuple[Tensor, Tensor] | None:
         """`(A, B)` of a layer, or None if it is not adapted."""

@@ -129,7 +129,7 @@ def copies_for(device: str) -> CpuCopies:
     return CudaCopies(device) if device.startswith("cuda") else CpuCopies()
 
 
-class HostBlockPool:
+class DeviceBlockPool:
     """Allocates blocks and keeps idle ones for reuse, within the budget if live ones allow it."""
 
     def __init__(self, budget: int, device: str = "cpu") -> None:
@@ -198,7 +198,7 @@ class DeviceTier:
     ) -> None:
         self.name = name
         self._port = port
-        self._blocks = HostBlockPool(budget, device)
+        self._blocks = DeviceBlockPool(budget, device)
         self._copies = copies_for(device)
         self._tenants: dict[str, _Tenant] = {}
         self._lock = threading.Lock()

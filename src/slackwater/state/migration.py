@@ -37,7 +37,7 @@ def migrate(
     address: tuple[str, int],
     secret: str,
     *,
-    arrives_as: str | None = None,
+    arrives_as: str,
     pin: str | None = None,
 ) -> int:
     """Send the state to the node at the address; the number of bytes sent.
@@ -48,11 +48,10 @@ def migrate(
     manager.ensure(deployment, Tier.HOST, timeout_s=_SILENCE_S)
     if manager.is_blank(deployment):
         raise RefusedError(f"state of {deployment}: has no content yet")
-    name = arrives_as or deployment
     with manager.reading_parts(deployment) as parts:
         about = dict(manager.about(deployment))
-        renamed = [_rename(part, deployment, name) for part in parts.on_device]
-        head = {"deployment": name, "parts": renamed, "about": about}
+        renamed = [_rename(part, deployment, arrives_as) for part in parts.on_device]
+        head = {"deployment": arrives_as, "parts": renamed, "about": about}
         try:
             with _dial(address, pin) as connection:
                 prove_as_client(connection, secret.encode(), _PURPOSE)
@@ -74,19 +73,19 @@ def migrate(
 class MigrationServer:
     """Receives states from nodes that know a secret; `warm` as in `StateManager.register`.
 
-    `secret` is one secret for all states, or maps each secret to the model that it is for.
+    `expected` maps each secret, which is used once, to the model that it is for.
     """
 
     def __init__(
         self,
         manager: StateManager,
-        secret: str | dict[str, str],
+        expected: dict[str, str],
         host: str = "127.0.0.1",
         *,
         warm: bool = True,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        self._manager, self._secret, self._warm = manager, secret, warm
+        self._manager, self._expected, self._warm = manager, expected, warm
         self._context = context
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family)
@@ -120,17 +119,13 @@ class MigrationServer:
         except (OSError, ValueError, KeyError, TypeError, SlackwaterError) as problem:
             logger.warning("a state did not arrive: %s", problem)
 
-    def _authenticate(self, connection: socket.socket) -> str | None:
-        """The model whose state the peer may send; None: any."""
-        expected = self._secret
-        if isinstance(expected, str):
-            prove_as_server(connection, expected.encode(), _PURPOSE)
-            model = None
-        else:
-            keys = lambda: [key.encode() for key in list(expected)]  # noqa: E731
-            model = expected.pop(prove_as_server(connection, keys, _PURPOSE).decode(), "")
+    def _authenticate(self, connection: socket.socket) -> str:
+        """The model whose state the peer may send."""
+        proven = prove_as_server(
+            connection, lambda: [key.encode() for key in list(self._expected)], _PURPOSE
+        )
         connection.settimeout(_SILENCE_S)
-        return model
+        return self._expected.pop(proven.decode(), "")
 
     def _encrypt(self, plain: socket.socket) -> socket.socket:
         if self._context is None:
@@ -141,14 +136,14 @@ class MigrationServer:
             plain.close()
             raise
 
-    def _receive_state(self, connection: socket.socket, model: str | None) -> None:
+    def _receive_state(self, connection: socket.socket, model: str) -> None:
         head = _receive(connection)
         name, about = str(head["deployment"]), dict(head["about"])
         try:
             parts = msgspec.convert(head["parts"], list[StoredPart])
         except msgspec.ValidationError as error:
             raise ConfigError.of("state", name, f"has parts that cannot be read: {error}") from None
-        if model is not None and not name.startswith(f"{model}@"):
+        if not name.startswith(f"{model}@"):
             raise RefusedError(f"{name}: must be the announced state, of {model}")
         with self._manager.receive(name, parts, about, warm=self._warm) as places:
             empty = about.get("empty_kinds", ())

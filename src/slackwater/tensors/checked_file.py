@@ -119,7 +119,9 @@ def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], Te
             tensors, sums = _load_to_device(path, header, device)
         else:
             tensors = map_tensors(path, header)
-            sums = _checksum_pieces(tensors, _sums_of, _READERS)
+            sums = _checksum_pieces(
+                tensors, lambda piece: [checksum(part.data) for part in piece], _READERS
+            )
     except OSError as error:
         raise unusable(path, str(error)) from error
     for name, found in sums.items():
@@ -163,10 +165,6 @@ def _views(data: Tensor, sizes: Sequence[int], header: TensorHeader) -> dict[str
     return {
         name: part.view(DTYPES[header.dtypes[name]]).view(shape) for (name, shape), part in parts
     }
-
-
-def _sums_of(piece: Sequence[_Part]) -> list[int]:
-    return [checksum(part.data) for part in piece]
 
 
 def _load_to_device(

@@ -60,8 +60,10 @@ class Trainer:
             net.requires_grad_(False)
             self._adapter = LoraAdapter.create(
                 meta.lora, net.config, dtype=net.dtype, device=net.device, parallel=net.parallel
-            ).require_grad()
+            )
             trainable = self._adapter.tensors
+            for factor in trainable.values():
+                factor.requires_grad_(True)
         if ranks is None:
             self._flat = FlatParameters(trainable)
         else:

@@ -344,7 +344,8 @@ class DepotWeightStore:
 
     def _read(self, version: str, read: Callable[[], T]) -> T:
         def read_whole() -> T:
-            self._fetch_parts(version)
+            for part in parts_of(version, self._cache.meta(version)):
+                self._fetch(part)
             return read()
 
         self._fetch(version)
@@ -373,10 +374,6 @@ class DepotWeightStore:
             if not path.is_file():
                 self._depot.fetch(version_uri(version), None, path)
                 self._evict_oldest()
-
-    def _fetch_parts(self, version: str) -> None:
-        for part in parts_of(version, self._cache.meta(version)):
-            self._fetch(part)
 
     def _evict_oldest(self) -> None:
         by_age = sorted(self._cache.versions(), key=lambda v: self._cache.path(v).stat().st_mtime)

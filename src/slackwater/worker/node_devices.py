@@ -88,26 +88,34 @@ def _cpu_devices(node: NodeId, slices: int) -> list[Device]:
     if slices == 1:  # all cores of the node
         return [Device(node, 0, memory_mb=memory_mb)]
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
-    domains = _numa_nodes()
+    nodes = numa_nodes().items()
     return [
         Device(
             node,
             index,
             memory_mb=memory_mb // slices,
-            domain=domains.get(slice_cores[0], ""),
+            domain=next((name for name, held in nodes if slice_cores[0] in held), ""),
             cores=slice_cores,
         )
         for index, slice_cores in enumerate(core_slices(cores, slices))
     ]
 
 
-def _numa_nodes() -> dict[int, str]:
-    numa_nodes: dict[int, str] = {}
-    for path in sorted(_NUMA.glob("node[0-9]*/cpulist")):
-        for part in filter(None, path.read_text().strip().split(",")):
-            first, _, last = part.partition("-")
-            numa_nodes |= dict.fromkeys(range(int(first), int(last or first) + 1), path.parent.name)
-    return numa_nodes
+def parse_cores(text: str) -> set[int]:
+    """`0-3,8` as numbers."""
+    result: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        result.update(range(int(first), int(last if dash else first) + 1))
+    return result
+
+
+def numa_nodes() -> dict[str, set[int]]:
+    """The cores of each NUMA node that has any."""
+    texts = {
+        file.parent.name: file.read_text() for file in sorted(_NUMA.glob("node[0-9]*/cpulist"))
+    }
+    return {name: parse_cores(text) for name, text in texts.items() if text.strip()}
 
 
 def find_gpus() -> list[Gpu]:

@@ -39,29 +39,15 @@ from slackwater.sandbox.supervisor import SandboxSupervisor
 from slackwater.wire import messages, sandbox
 from slackwater.wire.memory import MEMORY_GAUGE, resident_bytes, trim_heap
 from slackwater.worker.connection import TRIM_EVERY_S, Connection, DisconnectedError
+from slackwater.worker.node_devices import numa_nodes, parse_cores
 from slackwater.worker.process import dial, run_worker
 
-_NODES = Path("/sys/devices/system/node")
 _ENVIRONMENT_SHARE = 0.8
 logger = logging.getLogger(__name__)
 _ONE_OFF = "once-"
 _MAX_REASON_CHARS = 4000
 _MAX_FAILURES = 256
 _MAX_FINISHED = 16
-
-
-def parse_cores(text: str) -> set[int]:
-    """`0-3,8` as numbers."""
-    result: set[int] = set()
-    for part in text.strip().split(","):
-        first, dash, last = part.partition("-")
-        try:
-            result.update(range(int(first), int(last if dash else first) + 1))
-        except ValueError:
-            raise ConfigError.of(
-                "--cores", text, "must be numbers and ranges, such as 0-3,8"
-            ) from None
-    return result
 
 
 def parse_share(text: str) -> tuple[int, int]:
@@ -72,13 +58,15 @@ def parse_share(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def cores_by_numa(
-    selection: str, share: tuple[int, int] = (0, 1), nodes: Path = _NODES
-) -> list[list[int]]:
+def cores_by_numa(selection: str, share: tuple[int, int]) -> list[list[int]]:
     """This worker's share of the (wanted) cores, by NUMA node."""
     allowed = set(os.sched_getaffinity(0))
     if selection:
-        selected = parse_cores(selection)
+        try:
+            selected = parse_cores(selection)
+        except ValueError:
+            fix = "must be numbers and ranges, such as 0-3,8"
+            raise ConfigError.of("--cores", selection, fix) from None
         if not selected <= allowed:
             raise ConfigError.of(
                 "--cores", selection, f"must be of this machine's: {sorted(allowed)}"
@@ -89,15 +77,14 @@ def cores_by_numa(
     if not allowed:
         raise ConfigError.of("--share", f"{number}/{count}", "leaves this worker no core")
     result = []
-    for folder in sorted(nodes.glob("node[0-9]*")):
-        text = (folder / "cpulist").read_text().strip()
-        if text and (cores := sorted(parse_cores(text) & allowed)):
-            result.append(cores)
-            allowed -= set(cores)
+    for cores in numa_nodes().values():
+        if here := cores & allowed:
+            result.append(sorted(here))
+            allowed -= here
     return [*result, sorted(allowed)] if allowed else result
 
 
-def memory_mib(share: tuple[int, int] = (0, 1)) -> int:
+def memory_mib(share: tuple[int, int]) -> int:
     """Memory for environments: most of the machine's, the rest is for the system."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(total * _ENVIRONMENT_SHARE) // share[1] >> 20
@@ -150,13 +137,10 @@ class SandboxWorker:
         if self._finished_one_offs and (
             message is None or len(self._finished_one_offs) > _MAX_FINISHED
         ):
-            self._close_one_off(self._finished_one_offs.popleft())
+            environment = self._finished_one_offs.popleft()
+            if environment in self._supervisor.environments():
+                self._supervisor.close_environment(environment)
         return True
-
-    def _close_one_off(self, environment: str) -> None:
-        """Close the environment of an ended one-off action; runs when no order waits."""
-        if environment in self._supervisor.environments():
-            self._supervisor.close_environment(environment)
 
     def _send_heartbeat(self) -> None:
         if time.monotonic() >= self._next_beat_s:

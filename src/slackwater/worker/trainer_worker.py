@@ -79,7 +79,8 @@ class ResidentModels:
             self._client.forget_abandoned(f"{model}@")
         deployment = survivor or fresh
         state = ManagedState(trainer, model, deployment, seq)
-        self._tier.add(deployment, state.parts(), state, warm=not _spills())
+        spills = float(os.environ.get(DISK_MB) or 0) > 0
+        self._tier.add(deployment, state.parts(), state, warm=not spills)
         self._client.forget_abandoned(f"{model}@")
         self._deployments[model], self._states[model] = deployment, state
         with self._tier.use(deployment):
@@ -107,10 +108,6 @@ class ResidentModels:
     def close(self) -> None:
         self._client.close()
         self._tier.close()
-
-
-def _spills() -> bool:
-    return float(os.environ.get(DISK_MB) or 0) > 0
 
 
 def resident_models(worker: str, device: str) -> ResidentModels | None:

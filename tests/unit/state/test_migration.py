@@ -47,12 +47,14 @@ def test_a_state_arrives_whole_and_is_found_by_whoever_goes_on_with_it(
 ) -> None:
     manager, _, _, sums = here
     other, tier = node(tmp_path / "there", 64 * KB)
-    server = MigrationServer(other, "secret")
-    assert migrate(manager, "job", server.address, "secret") == 32 * KB
-    assert tiers_of(manager) == tiers_of(other) == {"job": Tier.HOST}
+    server = MigrationServer(other, {"secret": "job"})
+    sent = migrate(manager, "job", server.address, "secret", arrives_as="job@1")
+    assert sent == 32 * KB
+    assert tiers_of(manager) == {"job": Tier.HOST}
+    assert tiers_of(other) == {"job@1": Tier.HOST}
     body = PlainBody.of(PARTS)
-    assert tier.add("job", PARTS, body) is False
-    with tier.use("job", timeout_s=30.0):
+    assert tier.add("job@1", PARTS, body) is False
+    with tier.use("job@1", timeout_s=30.0):
         assert [summed(tensor) for tensor in body.tensors.values()] == sums
         assert body.steps == 1
     server.close()
@@ -66,9 +68,9 @@ def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
     manager = here[0]
     other, tier = node(tmp_path / "there", 64 * KB)
     shown = Certificate.load_or_create(tmp_path)
-    server = MigrationServer(other, "secret", context=shown.context())
+    server = MigrationServer(other, {"secret": "job"}, context=shown.context())
     with pytest.raises(UnavailableError, match=r"certificate.*still here"):
-        migrate(manager, "job", server.address, "secret", pin="0" * 64)
+        migrate(manager, "job", server.address, "secret", arrives_as="job@1", pin="0" * 64)
     assert tiers_of(other) == {}
     migrate(manager, "job", server.address, "secret", arrives_as="job@1", pin=shown.pin)
     assert tiers_of(other) == {"job@1": Tier.HOST}
@@ -78,9 +80,9 @@ def test_an_encrypted_state_goes_only_to_the_certificate_that_was_named(
 
 
 def test_a_base_that_the_other_node_has_does_not_travel(tmp_path: Path) -> None:
-    def adapter(name: str) -> list[StoredPart]:
+    def adapter(name: str, deployment: str = "") -> list[StoredPart]:
         return [
-            part(name, "a", KB, model=name),
+            part(name, "a", KB, model=deployment or name),
             part("", "base", 4 * KB, "frozen", PartRole.FROZEN, model="base"),
         ]
 
@@ -93,12 +95,13 @@ def test_a_base_that_the_other_node_has_does_not_travel(tmp_path: Path) -> None:
             own, base = body.tensors.values()
             own.fill_(float(ord(name)))
             expected = base.clone()
-    server = MigrationServer(other, "secret")
+    server = MigrationServer(other, {name: name for name in "xy"})
     for name in "xy":
-        assert migrate(manager, name, server.address, "secret") == 4 * KB
-        body = PlainBody.of(adapter(name))
-        there.add(name, adapter(name), body)
-        with there.use(name, timeout_s=30.0):
+        moved = f"{name}@1"
+        assert migrate(manager, name, server.address, name, arrives_as=moved) == 4 * KB
+        body = PlainBody.of(adapter(name, moved))
+        there.add(moved, adapter(name, moved), body)
+        with there.use(moved, timeout_s=30.0):
             own, base = body.tensors.values()
             assert set(own.tolist()) == {float(ord(name))} and torch.equal(base, expected)
     server.close()
@@ -113,15 +116,15 @@ def test_a_node_without_room_or_that_is_not_there_leaves_the_state_where_it_is(
 ) -> None:
     manager, tier, body, _ = here
     other, small = node(tmp_path / "there", 8 * KB)
-    server = MigrationServer(other, "secret")
+    server = MigrationServer(other, {"secret": "job"})
     with pytest.raises(RefusedError, match=r"host memory.*still here"):
-        migrate(manager, "job", server.address, "secret")
+        migrate(manager, "job", server.address, "secret", arrives_as="job@1")
     with pytest.raises(RefusedError, match="secret"):
-        migrate(manager, "job", server.address, "guess")
+        migrate(manager, "job", server.address, "guess", arrives_as="job@1")
     assert tiers_of(other) == {}
     server.close()
     with pytest.raises(UnavailableError, match="still here"):
-        migrate(manager, "job", ("127.0.0.1", 9), "secret")
+        migrate(manager, "job", ("127.0.0.1", 9), "secret", arrives_as="job@1")
     with tier.use("job", timeout_s=30.0):
         assert body.wrong == []
     small.close()

@@ -260,10 +260,10 @@ class CoservingExecutor:
     def _serve(self, now_s: float, *, decode: bool = True) -> CoservingStep:
         load = self.service.load()
         decoding, context = (load.decoding, load.context) if decode else (0, 0)
-        before = self.service.gauges()["tokens_computed"]
+        before = self.service.tokens_computed
         output = self.service.step(decode=decode)
         ended_s = self._clock()
-        rows = int(self.service.gauges()["tokens_computed"] - before)
+        rows = self.service.tokens_computed - before
         if rows:
             prompt = max(rows - decoding, 0)
             computed = load.prompts[0].computed if load.prompts else 0
@@ -282,10 +282,10 @@ class CoservingExecutor:
 
     def _roll_out(self, rollout: Engine, grant: RolloutGrant, state: RolloutState) -> CoservingStep:
         began_s = self._clock()
-        before = rollout.gauges()["tokens_computed"]
+        before = rollout.tokens_computed
         output = rollout.step(grant.prompt_tokens)
         ended_s = self._clock()
-        rows = int(rollout.gauges()["tokens_computed"] - before)
+        rows = rollout.tokens_computed - before
         if rows:
             prompt = max(rows - state.decoding, 0)
             work = step_work(rows - prompt, state.context, prompt, state.prompt_context)

@@ -67,11 +67,11 @@ def _run(
     empty = 0
     while engine.busy:
         load = engine.load()
-        before = engine.gauges()["tokens_computed"]
+        before = engine.tokens_computed
         began_s = time.perf_counter()
         output = engine.step()
         took_s = time.perf_counter() - began_s
-        rows = int(engine.gauges()["tokens_computed"] - before)
+        rows = engine.tokens_computed - before
         empty = 0 if rows or output.finished else empty + 1
         if empty > _EMPTY_STEPS:
             _abort_measurement(engine)

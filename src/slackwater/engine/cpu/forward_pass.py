@@ -201,7 +201,8 @@ class CpuForwardPass:
             site.weight.write(start, values, writer)
         else:
             assert site.bias is not None
-            if self._parallel is not None and self._parallel.rank and _is_row_parallel(layer):
+            row_parallel = layer.endswith(("o_proj", "down_proj"))
+            if row_parallel and self._parallel is not None and self._parallel.rank:
                 values = torch.zeros_like(values)  # rank 0 alone adds the bias to the sum
             writer.add_copy(values, torch.from_numpy(site.bias[start : start + len(values)]))
 
@@ -213,10 +214,6 @@ class CpuForwardPass:
                 self._buffers.clear()
             found = self._buffers[rows] = _Buffers(self._config, rows)
         return found
-
-
-def _is_row_parallel(layer: str) -> bool:
-    return layer.endswith(("o_proj", "down_proj"))
 
 
 def _norm(norm: RmsNorm | None) -> Floats:
